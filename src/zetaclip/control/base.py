@@ -1,0 +1,111 @@
+"""What a controller is: a released signal in, the next clipping norm out.
+
+A controller is a pair of pure functions over a plain, frozen state. The engine owns the state, reads
+``state.clip`` once per logical batch, saves it, and replays it; the controller owns nothing that moves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Released:
+    """All that one private pass let out: safe to read, because it stands in the ledger.
+
+    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling; ``extras``
+    holds, per name, the noisy sum of a clip rule's extra columns divided by the declared batch size.
+    """
+
+    step: int
+    phase: int
+    clip: float
+    sensitivity: float
+    noise_std: float
+    gradient: Tensor
+    extras: dict[str, Tensor]
+
+
+class Probe(Protocol):
+    """Reads weights that DP training has already released."""
+
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
+        """Chooses what to read, once, at ``make_private``; raises for tensors that training does not update."""
+
+    def read(self, module: nn.Module, step: int) -> Any | None:
+        """A reading after ``step`` updates, or None to hold C."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """``init() -> state`` and ``update(reading, state) -> state``; ``state.clip`` is the next C.
+
+    The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of them), so
+    it can be saved, replayed and compared. ``probe`` says what the controller reads: a ``Probe`` reads the
+    weights, ``None`` means that each pass's ``Released`` is the reading. Nothing else is ever handed over.
+    ``entry(state)`` is the line that ``optimizer.clip_history`` gets after an update, or None.
+    """
+
+    probe: Probe | None
+
+    def init(self) -> Any: ...
+
+    def update(self, reading: Any, state: Any) -> Any: ...
+
+    def entry(self, state: Any) -> tuple[Any, ...] | None: ...
+
+
+@dataclass(frozen=True)
+class ClipState:
+    """The least a controller can remember."""
+
+    clip: float
+
+
+class _Never:
+    """A probe that reads nothing, so that C is held."""
+
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
+        pass
+
+    def read(self, module: nn.Module, step: int) -> None:
+        return None
+
+
+def check_clip(value: float) -> float:
+    """``value`` as a float, refused unless it is a positive finite number."""
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"the clipping norm must be a number, not {type(value).__name__}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"the clipping norm must be positive and finite, not {value}; for no effective clipping use a large "
+            "number such as 1e6 (the noise grows with it)"
+        )
+    return float(value)
+
+
+class Constant:
+    """The same C at every step: ordinary DP-SGD."""
+
+    def __init__(self, clip: float) -> None:
+        self.clip = check_clip(clip)
+        self.probe: Probe | None = _Never()
+
+    def init(self) -> ClipState:
+        return ClipState(self.clip)
+
+    def update(self, reading: Any, state: ClipState) -> ClipState:
+        return state
+
+    def entry(self, state: ClipState) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"Constant({self.clip:g})"

@@ -1,0 +1,1 @@
+"""Weights -> ζ. Knows nothing of privacy."""
