@@ -1,0 +1,23 @@
+"""Per-example norms and clipped sums out of one backward pass.
+
+Nothing outside ``zetaclip.mechanism`` may ask a ``Chunk`` for what it holds.
+"""
+
+from .attach import Refusal, make_shadows
+from .capture import CaptureError, Recorder, Shadow, is_private
+from .reduce import Chunk, Layout
+from .rules import LAYER_RULES, LayerRule, layer_rule
+
+__all__ = [
+    "LAYER_RULES",
+    "CaptureError",
+    "Chunk",
+    "LayerRule",
+    "Layout",
+    "Recorder",
+    "Refusal",
+    "Shadow",
+    "is_private",
+    "layer_rule",
+    "make_shadows",
+]

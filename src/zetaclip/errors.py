@@ -1,0 +1,15 @@
+"""The errors that say something about privacy, so that a caller can tell them from ordinary ones."""
+
+from __future__ import annotations
+
+
+class NoGuarantee(RuntimeError):
+    """An ε was asked for, but the run was configured so that no differential privacy is claimed."""
+
+
+class AccountingError(RuntimeError):
+    """An accountant can't give a number that can be trusted; the message says which other one can."""
+
+
+class LedgerError(ValueError):
+    """A ledger or journal contradicts itself, is cut off, or was edited."""

@@ -1,0 +1,71 @@
+"""Which layer of a module takes which path, and the shadows that put it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
+from .capture import Recorder, Shadow
+from .fallback import LOOP, VMAP, recurrent_refusal, run_per_example
+from .rules import find_rule, refusal
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A part of the module that can't be trained privately, and what to do about it."""
+
+    name: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the module'} ({self.kind}): {self.reason}"
+
+
+def make_shadows(
+    module: nn.Module, trained: set[nn.Parameter], recorder: Recorder
+) -> tuple[list[Shadow], list[Refusal]]:
+    """A shadow for every part that holds trained parameters; not attached yet.
+
+    A part with a layer rule, or with parameters of its own and no rule, is one unit: nothing inside it is
+    looked at again. Everything else is only a container.
+    """
+    shadows: list[Shadow] = []
+    refusals: list[Refusal] = []
+    seen: set[nn.Module] = set()
+
+    def visit(part: nn.Module, name: str) -> None:
+        if part in seen:
+            return
+        seen.add(part)
+        here = {n: p for n, p in part.named_parameters() if p in trained}
+        if not here:
+            return
+        reason = refusal(part) or recurrent_refusal(part)
+        if reason is not None:
+            refusals.append(Refusal(name, type(part).__name__, reason))
+            return
+        rule = find_rule(part)
+        if rule is not None:
+            shadows.append(Shadow(part, name, rule.path, rule.run, here, recorder))
+        elif any(p in trained for p in part._parameters.values() if p is not None):
+            refusals.extend(_refused_inside(part, name))
+            path = LOOP if isinstance(part, nn.RNNBase) else VMAP
+            shadows.append(Shadow(part, name, path, run_per_example, here, recorder))
+        else:
+            for child_name, child in part.named_children():
+                visit(child, f"{name}.{child_name}" if name else child_name)
+
+    visit(module, "")
+    return shadows, refusals
+
+
+def _refused_inside(part: nn.Module, name: str) -> Iterator[Refusal]:
+    for inner_name, inner in part.named_modules():
+        if inner is not part:
+            reason = refusal(inner) or recurrent_refusal(inner)
+            if reason is not None:
+                yield Refusal(f"{name}.{inner_name}" if name else inner_name, type(inner).__name__, reason)

@@ -1,0 +1,219 @@
+"""Remembers what the layers of a module saw, so that one backward pass tells every example's gradient.
+
+A layer's ``forward`` is shadowed on the instance, never on the class, and only acts while a private batch is
+out and gradients are enabled; at any other time the module runs as if we were not there. The shadow runs the
+layer's own forward with its parameters detached, so autograd computes no summed weight gradient, and passes
+the output through ``_Record``, an identity that notes the layer's input and, in backward, its output
+gradient. Copies and pickles of the module carry the plain forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .contributions import Contribution, widen
+
+
+class CaptureError(RuntimeError):
+    """The module was used in a way whose per-example gradients can't be told."""
+
+
+# What a layer's backward hands over: the name of a parameter of that layer, and the contribution.
+Contributions = dict[str, Contribution]
+
+
+class Recorder:
+    """Where the layers of one module leave their contributions while a batch is out.
+
+    **Guarantee.** Per-example quantities are held here and in the graph only; ``take`` hands them to the
+    mechanism and forgets them. ``torch.autograd.grad`` and ``backward(inputs=...)`` leave nothing here, just as
+    they would leave nothing in ``.grad``.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0  # records handed out; 0 when no batch is out
+        self.forwards: dict[nn.Parameter, int] = {}
+        self.received: dict[nn.Parameter, list[Contribution]] = {}
+        self.trained: set[nn.Parameter] = set()
+        # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
+        # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+
+    @property
+    def active(self) -> bool:
+        return self.rows > 0 and torch.is_grad_enabled()
+
+    def open(self, rows: int) -> None:
+        self.rows = rows
+        self.clear()
+
+    def close(self) -> None:
+        self.rows = 0
+        self.clear()
+
+    def clear(self) -> None:
+        self.forwards = {}
+        self.received = {}
+
+    def take(self) -> dict[nn.Parameter, list[Contribution]]:
+        received = self.received
+        self.clear()
+        return received
+
+    def count(self, parameter: nn.Parameter) -> None:
+        self.forwards[parameter] = self.forwards.get(parameter, 0) + 1
+
+    def wants(self) -> bool:
+        """Whether the backward that is running now would fill ``.grad`` fields."""
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                "backward(create_graph=True) while a private batch is out: gradients of gradients have no "
+                "per-example form here; drop create_graph, or compute the penalty without the private module"
+            )
+        # Nothing is out (for example a graph of the last batch that is run backward again): nothing to keep.
+        return self.rows > 0 and torch._C._will_engine_execute_node(self._anchor_node)
+
+    def receive(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        self.received.setdefault(parameter, []).append(contribution)
+
+    def check_rows(self, tensor: Tensor, where: str) -> None:
+        """Refuses a tensor whose first dimension is not the records that were handed out."""
+        if tensor.dim() == 0 or tensor.shape[0] != self.rows:
+            raise CaptureError(
+                f"{where} got a tensor of shape {tuple(tensor.shape)}, but {self.rows} records are out and one record "
+                "must be one row of the first dimension. If rows were merged (as in view(batch * time, ...)), keep the "
+                "batch dimension in front; if one row is shared by all records (a position table, say), expand it to "
+                "one row per record before the layer. To evaluate on other data while a batch is out, use torch.no_grad()."
+            )
+
+
+class _Record(torch.autograd.Function):
+    """Identity on a layer's output that keeps the layer's input until backward brings the output gradient.
+
+    The output is marked as modified in place rather than returned as a view, because a view made in a custom
+    function could not be followed by an in-place activation.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(*saved)
+        ctx.shadow, ctx.handler = shadow, backward
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        if ctx.shadow.recorder.wants():
+            with exact(g.device):
+                ctx.shadow.hand_over(ctx.handler(ctx.shadow, widen(g), *(widen(t.detach()) for t in ctx.saved_tensors)))
+        return g, None, None, None, *(None for _ in ctx.saved_tensors)
+
+
+@contextmanager
+def _no_autocast(device_type: str) -> Iterator[None]:
+    with torch.autocast(device_type, enabled=False):
+        yield
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+
+
+def exact(device: torch.device) -> Any:
+    """No autocast inside: norms and sums are never taken in half precision, whatever the user's context."""
+    return _no_autocast(device.type) if torch.is_autocast_enabled(device.type) else _NOTHING
+
+
+class Shadow:
+    """Stands in for one module's ``forward``.
+
+    ``run(shadow, *args, **kwargs)`` is the private forward; ``parameters`` are the trained ones it answers for, by
+    the names that its contributions use.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        path: str,
+        run: Callable[..., Any],
+        parameters: dict[str, nn.Parameter],
+        recorder: Recorder,
+    ) -> None:
+        self.module = module
+        self.name = name or "the module"
+        self.path = path
+        self.run = run
+        self.parameters = parameters
+        self.recorder = recorder
+        self.shadowed = module.__dict__.get("forward")
+        self.inner: Callable[..., Any] = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.recorder.active:
+            return self.inner(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            raise CaptureError(
+                "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
+                "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
+            )
+        for parameter in self.parameters.values():
+            self.recorder.count(parameter)
+        return self.run(self, *args, **kwargs)
+
+    def hand_over(self, contributions: Contributions) -> None:
+        for name, contribution in contributions.items():
+            self.recorder.receive(self.parameters[name], contribution)
+
+    def detached_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's own forward, with its own parameters detached."""
+        own = self.module.__dict__["_parameters"]
+        self.module.__dict__["_parameters"] = {k: None if p is None else p.detach() for k, p in own.items()}
+        try:
+            return self.inner(*args, **kwargs)
+        finally:
+            self.module.__dict__["_parameters"] = own
+
+    def record(self, y: Tensor, backward: Callable[..., Contributions], *saved: Tensor) -> Tensor:
+        """``y``, noted: backward calls ``backward(shadow, g, *saved)`` and hands its contributions over."""
+        if y._is_view():
+            y = y.clone()
+        anchor = self.recorder.anchor
+        recorded: Tensor = _Record.apply(y, anchor, self, backward, *saved)  # type: ignore[no-untyped-call]
+        return recorded
+
+    def attach(self) -> None:
+        self.module.forward = self
+
+    def detach(self) -> None:
+        if self.shadowed is None:
+            self.module.__dict__.pop("forward", None)
+        else:
+            self.module.forward = self.shadowed
+
+    # A copy or a pickle of the module is the plain module: it must not report to this engine, and must load
+    # where zetaclip is not installed.
+    def __deepcopy__(self, memo: dict) -> Any:
+        return copy.deepcopy(self.inner, memo)
+
+    def __reduce__(self) -> tuple:
+        return getattr, (self.module, "forward")
+
+
+def is_private(module: nn.Module) -> bool:
+    """Whether a layer of ``module`` reports to an engine already."""
+    return any(isinstance(part.__dict__.get("forward"), Shadow) for part in module.modules())

@@ -1,0 +1,297 @@
+"""What each example adds to one parameter's gradient, in the cheapest form that still tells its norm.
+
+Autograd only ever sums over examples. A contribution holds enough of one layer's backward pass to answer
+two questions without that sum: how long is each example's gradient (``norms2``), and what is the sum once
+every example has been scaled by its own factor (``add_to``). Only ``Dense`` really holds the per-example
+gradients; the others hold a layer's input and output gradient, which is usually far less.
+
+All arithmetic is done in the dtype of the held tensors: float32, or float64 for float64 models. Half
+precision is widened before it gets here (``widen``). A squared norm that can't be trusted, because it
+overflowed or because cancellation ate its digits, is returned as NaN: the caller then works that example
+out again in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# A float that passes through memory (written, read for the norm, read for the sum) costs about as much as
+# this many multiply-adds of a matrix product; `bench/kernels.py` measures it. It only decides speed.
+MEMORY_COST = 40
+# Below this share of the largest value that the Gram form could have had, its float32 digits are gone.
+CANCELLATION = 1e-4
+
+
+class Contribution(Protocol):
+    """Per-example gradients of one parameter, or of a block of its rows (``block``), in some form."""
+
+    block: slice | None
+
+    def norms2(self) -> Tensor:
+        """Squared norm for each example; NaN where it can't be trusted."""
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        """``out (+)= Σ_i factors[i] * gradient_i``; ``out`` is shaped like the parameter or its block."""
+
+    def dense(self) -> Tensor:
+        """The gradients themselves, shaped (examples, *parameter or block)."""
+
+    def take(self, rows: Tensor) -> Contribution:
+        """The same for these examples only, as a copy."""
+
+    def blank(self, rows: Tensor) -> Contribution:
+        """The same with the gradients of these examples replaced by zero."""
+
+    def double(self) -> Contribution:
+        """The same in float64."""
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Half precision to float32; anything wider as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared norm of each row; ``vector_norm`` is much faster here than a sum of squares."""
+    if rows.dim() > 2:
+        rows = rows.flatten(1)
+    return torch.linalg.vector_norm(rows, dim=1).square_()
+
+
+def _blanked(tensor: Tensor, rows: Tensor) -> Tensor:
+    return tensor.index_fill(0, rows, 0)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The gradients themselves: ``stored`` is (examples, anything), ``unpack`` gives it the parameter's shape.
+
+    A kernel may store them in the order in which it makes them; the norm does not care, and the sum over
+    examples is put in order once instead of once per example.
+    """
+
+    stored: Tensor
+    shape: torch.Size
+    unpack: Callable[[Tensor], Tensor] | None = None
+    block: slice | None = None
+    known: Tensor | None = None  # squared norms, where somebody has worked them out already
+
+    def norms2(self) -> Tensor:
+        return squared_norms(self.stored) if self.known is None else self.known
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        flat = self.stored.flatten(1)
+        if self.unpack is None and out.is_contiguous():
+            target = out.view(-1)
+            torch.addmv(target, flat.t(), factors, beta=int(accumulate), out=target)
+            return
+        total = self._ordered(torch.mv(flat.t(), factors).view(1, *self.stored.shape[1:]))[0]
+        if accumulate:
+            out.add_(total)
+        else:
+            out.copy_(total)
+
+    def _ordered(self, stored: Tensor) -> Tensor:
+        if self.unpack is not None:
+            stored = self.unpack(stored)
+        return stored.reshape(len(stored), *self.shape)
+
+    def dense(self) -> Tensor:
+        return self._ordered(self.stored)
+
+    def take(self, rows: Tensor) -> Dense:
+        return replace(self, stored=self.stored[rows], known=None)
+
+    def blank(self, rows: Tensor) -> Dense:
+        return replace(self, stored=_blanked(self.stored, rows), known=None)
+
+    def double(self) -> Dense:
+        return replace(self, stored=self.stored.double(), known=None)
+
+
+def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether norms by T x T Gram matrices cost less than moving the gradients through memory once."""
+    return positions * positions * (inputs + outputs) <= MEMORY_COST * inputs * outputs
+
+
+def gram_norms2(x: Tensor, g: Tensor) -> Tensor:
+    """Squared norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices.
+
+    **Edge cases.** The double sum may cancel. Where less than ``CANCELLATION`` of the largest possible value
+    is left, float32 has no digits to vouch for, and the answer is NaN.
+    """
+    gram_x = torch.bmm(x, x.transpose(1, 2))
+    gram_g = torch.bmm(g, g.transpose(1, 2))
+    # The largest value possible: all terms aligned.
+    lengths = (gram_x.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0).sqrt_()
+    largest = lengths.sum(1).square_()
+    norms2 = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1))
+    if x.dtype == torch.float64:
+        return norms2.clamp_min_(0)
+    # Written so that an overflow (inf or nan) is flagged as well.
+    trusted = norms2 >= CANCELLATION * largest
+    return norms2.masked_fill_(~trusted, torch.nan)
+
+
+@dataclass(frozen=True)
+class Single:
+    """A matrix that multiplied one vector per example: gradient_i = g_i x_iᵀ, for x (B, I) and g (B, O).
+
+    Its norm is a product of two norms; no gradient is ever made. ``known`` holds the squared norms of g.
+    """
+
+    x: Tensor
+    g: Tensor
+    block: slice | None = None
+    known: Tensor | None = None
+
+    def norms2(self) -> Tensor:
+        return squared_norms(self.x).mul_(squared_norms(self.g) if self.known is None else self.known)
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        scaled = self.g * factors.unsqueeze(1)
+        torch.addmm(out, scaled.t(), self.x, beta=int(accumulate), out=out)
+
+    def dense(self) -> Tensor:
+        return self.g.unsqueeze(2) * self.x.unsqueeze(1)
+
+    def take(self, rows: Tensor) -> Single:
+        return Single(self.x[rows], self.g[rows], self.block)
+
+    def blank(self, rows: Tensor) -> Single:
+        return Single(_blanked(self.x, rows), _blanked(self.g, rows), self.block)
+
+    def double(self) -> Single:
+        return Single(self.x.double(), self.g.double(), self.block)
+
+    def as_sequence(self) -> Outer:
+        return Outer(self.x.unsqueeze(1), self.g.unsqueeze(1), self.block)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A matrix that multiplied a sequence: gradient_i = Σ_t g[i,t] x[i,t]ᵀ, for x (B, T, I) and g (B, T, O)."""
+
+    x: Tensor
+    g: Tensor
+    block: slice | None = None
+
+    def norms2(self) -> Tensor:
+        inputs, outputs = self.x.shape[2], self.g.shape[2]
+        if gram_is_cheaper(self.x.shape[1], inputs, outputs):
+            return gram_norms2(self.x, self.g)
+        # Long sequences: the gradients are smaller than the Gram matrices, so make them, a few at a time.
+        some = max(1, (1 << 22) // (inputs * outputs))
+        pieces = [
+            squared_norms(torch.bmm(g.transpose(1, 2), x))
+            for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
+        ]
+        return torch.cat(pieces)
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        scaled = self.g * factors.view(-1, 1, 1)
+        torch.addmm(out, scaled.flatten(0, 1).t(), self.x.flatten(0, 1), beta=int(accumulate), out=out)
+
+    def dense(self) -> Tensor:
+        return torch.bmm(self.g.transpose(1, 2), self.x)
+
+    def take(self, rows: Tensor) -> Outer:
+        return replace(self, x=self.x[rows], g=self.g[rows])
+
+    def blank(self, rows: Tensor) -> Outer:
+        return replace(self, x=_blanked(self.x, rows), g=_blanked(self.g, rows))
+
+    def double(self) -> Outer:
+        return replace(self, x=self.x.double(), g=self.g.double())
+
+    def as_sequence(self) -> Outer:
+        return self
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A table that was indexed: gradient_i[v] = Σ_{t: ids[i,t] = v} g[i,t]; ids (B, T), g (B, T, D)."""
+
+    ids: Tensor
+    g: Tensor
+    shape: torch.Size
+    block: slice | None = None
+
+    def norms2(self) -> Tensor:
+        if self.ids.shape[1] == 1:
+            return squared_norms(self.g)
+        same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
+        gram = torch.bmm(self.g, self.g.transpose(1, 2))
+        norms2 = torch.linalg.vecdot(same.flatten(1), gram.flatten(1))
+        if self.g.dtype == torch.float64:
+            return norms2.clamp_min_(0)
+        largest = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
+        return norms2.masked_fill_(~(norms2 >= CANCELLATION * largest), torch.nan)
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        if not accumulate:
+            out.zero_()
+        scaled = self.g * factors.view(-1, 1, 1)
+        out.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
+
+    def dense(self) -> Tensor:
+        examples, positions = self.ids.shape
+        out = self.g.new_zeros(examples, *self.shape)
+        row = torch.arange(examples, device=self.ids.device).unsqueeze(1).expand(-1, positions)
+        return out.index_put_((row.flatten(), self.ids.flatten()), self.g.flatten(0, 1), accumulate=True)
+
+    def take(self, rows: Tensor) -> Lookup:
+        return replace(self, ids=self.ids[rows], g=self.g[rows])
+
+    def blank(self, rows: Tensor) -> Lookup:
+        return replace(self, g=_blanked(self.g, rows))
+
+    def double(self) -> Lookup:
+        return replace(self, g=self.g.double())
+
+
+def combine(parts: list[Contribution]) -> list[Contribution]:
+    """One contribution per block of a parameter that was used several times (or tied).
+
+    The contributions of one parameter are added per example before any norm is taken: adding norms instead
+    would be wrong. Matrix uses are joined along their positions, which adds them for free; other mixtures
+    are made dense. The blocks that come back are disjoint, so their squared norms add up.
+    """
+    if len(parts) == 1:
+        return parts
+    if all(part.block is not None for part in parts):
+        blocks: dict[tuple[int, int], list[Contribution]] = {}
+        for part in parts:
+            assert part.block is not None
+            blocks.setdefault((part.block.start, part.block.stop), []).append(part)
+        spans = sorted(blocks)
+        if all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False)):
+            return [_join(group) for group in blocks.values()]
+        raise RuntimeError("overlapping blocks of one parameter; a layer rule must use the same blocks every time")
+    if any(part.block is not None for part in parts):
+        raise RuntimeError("one parameter came back both whole and in blocks; make every use of it the same")
+    return [_join(parts)]
+
+
+def _join(parts: list[Contribution]) -> Contribution:
+    if len(parts) == 1:
+        return parts[0]
+    matrices = [part.as_sequence() for part in parts if isinstance(part, (Single, Outer))]
+    if len(matrices) == len(parts):
+        x = torch.cat([part.x for part in matrices], dim=1)
+        g = torch.cat([part.g for part in matrices], dim=1)
+        return Outer(x, g, parts[0].block)
+    lookups = [part for part in parts if isinstance(part, Lookup)]
+    if len(lookups) == len(parts):
+        ids = torch.cat([part.ids for part in lookups], dim=1)
+        g = torch.cat([part.g for part in lookups], dim=1)
+        return Lookup(ids, g, lookups[0].shape, lookups[0].block)
+    total = parts[0].dense()
+    for part in parts[1:]:
+        total = total + part.dense()
+    return Dense(total, total.shape[1:], None, parts[0].block)

@@ -1,0 +1,237 @@
+"""Per-example weight gradients of a convolution, by the cheapest of three kernels.
+
+- *folded*: one grouped ``convolution_backward`` with the batch folded into groups. Best for few channels,
+  and the only one for grouped, depthwise and 3d convolutions.
+- *shifted*: the image is unfolded along its width only; every kernel row is then a plain strided window of
+  that buffer, so a batched matrix product reads it without another copy. Worked through in pieces that fit
+  the cache. Best for many channels.
+- *Gram*: for late layers with few positions and large weights the gradients are never made; see
+  ``ConvGram``.
+
+The choice depends on shapes alone, never on a timing, so that a replayed run rounds the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contributions import Contribution, Dense, gram_is_cheaper, gram_norms2
+
+# From this many weights per kernel position on, matrix products beat the grouped convolution.
+SHIFTED_FROM = 2048
+# Floats in one piece of the unfolded image: small enough to stay in the cache between its two uses.
+PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution with zero padding, the same on both sides (other paddings are applied to x before)."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contribution:
+    """The weight's contribution, for input x (B, C, *space) and output gradient g (B, O, *space)."""
+    inputs, outputs = x.shape[1], g.shape[1]
+    area = _product(geometry.kernel)
+    if (
+        geometry.groups == 1
+        and len(geometry.kernel) <= 2
+        and gram_is_cheaper(_product(g.shape[2:]), inputs * area, outputs)
+    ):
+        return ConvGram(x, g, geometry)
+    shape = torch.Size((outputs, inputs // geometry.groups, *geometry.kernel))
+    if geometry.groups == 1 and len(geometry.kernel) <= 2 and inputs * outputs >= SHIFTED_FROM:
+        return _shifted(x, g, geometry, shape)
+    return Dense(_folded(x, g, geometry, shape), shape)
+
+
+def _folded(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
+    """Each example becomes a group of its own: the "summed" weight gradient then sums over one example."""
+    batch = len(x)
+    # The kernel is asked for its own shape only; its values don't enter the weight gradient.
+    weight = x.new_empty(1).expand(batch * shape[0], *shape[1:])
+    folded: Tensor = torch.ops.aten.convolution_backward(
+        g.reshape(1, -1, *g.shape[2:]),
+        x.reshape(1, -1, *x.shape[2:]),
+        weight,
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        [0] * len(geometry.kernel),
+        batch * geometry.groups,
+        (False, True, False),
+    )[1]
+    return folded.view(batch, -1)
+
+
+def _summed(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
+    """The ordinary weight gradient."""
+    total: Tensor = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        x.new_empty(1).expand(shape),
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        [0] * len(geometry.kernel),
+        geometry.groups,
+        (False, True, False),
+    )[1]
+    return total
+
+
+def _shifted(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Dense:
+    """Stored as (B, kernel rows, O, C, kernel columns)."""
+    outputs, inputs = shape[0], shape[1]
+    stored = x.new_empty(len(x), *_as_2d(geometry.kernel)[:1], outputs, inputs * geometry.kernel[-1])
+    for rows, columns, height, flat_g in _unfolded_pieces(x, g, geometry):
+        for i, start in enumerate(height):
+            window = columns(i, start)
+            target = stored[rows, i]
+            torch.baddbmm(target, flat_g, window.transpose(1, 2), beta=0, out=target)
+
+    def unpack(values: Tensor) -> Tensor:
+        ordered = values.view(len(values), -1, outputs, inputs, geometry.kernel[-1]).permute(0, 2, 3, 1, 4)
+        return ordered.reshape(len(values), *shape)
+
+    return Dense(stored, shape, unpack)
+
+
+def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple]:
+    """Pieces of the batch, unfolded along the width: buffer[b, (c, j), phase, row, column].
+
+    Rows are sorted by their phase modulo the stride, so that the rows which one kernel row meets lie side by
+    side and (row, column) is one contiguous axis: exactly what a matrix product can read in place.
+    """
+    if x.dim() == 3:
+        x, g = x.unsqueeze(2), g.unsqueeze(2)
+    batch, channels, height, width = x.shape
+    out_height, out_width = g.shape[2:]
+    kernel, stride = _as_2d(geometry.kernel), _as_2d(geometry.stride)
+    dilation = _as_2d(geometry.dilation)
+    padding = geometry.padding if len(geometry.padding) == 2 else (0, *geometry.padding)
+    # Each phase gets as many rows as the last window over it needs.
+    rows_per_phase = (dilation[0] * (kernel[0] - 1)) // stride[0] + out_height
+    size = channels * kernel[1] * stride[0] * rows_per_phase * out_width
+    some = max(1, min(batch, PIECE // max(1, size)))
+    buffer = x.new_zeros(some, channels, kernel[1], stride[0], rows_per_phase, out_width)
+
+    copies = []  # (column of the kernel, phase, target rows, target columns, source rows, source columns)
+    for j in range(kernel[1]):
+        low, high = _inside(j * dilation[1] - padding[1], stride[1], width, out_width)
+        first = low * stride[1] + j * dilation[1] - padding[1]
+        for phase in range(stride[0]):
+            top, bottom = _inside(phase - padding[0], stride[0], height, rows_per_phase)
+            if low < high and top < bottom:
+                source_top = top * stride[0] + phase - padding[0]
+                copies.append(
+                    (
+                        j,
+                        phase,
+                        slice(top, bottom),
+                        slice(low, high),
+                        slice(source_top, source_top + (bottom - top - 1) * stride[0] + 1, stride[0]),
+                        slice(first, first + (high - low - 1) * stride[1] + 1, stride[1]),
+                    )
+                )
+    starts = [i * dilation[0] for i in range(kernel[0])]
+    flat_g = g.reshape(batch, g.shape[1], out_height * out_width)
+    for begin in range(0, batch, some):
+        count = min(some, batch - begin)
+        rows = slice(begin, begin + count)
+        piece = x[rows]
+        for j, phase, to_rows, to_columns, from_rows, from_columns in copies:
+            buffer[:count, :, j, phase, to_rows, to_columns].copy_(piece[:, :, from_rows, from_columns])
+
+        def window(i: int, start: int, count: int = count) -> Tensor:
+            phase, row = start % stride[0], start // stride[0]
+            rows_of_phase = buffer[:count, :, :, phase, row : row + out_height]
+            # (c, j) is one axis of even stride and (row, column) is contiguous: no copy is made here.
+            return rows_of_phase.flatten(3).flatten(1, 2)
+
+        yield rows, window, starts, flat_g[rows]
+
+
+def _inside(offset: int, stride: int, size: int, count: int) -> tuple[int, int]:
+    """The range of k in [0, count) for which 0 <= offset + k * stride < size."""
+    low = max(0, -(offset // stride)) if offset < 0 else 0
+    high = min(count, (size - 1 - offset) // stride + 1) if size > offset else 0
+    return low, max(low, high)
+
+
+def _as_2d(values: tuple[int, ...]) -> tuple[int, int]:
+    return (values[0], values[1]) if len(values) == 2 else (1, values[0])
+
+
+def _product(values: tuple[int, ...] | torch.Size) -> int:
+    total = 1
+    for value in values:
+        total *= int(value)
+    return total
+
+
+@dataclass(frozen=True)
+class ConvGram:
+    """Input and output gradient of a late convolution: few positions, large weights.
+
+    Norms come from Gram matrices over the positions, the sum from one ordinary weight gradient.
+    """
+
+    x: Tensor
+    g: Tensor
+    geometry: Geometry
+    block: slice | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.g.shape[1], self.x.shape[1], *self.geometry.kernel))
+
+    def _unfolded(self) -> Tensor:
+        """(B, positions, C * area)."""
+        x = self.x if self.x.dim() == 4 else self.x.unsqueeze(2)
+        padding = self.geometry.padding if self.x.dim() == 4 else (0, *self.geometry.padding)
+        columns = F.unfold(
+            x,
+            _as_2d(self.geometry.kernel),
+            dilation=_as_2d(self.geometry.dilation),
+            padding=padding,
+            stride=_as_2d(self.geometry.stride),
+        )
+        return columns.transpose(1, 2)
+
+    def norms2(self) -> Tensor:
+        return gram_norms2(self._unfolded(), self.g.flatten(2).transpose(1, 2))
+
+    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+        scaled = self.g * factors.view(-1, *([1] * (self.g.dim() - 1)))
+        total = _summed(self.x, scaled, self.geometry, self.shape)
+        if accumulate:
+            out.add_(total)
+        else:
+            out.copy_(total)
+
+    def dense(self) -> Tensor:
+        return torch.bmm(self.g.flatten(2), self._unfolded()).view(len(self.x), *self.shape)
+
+    def take(self, rows: Tensor) -> ConvGram:
+        return replace(self, x=self.x[rows], g=self.g[rows])
+
+    def blank(self, rows: Tensor) -> ConvGram:
+        return replace(self, x=self.x.index_fill(0, rows, 0), g=self.g.index_fill(0, rows, 0))
+
+    def double(self) -> ConvGram:
+        return replace(self, x=self.x.double(), g=self.g.double())

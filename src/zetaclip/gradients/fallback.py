@@ -1,0 +1,164 @@
+"""Any other module: its own forward, run once per example.
+
+Each example gets a private alias of the module's parameters, so that ordinary autograd keeps their gradients
+apart. ``vmap`` does this for all examples at once; where the module can't be vectorised (recurrent layers,
+control flow that looks at values) an exact loop runs them one after the other. Either way the gradients are
+those of the module as it is, dropout included, because forward and backward are one and the same pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .capture import CaptureError, Shadow, exact
+from .contributions import Dense, widen
+
+VMAP = "per example (vmap)"
+LOOP = "per example (loop)"
+
+
+class _Alias(torch.autograd.Function):
+    """One alias of a parameter per example; backward brings the per-example gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int) -> Tensor:
+        ctx.shadow, ctx.parameter_name = shadow, name
+        return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        if ctx.shadow.recorder.wants():
+            with exact(g.device):
+                g = widen(g)
+                ctx.shadow.hand_over({ctx.parameter_name: Dense(g.contiguous(), g.shape[1:])})
+        return None, None, None, None, None
+
+
+def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
+    """The private forward of a module without a rule."""
+    recorder = shadow.recorder
+    leaves, structure = tree_flatten((args, kwargs))
+    recurrent = isinstance(shadow.module, nn.RNNBase)
+    batch_dims: list[int | None] = []
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+            batch_dims.append(None)
+            continue
+        # A recurrent layer's states are (layers, records, features).
+        dim = 1 if recurrent and position > 0 else 0
+        recorder.check_rows(leaf.movedim(dim, 0), shadow.name)
+        batch_dims.append(dim)
+
+    aliases = {
+        name: _Alias.apply(recorder.anchor, shadow, name, parameter, recorder.rows)  # type: ignore[no-untyped-call]
+        for name, parameter in shadow.parameters.items()
+    }
+    tensors = [leaf for leaf, dim in zip(leaves, batch_dims, strict=True) if dim is not None]
+    dims = [dim for dim in batch_dims if dim is not None]
+
+    def one(parameters: dict[str, Tensor], *rows: Tensor) -> Any:
+        """The module on one record, with a batch dimension of one put back."""
+        supply = iter(zip(rows, dims, strict=True))
+        filled = []
+        for leaf, dim in zip(leaves, batch_dims, strict=True):
+            if dim is None:
+                filled.append(leaf)
+            else:
+                row, at = next(supply)
+                filled.append(row.unsqueeze(at))
+        these_args, these_kwargs = tree_unflatten(filled, structure)
+        return _call(shadow, parameters, these_args, these_kwargs)
+
+    if shadow.path == VMAP:
+        state = torch.get_rng_state()
+        try:
+            return _vectorised(shadow, one, aliases, tensors, dims)
+        except CaptureError:
+            raise
+        except Exception as problem:
+            if getattr(shadow, "proven", False):
+                raise
+            torch.set_rng_state(state)
+            shadow.path = LOOP
+            warnings.warn(
+                f"{shadow.name} ({type(shadow.module).__name__}) can't be vectorised over examples "
+                f"({str(problem).splitlines()[0][:120]}); its gradients come from a loop over examples, which is exact "
+                "but slow",
+                stacklevel=3,
+            )
+    return _looped(shadow, one, aliases, tensors, dims, recurrent)
+
+
+def _call(shadow: Shadow, parameters: dict[str, Tensor], args: tuple, kwargs: dict) -> Any:
+    """The module's own forward with these parameters in place of its trained ones; frozen ones stay detached."""
+    module = shadow.module
+    frozen = {name: p.detach() for name, p in module.named_parameters() if name not in parameters}
+    module.forward = shadow.inner  # so that functional_call meets the module's own forward, not the shadow
+    try:
+        return functional_call(module, {**frozen, **parameters}, args, kwargs, tie_weights=True)
+    finally:
+        module.forward = shadow
+
+
+def _vectorised(
+    shadow: Shadow, one: Callable[..., Any], aliases: dict[str, Tensor], tensors: list[Tensor], dims: list[int]
+) -> Any:
+    outputs = vmap(one, in_dims=(0, *dims), randomness="different")(aliases, *tensors)
+    shadow.proven = True  # type: ignore[attr-defined]
+    leaves, structure = tree_flatten(outputs)
+    joined = [_without_single(shadow, leaf, 1) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(joined, structure)
+
+
+def _without_single(shadow: Shadow, leaf: Tensor, dim: int) -> Tensor:
+    if leaf.dim() <= dim or leaf.shape[dim] != 1:
+        raise CaptureError(
+            f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(leaf.shape[1:])} for a single record; every "
+            "tensor it returns must have one row per record in the first dimension"
+        )
+    return leaf.squeeze(dim)
+
+
+def _looped(
+    shadow: Shadow,
+    one: Callable[..., Any],
+    aliases: dict[str, Tensor],
+    tensors: list[Tensor],
+    dims: list[int],
+    recurrent: bool,
+) -> Any:
+    results = []
+    structure = None
+    for i in range(shadow.recorder.rows):
+        own = {name: alias[i] for name, alias in aliases.items()}
+        output = one(own, *(tensor.select(dim, i) for tensor, dim in zip(tensors, dims, strict=True)))
+        leaves, structure = tree_flatten(output)
+        results.append(leaves)
+    joined = []
+    for position, rows in enumerate(zip(*results, strict=True)):
+        if not isinstance(rows[0], Tensor):
+            joined.append(rows[0])
+            continue
+        dim = 1 if recurrent and position > 0 else 0
+        if rows[0].dim() <= dim or rows[0].shape[dim] != 1:
+            raise CaptureError(
+                f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(rows[0].shape)} for a single record; every "
+                "tensor it returns must have one row per record in the first dimension"
+            )
+        joined.append(torch.cat(rows, dim=dim))
+    assert structure is not None
+    return tree_unflatten(joined, structure)
+
+
+def recurrent_refusal(module: nn.Module) -> str | None:
+    """Why a recurrent layer can't be used in its present configuration, or None."""
+    if isinstance(module, nn.RNNBase) and not module.batch_first:
+        return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
+    return None

@@ -1,0 +1,137 @@
+"""From contributions to norms, and from factors to the clipped sum: one logical batch's chunk at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .contributions import Contribution, Dense, combine
+
+# Floats of materialised per-example gradients held at once where a transform needs them all.
+TRANSFORM_FLOATS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trained parameter lies in the one flat vector that the mechanism works on."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    offsets: tuple[int, ...]
+    numel: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(named: dict[str, nn.Parameter]) -> Layout:
+        offsets, total = [], 0
+        for parameter in named.values():
+            offsets.append(total)
+            total += parameter.numel()
+        parameters = tuple(named.values())
+        wide = all(p.dtype == torch.float64 for p in parameters)
+        devices = {p.device for p in parameters}
+        if len(devices) > 1:
+            raise ValueError(
+                f"trained parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); put them on one"
+            )
+        dtype = torch.float64 if wide else torch.float32
+        return Layout(tuple(named), parameters, tuple(offsets), total, dtype, parameters[0].device)
+
+    def views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
+            yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
+
+
+class Chunk:
+    """The per-example gradients of one chunk, whatever form they are in.
+
+    **Guarantee.** Nothing here leaves except to the mechanism, which bounds, sums and noises it. An example
+    whose gradient is not finite counts as one whose gradient is zero; one whose squared norm overflowed or
+    lost its digits in float32 is worked out again in float64.
+
+    ``scale`` multiplies every gradient: the rows of the chunk where the loss was a mean over them.
+    """
+
+    def __init__(
+        self, received: dict[nn.Parameter, list[Contribution]], layout: Layout, rows: int, scale: float
+    ) -> None:
+        self.layout = layout
+        self.rows = rows
+        self.scale = scale
+        self.parts = {p: [self._cast(c) for c in combine(parts)] for p, parts in received.items()}
+        self.rescued: dict[int, Tensor] = {}
+
+    def _cast(self, part: Contribution) -> Contribution:
+        return part.double() if self.layout.dtype == torch.float64 else part
+
+    def norms(self) -> Tensor:
+        """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
+        squares = [part.norms2() for parts in self.parts.values() for part in parts]
+        if not squares:
+            return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
+        norms = torch.stack(squares).sum(0, dtype=torch.float64).sqrt_().mul_(self.scale)
+        # One number to look at: the largest is finite only if all are.
+        if not math.isfinite(norms.amax().item()):
+            self._rescue(norms)
+        return norms
+
+    def _rescue(self, norms: Tensor) -> None:
+        bad = (~torch.isfinite(norms)).nonzero().flatten()
+        for row in bad.tolist():
+            exact = self._exact_gradient(row)
+            length = float(torch.linalg.vector_norm(exact))
+            if not length < torch.finfo(torch.float64).max:  # nan and inf too
+                exact, length = None, 0.0
+            norms[row] = length
+            if exact is not None:
+                self.rescued[row] = exact
+        self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
+
+    def _exact_gradient(self, row: int) -> Tensor:
+        index = torch.tensor([row], device=self.layout.device)
+        return self._flat(index, torch.float64)[0]
+
+    def _flat(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """The scaled gradients of these examples, each as one flat vector."""
+        flat = torch.zeros(len(rows), self.layout.numel, dtype=dtype, device=self.layout.device)
+        for parameter, offset in zip(self.layout.parameters, self.layout.offsets, strict=True):
+            target = flat[:, offset : offset + parameter.numel()].view(len(rows), *parameter.shape)
+            for part in self.parts.get(parameter, ()):
+                taken = part.take(rows)
+                value = (taken.double() if dtype == torch.float64 else taken).dense()
+                where = target if part.block is None else target[:, part.block]
+                where.copy_(value.view_as(where))
+        return flat.mul_(self.scale)
+
+    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool) -> None:
+        """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
+        scaled = (factors * self.scale).to(self.layout.dtype)
+        for parameter, view in self.layout.views(total):
+            parts = self.parts.get(parameter)
+            if not parts:
+                if fresh:
+                    view.zero_()
+                continue
+            whole = parts[0].block is None
+            if fresh and not whole:
+                view.zero_()
+            for part in parts:
+                part.add_to(view if part.block is None else view[part.block], scaled, not (fresh and whole))
+        for row, gradient in self.rescued.items():
+            total.add_((gradient * factors[row]).to(total.dtype))
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(rows, their gradients as (rows, numel)), a few at a time; not finite ones as zero."""
+        some = max(1, TRANSFORM_FLOATS // self.layout.numel)
+        for rows in torch.arange(self.rows, device=self.layout.device).split(some):
+            flat = self._flat(rows, self.layout.dtype)
+            bad = ~torch.isfinite(torch.linalg.vector_norm(flat.double(), dim=1))
+            yield rows, flat.masked_fill_(bad.unsqueeze(1), 0) if bool(bad.any()) else flat
+
+
+__all__ = ["Chunk", "Dense", "Layout"]

@@ -1,0 +1,279 @@
+"""One rule per layer type: from a layer's input and output gradient to contributions.
+
+A rule is keyed by the exact type: a subclass may compute something else and takes the general path of
+``fallback``. A new rule is a function under ``@layer_rule(Type)``; the shared tests pick it up from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .capture import CaptureError, Contributions, Shadow, exact
+from .contributions import Contribution, Dense, Lookup, Outer, Single, squared_norms, widen
+from .convolution import Geometry, convolution_contribution
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """How a layer type tells its per-example gradients.
+
+    ``backward(shadow, g, x)`` gives a contribution for each name in ``shadow.parameters``; ``g`` and ``x`` have one
+    row per record. ``refuse(module)`` says why a configuration can't be used privately at all, ``skip(module)``
+    says that this configuration takes the general path, and so does a parameter that is not in ``names``.
+    ``forward(shadow, *args)`` replaces the default, which runs the layer's own forward and records its one input.
+    """
+
+    path: str
+    backward: Callable[..., Contributions]
+    forward: Callable[..., Any] | None = None
+    refuse: Callable[[Any], str | None] = lambda module: None
+    skip: Callable[[Any], bool] = lambda module: False
+    names: frozenset[str] = frozenset({"weight", "bias"})
+
+    def run(self, shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
+        if self.forward is not None:
+            return self.forward(shadow, *args, **kwargs)
+        (x,) = (*args, *kwargs.values())
+        shadow.recorder.check_rows(x, shadow.name)
+        return shadow.record(shadow.detached_forward(x), self.backward, x)
+
+
+LAYER_RULES: dict[type[nn.Module], LayerRule] = {}
+
+
+def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
+    """Registers ``backward`` for these exact types; see ``LayerRule`` for the options."""
+
+    def register(backward: Callable[..., Contributions]) -> Callable[..., Contributions]:
+        for kind in types:
+            if kind in LAYER_RULES:
+                raise ValueError(f"{kind.__name__} has a layer rule already; remove it from LAYER_RULES to replace it")
+            LAYER_RULES[kind] = LayerRule(path, backward, **options)
+        return backward
+
+    return register
+
+
+def linear_contributions(shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias: str) -> Contributions:
+    """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
+    found: Contributions = {}
+    if g.dim() == 2:
+        known = squared_norms(g)
+        if weight in shadow.parameters:
+            found[weight] = Single(x, g, None, known)
+        if bias in shadow.parameters:
+            found[bias] = Dense(g, g.shape[1:], known=known)
+        return found
+    g = g.reshape(len(g), -1, g.shape[-1])
+    if weight in shadow.parameters:
+        found[weight] = Outer(x.reshape(len(x), -1, x.shape[-1]), g)
+    if bias in shadow.parameters:
+        found[bias] = _dense(g.sum(1))
+    return found
+
+
+def _dense(gradients: Tensor) -> Dense:
+    return Dense(gradients, gradients.shape[1:])
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer in one node of the graph: what a small network pays for privacy is mostly such nodes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, shadow: Shadow) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.shadow = shadow
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        shadow = ctx.shadow
+        if shadow.recorder.wants():
+            with exact(g.device):
+                shadow.hand_over(linear_contributions(shadow, widen(g), widen(x.detach()), "weight", "bias"))
+        return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
+    recorder, module = shadow.recorder, shadow.module
+    if input.dim() < 2 or input.shape[0] != recorder.rows:
+        recorder.check_rows(input, shadow.name)
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    assert weight is not None
+    if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
+        return shadow.record(shadow.detached_forward(input), _linear, input)
+    bias = None if bias is None else bias.detach()
+    y: Tensor = _Linear.apply(input, weight.detach(), bias, recorder.anchor, shadow)  # type: ignore[no-untyped-call]
+    return y
+
+
+@layer_rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, path="linear", forward=_linear_forward)
+def _linear(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    return linear_contributions(shadow, g, x, "weight", "bias")
+
+
+@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, path="convolution")
+def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    found: Contributions = {}
+    module: Any = shadow.module
+    if "weight" in shadow.parameters:
+        padding = module.padding
+        if isinstance(padding, str) or module.padding_mode != "zeros":
+            # Circular, reflected, or uneven: pad first, then it is a convolution without padding.
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+            padding = (0,) * len(module.kernel_size)
+        geometry = Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
+        found["weight"] = convolution_contribution(x, g, geometry)
+    if "bias" in shadow.parameters:
+        found["bias"] = _dense(g.flatten(2).sum(2))
+    return found
+
+
+def _embedding_refused(module: nn.Embedding) -> str | None:
+    if module.max_norm is not None:
+        return "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
+    if module.scale_grad_by_freq:
+        return "scale_grad_by_freq divides by counts over the whole batch, which mixes records; set it to False"
+    return None
+
+
+@layer_rule(nn.Embedding, path="embedding", refuse=_embedding_refused)
+def _embedding(shadow: Shadow, g: Tensor, ids: Tensor) -> Contributions:
+    module: Any = shadow.module
+    g = g.reshape(len(g), -1, g.shape[-1])
+    ids = ids.reshape(len(ids), -1)
+    if module.padding_idx is not None:
+        g = g * (ids != module.padding_idx).unsqueeze(2)
+    return {"weight": Lookup(ids, g, module.weight.shape)}
+
+
+def _affine(shadow: Shadow, g: Tensor, normalized: Tensor, over: tuple[int, ...]) -> Contributions:
+    """y = normalized * weight + bias; the weight is shared over the dimensions ``over``."""
+    found: Contributions = {}
+    if "weight" in shadow.parameters:
+        product = g * normalized
+        found["weight"] = _dense(product.sum(over) if over else product)
+    if "bias" in shadow.parameters:
+        found["bias"] = _dense(g.sum(over) if over else g)
+    return found
+
+
+@layer_rule(nn.LayerNorm, path="layer norm")
+def _layer_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    module: Any = shadow.module
+    normalized = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    return _affine(shadow, g, normalized, tuple(range(1, x.dim() - len(module.normalized_shape))))
+
+
+@layer_rule(nn.RMSNorm, path="rms norm")
+def _rms_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    module: Any = shadow.module
+    normalized = F.rms_norm(x, module.normalized_shape, eps=module.eps)
+    return _affine(shadow, g, normalized, tuple(range(1, x.dim() - len(module.normalized_shape))))
+
+
+def _instance_norm_refused(module: Any) -> str | None:
+    if module.track_running_stats:
+        return "it keeps running statistics of the records; build it with track_running_stats=False"
+    return None
+
+
+@layer_rule(
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, path="instance norm", refuse=_instance_norm_refused
+)
+def _instance_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    module: Any = shadow.module
+    normalized = F.instance_norm(x, eps=module.eps)
+    return _affine(shadow, g, normalized, tuple(range(2, x.dim())))
+
+
+class _FoldedGroupNorm(torch.autograd.Function):
+    """Group norm whose backward gets every example's weight gradient from the one ordinary kernel.
+
+    Folding the batch into the channels, with the weight repeated, turns the kernel's sum over the batch into a
+    sum over one example, at no extra cost.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: Shadow) -> Tensor:
+        module: Any = shadow.module
+        x = x.contiguous()
+        batch, channels = x.shape[:2]
+        area = x[0, 0].numel()
+        y, mean, rstd = torch.native_group_norm(
+            x, module.weight, module.bias, batch, channels, area, module.num_groups, module.eps
+        )
+        ctx.save_for_backward(x, mean, rstd, module.weight)
+        ctx.shadow, ctx.area, ctx.groups = shadow, area, module.num_groups
+        result: Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        x, mean, rstd, weight = ctx.saved_tensors
+        batch, channels = x.shape[:2]
+        wanted = ctx.shadow.recorder.wants()
+        dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
+            g.reshape(1, batch * channels, *x.shape[2:]),
+            x.view(1, batch * channels, *x.shape[2:]),
+            mean.view(1, -1),
+            rstd.view(1, -1),
+            weight.repeat(batch),
+            1,
+            batch * channels,
+            ctx.area,
+            batch * ctx.groups,
+            [ctx.needs_input_grad[0], wanted, wanted],
+        )
+        if wanted:
+            per_example = {"weight": dweight, "bias": dbias}
+            ctx.shadow.hand_over(
+                {name: _dense(per_example[name].view(batch, channels)) for name in ctx.shadow.parameters}
+            )
+        return (None if dx is None else dx.view_as(x)), None, None
+
+
+def _group_norm_forward(shadow: Shadow, x: Tensor) -> Tensor:
+    shadow.recorder.check_rows(x, shadow.name)
+    module: Any = shadow.module
+    low = x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
+    if low or x.device.type != "cpu" or module.weight.dtype != x.dtype or x.dim() < 3:
+        return shadow.record(shadow.detached_forward(x), _group_norm, x)
+    y: Tensor = _FoldedGroupNorm.apply(x, shadow.recorder.anchor, shadow)  # type: ignore[no-untyped-call]
+    return y
+
+
+@layer_rule(nn.GroupNorm, path="group norm", forward=_group_norm_forward)
+def _group_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    module: Any = shadow.module
+    normalized = F.group_norm(x, module.num_groups, eps=module.eps)
+    return _affine(shadow, g, normalized, tuple(range(2, x.dim())))
+
+
+def find_rule(module: nn.Module) -> LayerRule | None:
+    """The rule for this very module, or None where it takes the general path.
+
+    Anything that could make the layer compute something else than its class says (an own ``forward`` on the
+    instance, a reparametrization, parameters of other names) rules the rule out.
+    """
+    rule = LAYER_RULES.get(type(module))
+    if rule is None or "forward" in module.__dict__ or rule.skip(module):
+        return None
+    return rule if {name for name, _ in module.named_parameters()} <= rule.names else None
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why this layer can't be trained privately in its present configuration, or None."""
+    rule = LAYER_RULES.get(type(module))
+    return rule.refuse(module) if rule is not None else None
+
+
+__all__ = ["LAYER_RULES", "CaptureError", "Contribution", "LayerRule", "find_rule", "layer_rule", "refusal"]
