@@ -10,7 +10,7 @@ gradient. Copies and pickles of the module carry the plain forward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,8 +67,11 @@ class Recorder:
         self.clear()
         return received
 
-    def count(self, parameter: nn.Parameter) -> None:
-        self.forwards[parameter] = self.forwards.get(parameter, 0) + 1
+    def count(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Notes a use in forward; a forward that is run again by gradient checkpointing is not a further use."""
+        if torch._C._current_graph_task_id() == -1:
+            for parameter in parameters:
+                self.forwards[parameter] = self.forwards.get(parameter, 0) + 1
 
     def wants(self) -> bool:
         """Whether the backward that is running now would fill ``.grad`` fields."""
@@ -171,8 +174,7 @@ class Shadow:
                 "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
                 "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
             )
-        for parameter in self.parameters.values():
-            self.recorder.count(parameter)
+        self.recorder.count(self.parameters.values())
         return self.run(self, *args, **kwargs)
 
     def hand_over(self, contributions: Contributions) -> None:

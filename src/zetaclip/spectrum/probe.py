@@ -1,7 +1,7 @@
 """Which weights are read, and when: module -> a fitted tail per layer.
 
-The probe looks at weights and at nothing else. Whoever drives it says which tensors may be read (under private
-training: those that the private update writes), and everything outside that set is refused.
+The probe looks at weights and at nothing else. Whoever drives it says which tensors may be read (under
+private training: those that the private update writes), and everything outside that set is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tail import METHODS, TailFit, fit_tail
 
 AGGREGATES = ("median", "mean")
 
-# The default choice of a plain network is its last Linear whose smaller side has at least this many eigenvalues.
+# A plain network's default is its last Linear with at least this many eigenvalues.
 _SMALLEST_SIDE = 16
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -64,12 +64,7 @@ class Probe:
     ) -> None:
         if aggregate not in AGGREGATES:
             raise ValueError(f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}")
-        if fit not in METHODS:
-            raise ValueError(f"unknown fit {fit!r}; choose one of {', '.join(METHODS)}")
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-            raise ValueError(
-                f"the probe period must be a whole number of updates, at least 1, not {period!r}"
-            )
+        _check(fit, period)
         self.layers = [layers] if isinstance(layers, str) else None if layers is None else list(layers)
         if self.layers is not None and not self.layers:
             raise ValueError("an empty list of layers leaves nothing to probe; use None for the default")
@@ -82,6 +77,7 @@ class Probe:
 
     def configured(self, *, fit: str, period: int, shuffle: bool) -> Probe:
         """An unbound copy with these settings."""
+        _check(fit, period)
         probe = copy.copy(self)
         probe.fit, probe.period, probe.shuffle, probe.bound = fit, period, shuffle, {}
         return probe
@@ -89,8 +85,8 @@ class Probe:
     def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
         """Chooses what to read, once. ``trained`` holds the parameters that may be read.
 
-        Guarantee: a tensor that is not in ``trained`` is never read. Asking for one by name raises; a glob and
-        the default choice pass over it.
+        Guarantee: a tensor that is not in ``trained`` is never read. Asking for one by name raises; a glob
+        and the default choice pass over it.
         """
         allowed = {id(parameter) for parameter in trained.values()}
         matrices = dict(_matrices(module))
@@ -99,9 +95,9 @@ class Probe:
             chosen = _default_layers(module, readable)
             if not chosen:
                 raise ValueError(
-                    "no default layer to probe: there is neither fc1 nor a ResNet's stages, and no Linear whose "
+                    "no default layer to probe: neither fc1, nor a ResNet's stages, nor a Linear whose "
                     f"smaller side is at least {_SMALLEST_SIDE}. Name one with probe=. "
-                    + _candidates(readable, matrices)
+                    f"{_candidates(readable, matrices)}"
                 )
         else:
             chosen = []
@@ -132,6 +128,13 @@ class Probe:
         return f"Probe({layers}; {self.aggregate}, fit={self.fit}, period={self.period})"
 
 
+def _check(fit: str, period: int) -> None:
+    if fit not in METHODS:
+        raise ValueError(f"unknown fit {fit!r}; choose one of {', '.join(METHODS)}")
+    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+        raise ValueError(f"the probe period must be a whole number of updates, at least 1, not {period!r}")
+
+
 def _shuffled(matrix: Tensor, step: int) -> Tensor:
     """The same entries in an order that depends on the step alone."""
     generator = torch.Generator().manual_seed(step)
@@ -142,7 +145,7 @@ def _shuffled(matrix: Tensor, step: int) -> Tensor:
 def _matrices(module: nn.Module) -> Iterator[tuple[str, tuple[str, nn.Parameter]]]:
     """Every parameter with a spectrum: label -> (parameter name, parameter).
 
-    The label is the layer's name where the layer has one such parameter called ``weight``, else the parameter's.
+    The label is the layer's name where its only such parameter is called ``weight``, else the parameter's.
     """
     for layer_name, layer in module.named_modules():
         own = [(name, p) for name, p in layer.named_parameters(recurse=False) if p.ndim >= 2]
@@ -173,8 +176,8 @@ def _resolve(
         frozen = [label for label in exact if label not in readable]
         if frozen:
             raise ValueError(
-                f"{frozen[0]} is not updated by private training, so reading it is not post-processing of what was "
-                f"released. {_candidates(readable, matrices)}"
+                f"{frozen[0]} is not among the tensors that training updates, so it must not be probed: what "
+                f"is read has to be released. {_candidates(readable, matrices)}"
             )
         return exact
     found = [

@@ -51,8 +51,8 @@ class TailFit:
     """One fitted tail. If not ``ok``, ``zeta`` is 0, ``stderr`` infinite, and ``reason`` says why.
 
     ``weak`` means usable but not convincing: too few eigenvalues, or a value that random matrices of the same
-    shape also give. ``stderr`` treats eigenvalues as independent draws; those of a matrix repel each other, so
-    it is a guide and not a confidence interval.
+    shape also give. ``stderr`` treats eigenvalues as independent draws; those of a matrix repel each other,
+    so it is a guide and not a confidence interval.
     """
 
     zeta: float
@@ -89,7 +89,7 @@ def fit_tail(
     values = np.asarray(eigs, dtype=np.float64).ravel()
     if not np.isfinite(values).all():
         return _failed("values that are not finite", 0)
-    top = values.max(initial=0.0)
+    top = float(values.max(initial=0.0))
     if top <= 0.0:
         return _failed("no eigenvalue above zero", 0)
     # Logarithms below the largest: scale-free from here on, ascending, the last one is 0.
@@ -128,7 +128,7 @@ def _count_distinct(tail: Array) -> int:
 
 
 def default_tail(count: int) -> int:
-    """The k of "rank" and "hill" when none is given: the upper half, but enough points where there are some."""
+    """The k of "rank" and "hill" when none is given: the upper half, or what it takes to have 4 points."""
     return max(math.ceil(count / 2), min(count, MIN_DISTINCT))
 
 

@@ -1,0 +1,427 @@
+"""From what was released to ε, and from a target ε to σ.
+
+Everything is for add/remove-one-record adjacency and Poisson batches. Three accountants answer the same
+question: ``"rdp"`` (Opacus's Rényi analysis: fast, 15 to 25 % too large), ``"prv"`` (Opacus's numerical
+composition: tight, slow for very many steps) and ``"pld"`` (dp-accounting's: as tight, fast). Importing
+either library takes seconds, so that happens on first use, and nowhere else in the package.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from zetaclip.errors import AccountingError, NoGuarantee
+from zetaclip.ledger import Event
+
+__all__ = ["ACCOUNTANTS", "AccountingError", "NoGuarantee", "calibrate", "epsilon", "noise_multiplier_for"]
+
+# Rényi orders: Opacus's own (1.1 to 63), finer below for large ε, coarser above for small. Past 1029 its
+# binomial coefficients overflow.
+_ORDERS = sorted(
+    {1.001, 1.0025, 1.005, 1.01, 1.02, 1.035, 1.05, 1.075}
+    | {1 + tenths / 10 for tenths in range(1, 100)}
+    | set(range(12, 64))
+    | {64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1020}
+)
+_COARSE = sorted({*_ORDERS[::9], _ORDERS[-1]})
+# More kinds of step than this are rounded together, see _condense.
+_KINDS = 64
+# Fast Fourier transforms in double precision smear about 1e-17 of probability per composed step over the
+# whole distribution (measured against 80-bit transforms). Ten to twenty times that is set aside in δ.
+_SMEAR = 2e-16
+_PRV_SECONDS_PER_POINT = 1.8e-6
+_PRV_MOST_POINTS = 10**8
+_SIGMA_RANGE = (0.01, 1e5)
+
+
+def epsilon(events: Iterable[Event], delta: float, accountant: str = "prv") -> float:
+    """ε at ``delta`` of all ``events`` together.
+
+    **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and multipliers, in
+    any order, if the multipliers were fixed in advance. "rdp" is the best of Opacus's bound over its orders
+    and some more; a floor of about ln(1/δ)/1000 remains. "prv" is Opacus's upper bound, whose error is set to
+    0.01 for ε from 0.5 to 10, to 2 % of ε below (at least 0.002) and to 0.1 % above. "pld" rounds losses
+    upwards, on a grid that costs about 0.1 % of ε. "prv" and "pld" set a part of δ aside that covers the
+    rounding errors of their Fourier transforms.
+
+    **Edge cases.** No events: 0. A multiplier of 0: infinity. If every sampling rate is 1, the whole is one
+    Gaussian, and "prv" and "pld" both give its exact ε in closed form. More than 64 kinds of step (a schedule
+    that moves at every step) are rounded together towards less noise. Where "prv" or "pld" would be
+    unreliable, as for δ below about 1e-15 per step, they raise ``AccountingError``. "prv" warns before it
+    computes for more than 10 seconds or 10^5 steps.
+    """
+    _check_delta(delta)
+    compute = _lookup(accountant)
+    kinds = _merged(events)
+    if accountant == "prv":
+        _warn_if_slow(kinds, delta, evaluations=1)
+    return compute(kinds, delta)
+
+
+def noise_multiplier_for(
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "prv",
+    tolerance: float = 1e-3,
+) -> float:
+    """The smallest σ for which ``steps`` steps at ``sample_rate`` stay within the target.
+
+    **Guarantee.** ``epsilon`` was evaluated at the σ returned and was at or below the target; at
+    ``(1 - tolerance)`` times it, it is above.
+    """
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate must be in (0, 1], not {sample_rate}")
+    if not (isinstance(steps, int) and steps > 0):
+        raise ValueError(f"steps must be a positive whole number, not {steps!r}")
+    return calibrate(
+        lambda sigma: [Event(sample_rate, sigma, steps)], target_epsilon, target_delta, accountant, tolerance
+    )
+
+
+def calibrate(
+    make_events: Callable[[float], list[Event]],
+    target_epsilon: float,
+    target_delta: float,
+    accountant: str = "prv",
+    tolerance: float = 1e-3,
+) -> float:
+    """The smallest σ for which the steps that ``make_events(σ)`` describes stay within the target.
+
+    ``make_events`` turns one number into everything a method would release: a schedule, several batches per
+    update, a second query. More σ must mean more noise.
+
+    **Guarantee.** As ``noise_multiplier_for``. A σ at which the accountant fails is never returned.
+
+    **Edge cases.** A target that no σ reaches (below what the accountant resolves, or released without noise
+    anyway) and one that every σ reaches (δ so large that it allows publishing records) are errors.
+    """
+    _check_delta(target_delta)
+    compute = _lookup(accountant)
+    if not 0 < target_epsilon < math.inf:
+        raise ValueError(f"target_epsilon must be positive and finite, not {target_epsilon}")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be in (0, 1), not {tolerance}")
+    target = f"ε = {target_epsilon:g} at δ = {target_delta:g}"
+
+    def excess(sigma: float, using: Callable[[list[Event], float], float] = compute) -> float:
+        """ln(ε / target): at most 0 where the target is met, and nearly straight in ln σ."""
+        found = using(_merged(make_events(sigma)), target_delta)
+        return math.log(max(found, 1e-9 * target_epsilon) / target_epsilon) if found > 0 else -20.0
+
+    start = 1.0
+    if compute is not _rdp_epsilon:
+        # RDP takes milliseconds and comes within some per cent; the slow accountants start from there.
+        with suppress(AccountingError):  # it may not resolve what the others do
+            start = _smallest(lambda sigma: excess(sigma, _rdp_epsilon), 1.0, 0.02, target)
+    if accountant == "prv":
+        _warn_if_slow(_merged(make_events(start)), target_delta, evaluations=8)
+    return _smallest(excess, start, tolerance, target)
+
+
+def _smallest(excess: Callable[[float], float], start: float, tolerance: float, target: str) -> float:
+    """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above."""
+    least, most = (math.log(limit) for limit in _SIGMA_RANGE)
+    high, growth = math.log(start), 0.1
+    low: float | None = None
+    while (at_high := excess(math.exp(high))) > 0:
+        low, at_low = high, at_high
+        if high >= most:
+            raise AccountingError(
+                f"no noise multiplier up to {_SIGMA_RANGE[1]:g} reaches {target} with this accountant: raise "
+                "the target ε or δ, take fewer steps or a smaller sampling rate, or use accountant='pld', "
+                "which resolves the smallest ε"
+            )
+        high, growth = min(high + growth, most), 2 * growth
+    growth = 0.1
+    while low is None:
+        trial = max(high - growth, least)
+        try:
+            at_trial = excess(math.exp(trial))
+        except AccountingError:
+            at_trial = math.inf  # as good as above: it only has to bracket, it is not returned
+        if at_trial > 0:
+            low, at_low = trial, at_trial
+        elif trial <= least:
+            raise AccountingError(
+                f"every noise multiplier down to {_SIGMA_RANGE[0]:g} reaches {target}, so the target asks "
+                "for nothing: lower the target δ (far below 1 / number of records) or ε"
+            )
+        else:
+            high, at_high, growth = trial, at_trial, 2 * growth
+    while high - low > math.log1p(tolerance):
+        middle = (low + high) / 2
+        if math.isfinite(at_low) and at_low > at_high:
+            # Where the straight line through both ends crosses zero, moved a little towards the farther end,
+            # so that a good guess closes the bracket from both sides in two evaluations.
+            crossing = low + (high - low) * at_low / (at_low - at_high)
+            crossing += math.copysign(tolerance / 3, middle - crossing)
+            margin = 0.02 * (high - low)
+            middle = min(max(crossing, low + margin), high - margin)
+        try:
+            at_middle = excess(math.exp(middle))
+        except AccountingError:
+            at_middle = math.inf
+        if at_middle > 0:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return math.exp(high)
+
+
+def _rdp_epsilon(events: list[Event], delta: float) -> float:
+    if (known := _trivial(events)) is not None:
+        return known
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    def best(orders: Sequence[float]) -> tuple[float, float]:
+        total = np.zeros(len(orders))
+        for event in _condense(events):
+            total += compute_rdp(
+                q=event.sample_rate,
+                noise_multiplier=event.noise_multiplier,
+                steps=event.count,
+                orders=list(orders),
+            )
+        return get_privacy_spent(orders=list(orders), rdp=total, delta=delta)
+
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            # The bound holds at any order. That the best is the last of a list, here often a part of the
+            # orders, is nothing that a user could act on.
+            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+            # The bound has one valley over the orders: the fine ones are needed only around the coarse best.
+            first, order = best(_COARSE)
+            around = bisect_left(_COARSE, order)
+            left, right = _COARSE[max(around - 1, 0)], _COARSE[min(around + 1, len(_COARSE) - 1)]
+            second, _ = best([order for order in _ORDERS if left < order < right])
+    except (ArithmeticError, ValueError) as error:
+        raise AccountingError(f"the RDP analysis failed ({error}); try accountant='pld'") from error
+    result = float(np.nanmin([first, second]))
+    if math.isnan(result):
+        raise AccountingError("the RDP analysis gave no number; try accountant='pld'")
+    return max(result, 0.0)  # a bound below 0 also holds at 0
+
+
+def _prv_epsilon(events: list[Event], delta: float) -> float:
+    if (known := _closed_form(events, delta)) is not None:
+        return known
+    from opacus.accountants import PRVAccountant
+    from scipy.integrate import IntegrationWarning
+
+    room = delta - _set_aside(events, delta)
+    bound = _rdp_epsilon(events, delta)
+    points, error = _prv_size(events, delta)
+    if points > _PRV_MOST_POINTS:
+        raise AccountingError(
+            f"the PRV accountant would need a grid of {points:.0e} points for {_total(events)} steps with "
+            f"ε near {bound:.3g}; use accountant='pld'"
+        )
+    accountant = PRVAccountant()
+    accountant.history = [(e.noise_multiplier, e.sample_rate, e.count) for e in _condense(events)]
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+            # The grid is centred with a numerical integral. One that says it is inexact shifts every step.
+            warnings.simplefilter("error", IntegrationWarning)
+            result = float(accountant.get_epsilon(room, eps_error=error, delta_error=delta / 1000))
+    except (
+        ArithmeticError,
+        ValueError,
+        RuntimeError,
+        IndexError,
+        MemoryError,
+        IntegrationWarning,
+    ) as failure:
+        raise AccountingError(f"the PRV accountant failed ({failure}); use accountant='pld'") from failure
+    # RDP bounds the same thing, so a PRV value clearly above it has broken down.
+    if not -error <= result <= 1.02 * bound + 2 * error:
+        raise AccountingError(
+            f"the PRV accountant returned ε = {result:.6g}, which can't be (RDP proves {bound:.6g}); "
+            "use accountant='pld'"
+        )
+    return max(result, 0.0)
+
+
+def _pld_epsilon(events: list[Event], delta: float) -> float:
+    if (known := _closed_form(events, delta)) is not None:
+        return known
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
+    room = delta - _set_aside(events, delta)
+    kinds = _condense(events)
+    interval = _pld_interval(kinds, delta)
+    whole = None
+    try:
+        for event in kinds:
+            part = distributions.from_gaussian_mechanism(
+                standard_deviation=event.noise_multiplier,
+                sampling_prob=event.sample_rate,
+                value_discretization_interval=interval,
+                pessimistic_estimate=True,
+            ).self_compose(event.count)
+            whole = part if whole is None else whole.compose(part)
+        assert whole is not None
+        result = float(whole.get_epsilon_for_delta(room))
+    except (ArithmeticError, ValueError, RuntimeError, MemoryError) as failure:
+        raise AccountingError(f"the PLD accountant failed ({failure}); try accountant='rdp'") from failure
+    if not 0 <= result < math.inf:
+        raise AccountingError(f"the PLD accountant returned ε = {result}; try accountant='rdp' or a larger δ")
+    return result
+
+
+_COMPUTE: dict[str, Callable[[list[Event], float], float]] = {
+    "rdp": _rdp_epsilon,
+    "prv": _prv_epsilon,
+    "pld": _pld_epsilon,
+}
+ACCOUNTANTS = tuple(_COMPUTE)
+
+
+def _lookup(accountant: str) -> Callable[[list[Event], float], float]:
+    if accountant not in _COMPUTE:
+        raise ValueError(f"unknown accountant {accountant!r}: use one of {', '.join(ACCOUNTANTS)}")
+    return _COMPUTE[accountant]
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be between 0 and 1, not {delta}")
+
+
+def _total(events: list[Event]) -> int:
+    return sum(event.count for event in events)
+
+
+def _merged(events: Iterable[Event]) -> list[Event]:
+    """Equal kinds counted once, steps without sampling folded into the one Gaussian that they amount to."""
+    counts: defaultdict[tuple[float, float], int] = defaultdict(int)
+    precision = 0.0  # 1/σ² adds up where nothing is sampled
+    for event in events:
+        if not (0 <= event.sample_rate <= 1 and 0 <= event.noise_multiplier < math.inf and event.count >= 0):
+            raise ValueError(f"{event} is no sequence of steps")
+        if event.sample_rate == 0 or event.count == 0:
+            continue
+        if event.sample_rate == 1 and event.noise_multiplier > 0:
+            precision += event.count / event.noise_multiplier**2
+        else:
+            counts[event.sample_rate, event.noise_multiplier] += event.count
+    if precision:
+        counts[1.0, precision**-0.5] += 1
+    return [Event(rate, noise, count) for (rate, noise), count in sorted(counts.items())]
+
+
+def _condense(events: list[Event]) -> list[Event]:
+    """At most about ``_KINDS`` kinds: nearby multipliers of one sampling rate become the smallest of them.
+
+    Less noise never costs less, so ε can only grow: by about twice the width of a group, which is the
+    logarithm of largest over smallest multiplier divided by ``_KINDS``.
+    """
+    if len(events) <= _KINDS:
+        return events
+    by_rate: defaultdict[float, list[Event]] = defaultdict(list)
+    for event in events:
+        by_rate[event.sample_rate].append(event)
+    spread = sum(
+        math.log(group[-1].noise_multiplier / group[0].noise_multiplier) for group in by_rate.values()
+    )
+    grouped: list[Event] = []
+    for rate, group in by_rate.items():
+        floor, count = group[0].noise_multiplier, 0
+        for event in group:  # in ascending order of noise
+            if math.log(event.noise_multiplier / floor) > spread / _KINDS:
+                grouped.append(Event(rate, floor, count))
+                floor, count = event.noise_multiplier, 0
+            count += event.count
+        grouped.append(Event(rate, floor, count))
+    return grouped
+
+
+def _trivial(events: list[Event]) -> float | None:
+    if not events:
+        return 0.0
+    return math.inf if any(event.noise_multiplier == 0 for event in events) else None
+
+
+def _closed_form(events: list[Event], delta: float) -> float | None:
+    """The exact ε if nothing was sampled: with μ = 1/σ, δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ)."""
+    if (known := _trivial(events)) is not None or len(events) > 1 or events[0].sample_rate < 1:
+        return known
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    mu = 1 / events[0].noise_multiplier
+
+    def excess(eps: float) -> float:
+        upper, lower = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        return upper + math.log(-math.expm1(min(lower - upper, -1e-300))) - math.log(delta)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    ceiling = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # the tail bound of the loss
+    return float(brentq(excess, 0.0, ceiling + 1.0, xtol=1e-12)) * (1 + 1e-9)
+
+
+def _set_aside(events: list[Event], delta: float) -> float:
+    """The part of δ that rounding in the Fourier transforms may eat."""
+    smeared = _SMEAR * (_total(events) + 1000)
+    if smeared > delta / 4:
+        raise AccountingError(
+            f"δ = {delta:g} is too small for {_total(events)} steps in double precision: use "
+            f"accountant='rdp', or a δ of at least {4 * smeared:.1g}"
+        )
+    return smeared
+
+
+def _prv_size(events: list[Event], delta: float) -> tuple[float, float]:
+    """(points of the PRV grid, error to allow in ε)."""
+    bound = _rdp_epsilon(events, delta)
+    error = min(max(0.01, 1e-3 * bound), max(0.002, 0.02 * bound), 0.5)
+    half = _rdp_epsilon(events, delta / 4000) + 3
+    mesh = error / math.sqrt(_total(events) * math.log(12_000 / delta) / 2)
+    return 2 * half / mesh, error
+
+
+def _warn_if_slow(events: list[Event], delta: float, evaluations: int) -> None:
+    if _closed_form(events, delta) is not None:
+        return
+    steps, kinds = _total(events), len(_condense(events))
+    seconds = evaluations * kinds * (0.1 + _PRV_SECONDS_PER_POINT * _prv_size(events, delta)[0])
+    if steps > 10**5 or seconds > 10:
+        warnings.warn(
+            f"the PRV accountant will take about {max(seconds, 1):.0f} s for {steps} steps; "
+            "accountant='pld' is as tight and takes a few",
+            stacklevel=3,
+        )
+
+
+def _pld_interval(events: list[Event], delta: float) -> float:
+    """The grid of the privacy loss: fine enough to cost about 0.1 % of ε, and no finer.
+
+    Rounding a loss to a grid of width h adds about h²/6 to its variance. A twentieth of the standard
+    deviation of one step's loss therefore adds 0.04 %, however many steps are composed.
+    """
+    variance = largest = 0.0
+    for event in events:
+        q, sigma = event.sample_rate, event.noise_multiplier
+        x = np.linspace(-10 * sigma, 1 + 10 * sigma, 4001)
+        with np.errstate(divide="ignore"):
+            loss = np.logaddexp(np.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
+        weight = (1 - q) * np.exp(-((x / sigma) ** 2) / 2) + q * np.exp(-(((x - 1) / sigma) ** 2) / 2)
+        weight /= weight.sum()
+        mean = float(weight @ loss)
+        variance += event.count * float(weight @ (loss - mean) ** 2)
+        largest = max(largest, float(loss[-1]))
+    interval = 0.05 * math.sqrt(variance / _total(events))
+    # Few steps: ε hangs on single losses, so it must also be resolved itself.
+    interval = min(interval, 1e-3 * max(1.0, _rdp_epsilon(events, delta)))
+    # But a grid of no more than some 10^5 points, in one step and in the sum: a second or two.
+    return max(interval, largest / 1.5e5, 2 * _rdp_epsilon(events, 1e-15) / 4e5)

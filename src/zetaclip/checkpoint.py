@@ -1,0 +1,289 @@
+"""Checkpoints: a public file, a private one beside it, and a journal of what was executed since.
+
+The public file holds no per-example value, no clipped sum, no index of a record, and nothing from which noise
+or batches could be told: those keys are in ``<path>.private``. Both are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from .control import Released
+from .journal import Journal, executed_after
+from .ledger import Header, Ledger, replace_file
+from .randomness import Stream
+from .run import Run, set_public_streams
+
+_FORMAT = 1
+# Records that are looked at for the digest of a data set that is not in memory.
+_SAMPLED = 64
+
+
+class CheckpointError(ValueError):
+    """The file can't be used here; the message says why, and nothing has been changed."""
+
+
+def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> None:
+    """See ``PrivacyEngine.save``."""
+    path = Path(path)
+    where = run.standing()
+    identity = secrets.token_hex(16)
+    with run.unperturbed():
+        public = {
+            "zetaclip_checkpoint": _FORMAT,
+            "identity": identity,
+            "module": run.module.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "configuration": configuration(run),
+            "control": dataclasses.asdict(run.control),
+            "rule": run.rule_state,
+            "memory": run.memory,
+            "releases": [_plain(released) for released in run.releases],
+            "clip_history": list(run.clip_history),
+            "counts": {
+                "step": run.step_count,
+                "batch": run.batch_count,
+                "phase": run.phase,
+                "position": run.position,
+            },
+            "stream": run.stream,
+            "ledger": run.ledger.state_dict(),
+            "public_streams": where.public,
+        }
+        secret = {
+            "sampling": where.sampling.hex(),
+            "noise": where.noise.hex(),
+            "same_batch": None if where.same_batch is None else where.same_batch.hex(),
+            "data": _digest(run, loader),
+            "threads": torch.get_num_threads(),
+            "device": str(run.layout.device),
+            "ranks": 1,
+        }
+        # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
+        # crash in between leaves a checkpoint whose secrets are there.
+        kept = _read_private(path)
+        _write_private(path, {**kept, identity: secret})
+        with replace_file(path) as file:
+            torch.save(public, file)
+        _write_private(path, {identity: secret})
+    run.watch(path.parent)
+
+
+def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], replay: bool) -> None:
+    """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
+    path = Path(path)
+    public = _read_public(path, run.layout.device)
+    _check_module(run, public)
+    if public["configuration"]["method"] != run.method.name:
+        raise CheckpointError(
+            f"the checkpoint was made with method {public['configuration']['method']!r}, this run has {run.method.name!r}"
+        )
+    secret = _replayable(run, loader, path, public) if replay else None
+    saved = Ledger(run.ledger.header)
+    saved.load_state_dict(public["ledger"])
+    journal = Journal(path.parent / public["configuration"]["run"])
+    if not journal.path.exists():
+        warnings.warn(
+            f"{journal.path.name} is not beside the checkpoint: steps that were executed after it, elsewhere, can't be counted",
+            stacklevel=4,
+        )
+    extra = executed_after([*journal.read(), *run.ledger.rows()], saved, public["stream"], replay)
+
+    run.abandon()
+    run.module.load_state_dict(public["module"])
+    run.optimizer.load_state_dict(public["optimizer"])
+    header = run.ledger.header
+    run.ledger = saved
+    run.ledger.header = _joined(header, saved.header)
+    run.ledger.merge(extra)
+    run.control = type(run.method.controller.init())(**public["control"])
+    run.rule_state, run.memory = public["rule"], public["memory"]
+    run.releases = [Released(**released) for released in public["releases"]]
+    run.clip_history = [tuple(entry) for entry in public["clip_history"]]
+    counts = public["counts"]
+    run.step_count, run.batch_count = counts["step"], counts["batch"]
+    run.phase, run.position = counts["phase"], counts["position"]
+    run.name = public["configuration"]["run"]
+    set_public_streams(public["public_streams"], run.layout.device)
+    if secret is not None:
+        same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
+        run.rekey(
+            Stream(bytes.fromhex(secret["sampling"])), Stream(bytes.fromhex(secret["noise"])), public["stream"], same
+        )
+    else:
+        run.rekey(Stream.fresh(), Stream.fresh(), secrets.token_hex(8), None)
+    run.watch(path.parent)
+    run.resume()
+
+
+def _joined(own: Header, saved: Header) -> Header:
+    """This run's terms, where the rows of the saved one take nothing away from them."""
+    return dataclasses.replace(
+        own,
+        claim=own.claim if saved.claims_privacy else saved.claim,
+        noise_seed_known=own.noise_seed_known or saved.noise_seed_known,
+        notes=tuple(dict.fromkeys((*saved.notes, *own.notes))),
+    )
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """What must be equal for an exact replay, as plain values; schedules are compared by their values."""
+    horizon = run.plan.steps or 1000
+    multipliers = [
+        float(m) if not callable(m) else [float(m(step)) for step in range(horizon)] for m in run.plan.noise_multipliers
+    ]
+    return {
+        "run": run.name,
+        "settings": dataclasses.asdict(run.settings),
+        "method": run.method.name,
+        "rule": repr(run.method.rule),
+        "controller": _described(run.method.controller),
+        "optimizer": type(run.optimizer).__name__,
+        "noise_multipliers": multipliers,
+        "parameters": list(run.layout.names),
+    }
+
+
+def _described(controller: Any) -> str:
+    text = repr(controller)
+    # The default repr of an object is its address, which says nothing and differs in every process.
+    return type(controller).__name__ if " object at 0x" in text else text
+
+
+def _plain(released: Released) -> dict[str, Any]:
+    return {field.name: getattr(released, field.name) for field in dataclasses.fields(released)}
+
+
+def _read_public(path: Path, device: torch.device) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    try:
+        public = torch.load(path, map_location=device, weights_only=True)
+    except Exception as problem:
+        raise CheckpointError(
+            f"{path.name} can't be read as a checkpoint; it is cut off, damaged, or something else ({type(problem).__name__})"
+        ) from None
+    if not isinstance(public, dict) or public.get("zetaclip_checkpoint") != _FORMAT:
+        raise CheckpointError(f"{path.name} is not a checkpoint of this version of zetaclip")
+    return public
+
+
+def _check_module(run: Run, public: dict[str, Any]) -> None:
+    own, saved = run.module.state_dict(), public["module"]
+    if own.keys() != saved.keys():
+        differing = sorted(own.keys() ^ saved.keys())[:4]
+        raise CheckpointError(f"a checkpoint of another model: {', '.join(differing)} is in one of them only")
+    for name, value in own.items():
+        if isinstance(value, Tensor) and value.shape != saved[name].shape:
+            raise CheckpointError(
+                f"a checkpoint of another model: {name} is {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
+            )
+
+
+def _replayable(run: Run, loader: DataLoader | None, path: Path, public: dict[str, Any]) -> dict[str, Any]:
+    """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
+    secret = _read_private(path).get(public["identity"])
+    if secret is None:
+        raise CheckpointError(
+            f"replay=True needs {path.name}.private, the secret streams that were saved with this checkpoint; it is missing or "
+            "belongs to another one. load(path) goes on with fresh streams"
+        )
+    here = {
+        **configuration(run),
+        "data": _digest(run, loader),
+        "threads": torch.get_num_threads(),
+        "device": str(run.layout.device),
+        "ranks": 1,
+    }
+    there = {**public["configuration"], **{name: secret[name] for name in ("data", "threads", "device", "ranks")}}
+    differing = [name for name in here if name != "run" and here[name] != there.get(name)]
+    if differing:
+        changes = "; ".join(f"{name} ({_short(there.get(name))} there, {_short(here[name])} here)" for name in differing)
+        raise CheckpointError(
+            f"an exact replay is not possible, because something else is different now: {changes}. The same noise on another "
+            "sum would cancel by subtraction. load(path) goes on with fresh streams"
+        )
+    return secret
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _private_path(path: Path) -> Path:
+    return path.with_name(path.name + ".private")
+
+
+def _read_private(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(_private_path(path).read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _write_private(path: Path, values: dict[str, Any]) -> None:
+    target = _private_path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Created with its mode: at no moment can anybody else read it.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(values, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _digest(run: Run, loader: DataLoader | None) -> str:
+    """Tells data sets apart: all of an in-memory one, the size and some records of any other. Secret."""
+    assert loader is not None
+    if run.data_digest is None:
+        run.data_digest = _compute_digest(loader.dataset)
+    return run.data_digest
+
+
+def _compute_digest(dataset: Any) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    digest.update(str(len(dataset)).encode())
+    if isinstance(dataset, Subset):
+        digest.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().tobytes())
+        digest.update(_compute_digest(dataset.dataset).encode())
+    elif isinstance(dataset, TensorDataset):
+        for tensor in dataset.tensors:
+            _update(digest, tensor)
+    else:
+        rng = torch.get_rng_state()
+        count = len(dataset)
+        for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
+            torch.manual_seed(0)  # a data set that augments should look the same twice
+            for leaf in tree_flatten(dataset[i])[0]:
+                _update(digest, leaf)
+        torch.set_rng_state(rng)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, leaf: Any) -> None:
+    if isinstance(leaf, Tensor):
+        value = leaf.detach().cpu().contiguous()
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    else:
+        digest.update(repr(leaf).encode())

@@ -1,0 +1,109 @@
+"""Clip rules: from per-example norms to factors, and the sensitivity that the factors guarantee.
+
+A rule says two things that must agree: by how much each example is scaled, and how far one example can then
+move the sum. The mechanism checks the agreement at every step, on the values themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Columns that a rule releases beside the gradient, (examples, columns).
+
+    With ``sensitivity=None`` they are further coordinates of the same Gaussian: an example's factor * norm and its
+    columns together stay within the rule's sensitivity. Otherwise they are a query of their own: each example's
+    columns have at most that norm, and get noise of ``noise_multiplier`` times it, composed with the sum's.
+    """
+
+    columns: Tensor
+    sensitivity: float | None = None
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A released coordinate-wise map before the norm: g -> mask * (g - shift) / scale, over the flat gradient.
+
+    ``mask`` is boolean; masked coordinates are neither summed nor noised. Each may be None.
+    """
+
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+    mask: Tensor | None = None
+
+    def apply(self, gradients: Tensor) -> Tensor:
+        if self.shift is not None:
+            gradients = gradients - self.shift
+        if self.scale is not None:
+            gradients = gradients / self.scale
+        if self.mask is not None:
+            gradients = gradients * self.mask
+        return gradients
+
+    def undo(self, mean: Tensor) -> Tensor:
+        """The private mean of the mapped gradients, mapped back (a function of released values only)."""
+        if self.scale is not None:
+            mean = mean * self.scale
+        if self.shift is not None:
+            mean = mean + self.shift
+        if self.mask is not None:
+            mean = mean * self.mask
+        return mean
+
+
+@runtime_checkable
+class ClipRule(Protocol):
+    """``factors`` and ``sensitivity``; everything else is optional and found by name.
+
+    - ``factors(norms, clip, generator)``: one float64 factor per norm. ``generator()`` gives a secret torch generator,
+      for rules that toss coins; the same coins come out however the batch is split into chunks, if they are
+      drawn one per example in order.
+    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``.
+    - ``extras(norms, clip) -> dict[str, Extra]``: see ``Extra``.
+    - ``init(numel) -> state`` and ``update(released, state) -> state``: a state made of released values only, a dict of
+      plain values and tensors.
+    - ``transform(state) -> Affine | None``.
+    """
+
+    name: str
+
+    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor: ...
+
+    def sensitivity(self, clip: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Scale an example's whole gradient down to norm C where it is longer: ordinary DP-SGD.
+
+    **Guarantee.** factor * norm <= C for every norm; the identity for norm <= C.
+    **Edge cases.** norm 0: factor 1. norm inf never arrives: such an example counts as zero.
+    """
+
+    name: str = "flat"
+
+    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+        return clip / norms.clamp_min(clip)
+
+    def sensitivity(self, clip: float) -> float:
+        return clip
+
+
+def check_factors(norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str) -> None:
+    """Raises if an example could move the sum by more than the rule says."""
+    moved = factors * norms
+    if joint is not None:
+        moved = torch.hypot(moved, torch.linalg.vector_norm(joint, dim=1))
+    worst = moved.amax().item()
+    if not worst <= sensitivity * (1 + 1e-6):  # written so that nan is refused too
+        raise RuntimeError(
+            f"the clip rule {rule!r} scaled an example to norm {worst:.6g}, above the sensitivity {sensitivity:.6g} that it "
+            "declares; nothing was released. This is a bug in the rule"
+        )

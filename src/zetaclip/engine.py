@@ -1,0 +1,404 @@
+"""PrivacyEngine: turns an ordinary training loop into a private one."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from . import checkpoint
+from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+from .errors import NoGuarantee
+from .gradients import Recorder, make_shadows
+from .ledger import Header, Ledger
+from .methods import Budget, Method, Schedule, at
+from .optimizer import PrivateOptimizer, check_optimizer
+from .parity import dry_run
+from .randomness import Stream
+from .run import Run, Settings
+from .sampling import PoissonLoader, check_loader
+from .validation import check_module, check_one_process, raise_refusals, structural_refusals, trained_parameters
+
+
+@dataclass(frozen=True)
+class LayerPath:
+    """Which path the per-example gradients of one parameter take."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    layer: str
+    path: str
+
+
+class Description(tuple[LayerPath, ...]):
+    """The paths of all trained parameters; prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "layer", "path")]
+        rows += [(p.parameter, "x".join(map(str, p.shape)) or "scalar", p.layer, p.path) for p in self]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+
+class PrivacyEngine:
+    """Makes (module, optimizer, loader) private, keeps the ledger, and tells ε from it.
+
+    **Guarantee.** With the default settings, training with what ``make_private`` returns is (ε, δ)-differentially
+    private with respect to adding or removing one record, for the ε that ``get_epsilon(delta)`` computes from the
+    ledger. It covers the weights, the gradients that the optimizer sees, and every C_t; it does not cover what the
+    user's own loop prints or stores of batches, losses or validation data.
+    **Edge cases.** A noise multiplier of 0 gives ε = inf. ``normalize="realized"`` and ``empty="skip"`` are the paper's
+    literal forms: they work, and ``get_epsilon`` raises ``NoGuarantee``. A ``seed`` makes sampling and noise known to
+    whoever knows it: for tests and public data only.
+    """
+
+    def __init__(self, accountant: str = "prv", seed: int | None = None) -> None:
+        if accountant not in ACCOUNTANTS:
+            raise ValueError(f"unknown accountant {accountant!r}; there are: {', '.join(ACCOUNTANTS)}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed must be an int or None, not {type(seed).__name__}")
+        self.accountant = accountant
+        self._seed = seed
+        self._run: Run | None = None
+        self._loader: DataLoader | None = None
+        self._recorder = Recorder()
+
+    # -- making private -------------------------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader,
+        noise_multiplier: Schedule,
+        clipping: Any = None,
+        max_grad_norm: float | None = None,
+        method: Method | None = None,
+        sample_rate: float | None = None,
+        num_examples: int | None = None,
+        physical_batch_size: int | None = None,
+        loss_reduction: str = "mean",
+        decouple_lr: bool = False,
+        normalize: str = "expected",
+        empty: str = "noise",
+        epochs: float | None = None,
+        target_delta: float | None = None,
+        poisson_sampling: bool = True,
+    ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
+        """The same module, the optimizer behind a private step, and a Poisson loader; always these three.
+
+        ``noise_multiplier`` is σ in DP-SGD's terms: a number, or a public function of the number of updates done.
+        ``clipping`` is a norm, a controller or a clip rule (``max_grad_norm`` is accepted for a norm), ``method`` a whole
+        composition. ``sample_rate`` and ``num_examples`` declare q and N; L = qN is the only divisor. Without them they are
+        taken from the loader, with a warning, because N is then a function of the private data.
+
+        ``physical_batch_size`` bounds memory and changes nothing else. ``loss_reduction`` says how the loss that is run
+        backward reduces over the rows of a batch: "mean" over just these rows, or "sum". ``decouple_lr`` divides the private
+        gradient by the step's sensitivity, so that moving C does not move the step size. ``epochs`` and ``target_delta``
+        are needed by methods whose noise depends on the number of steps.
+        """
+        check_one_process()
+        if self._run is not None:
+            raise RuntimeError("this engine has made a module private already; use a new PrivacyEngine for another one")
+        check_module(module)
+        check_optimizer(optimizer)
+        check_loader(data_loader)
+        if not poisson_sampling:
+            raise ValueError(
+                "poisson_sampling=False: shuffled fixed-size batches are not what the accountants assume, and their ε would be "
+                "too small. Only Poisson sampling is offered"
+            )
+        chosen = _composition(method, clipping, max_grad_norm)
+        _check_multiplier(noise_multiplier)
+        settings, declared = _settings(
+            data_loader,
+            sample_rate,
+            num_examples,
+            physical_batch_size=physical_batch_size,
+            loss_reduction=loss_reduction,
+            decouple_lr=decouple_lr,
+            normalize=normalize,
+            empty=empty,
+        )
+        steps = None if epochs is None else _steps(epochs, settings)
+        if chosen.needs_steps and (steps is None or target_delta is None):
+            raise ValueError(
+                f"the noise of method {chosen.name!r} depends on the number of steps: give epochs= and target_delta= too"
+            )
+        budget = Budget(noise_multiplier, settings.sample_rate, steps, target_delta, self.accountant)
+        plan = chosen.plan(budget)
+        if len(plan.noise_multipliers) != len(chosen.passes):
+            raise ValueError(f"method {chosen.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(chosen.passes)}")
+
+        named = trained_parameters(module, optimizer)
+        shadows, refusals = make_shadows(module, set(named.values()), self._recorder)
+        raise_refusals(list(structural_refusals(module)) + refusals)
+        if chosen.controller.probe is not None:
+            chosen.controller.probe.bind(module, named)
+
+        self._recorder.trained = set(named.values())
+        self._recorder.anchor.data = self._recorder.anchor.data.to(next(iter(named.values())).device)
+        self._run = Run(
+            module=module,
+            optimizer=optimizer,
+            named=named,
+            recorder=self._recorder,
+            shadows=shadows,
+            records=len(data_loader.dataset),  # type: ignore[arg-type]
+            settings=settings,
+            method=chosen,
+            plan=plan,
+            ledger=Ledger(self._header(settings, declared, chosen)),
+            sampling=self._stream("sampling"),
+            noise=self._stream("noise"),
+        )
+        self._run.refresh_requested = self._refresh
+        self._loader = data_loader
+        for shadow in shadows:
+            shadow.attach()
+        return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        sample_rate: float | None = None,
+        num_examples: int | None = None,
+        **options: Any,
+    ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
+        """``make_private`` with the smallest σ whose ε, by this engine's accountant, is at or below the target.
+
+        The target is what ``epochs`` epochs cost; a run that goes on costs more, and ``get_epsilon`` says so. The other
+        arguments are those of ``make_private``.
+        """
+        if "noise_multiplier" in options:
+            raise TypeError("make_private_with_epsilon finds noise_multiplier itself; use make_private to set it")
+        check_loader(data_loader)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # make_private says it again
+            settings, _ = _settings(data_loader, sample_rate, num_examples)
+        sigma = noise_multiplier_for(
+            target_epsilon, target_delta, settings.sample_rate, _steps(epochs, settings), self.accountant
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=sigma,
+            sample_rate=sample_rate,
+            num_examples=num_examples,
+            epochs=epochs,
+            target_delta=target_delta,
+            **options,
+        )
+
+    def _stream(self, name: str) -> Stream:
+        return Stream.fresh() if self._seed is None else Stream.seeded(self._seed, name)
+
+    def _header(self, settings: Settings, declared: bool, method: Method) -> Header:
+        literal = []
+        if settings.normalize == "realized":
+            literal.append('normalize="realized" divides by the private size of the batch')
+        if settings.empty == "skip":
+            literal.append('empty="skip" shows which batches were empty')
+        return Header(
+            num_examples=settings.num_examples,
+            num_examples_source="declared" if declared else "taken from the data",
+            expected_batch_size=settings.expected_batch_size,
+            accountant=self.accountant,
+            method=method.name,
+            claim="none: " + "; ".join(literal) if literal else "differential privacy",
+            noise_seed_known=self._seed is not None,
+        )
+
+    def _refresh(self) -> None:
+        """The optimizer got further parameters: look at the module again, between two batches."""
+        run = self._private()
+        named = trained_parameters(run.module, run.optimizer)
+        for shadow in run.shadows:
+            shadow.detach()
+        shadows, refusals = make_shadows(run.module, set(named.values()), self._recorder)
+        if refusals:
+            for shadow in run.shadows:
+                shadow.attach()
+            raise_refusals(refusals)
+        for shadow in shadows:
+            shadow.attach()
+        self._recorder.trained = set(named.values())
+        run.relayout(named, shadows)
+
+    # -- what it tells --------------------------------------------------------------------------------
+
+    def _private(self) -> Run:
+        if self._run is None:
+            raise RuntimeError("nothing is private yet: call make_private first")
+        return self._run
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was released, and the terms it was released under."""
+        return self._private().ledger
+
+    def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """ε of what has been released so far, from the ledger, by this engine's accountant or another one."""
+        ledger = self.ledger
+        if not ledger.header.claims_privacy:
+            raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
+        return epsilon(ledger.events(), delta, accountant or self.accountant)
+
+    def describe(self) -> Description:
+        """Which path the per-example gradients of each parameter take."""
+        run = self._private()
+        found = {}
+        for shadow in run.shadows:
+            for parameter in shadow.parameters.values():
+                found.setdefault(parameter, []).append(shadow)
+        lines = []
+        for name, parameter in zip(run.layout.names, run.layout.parameters, strict=True):
+            shadows = found[parameter]
+            layers = ", ".join(f"{s.name} ({type(s.module).__name__})" for s in shadows)
+            lines.append(LayerPath(name, tuple(parameter.shape), layers, ", ".join(dict.fromkeys(s.path for s in shadows))))
+        return Description(lines)
+
+    def validate(self, batch: Any, loss_fn: Callable[[nn.Module, Any], Any]) -> list[str]:
+        """Problems that training on such a batch would meet, by name; an empty list if none.
+
+        Runs ``loss_fn(module, batch)`` forward and backward once, on a number of records that equals no other dimension
+        in sight. Nothing is released and nothing changes.
+        """
+        run = self._private()
+        if not run.between_batches:
+            raise RuntimeError("validate() while a private batch is out; call it before training")
+        return dry_run(run.module, run.layout, self._recorder, batch, loss_fn)
+
+    def detach(self) -> None:
+        """Gives the module its own forward back. The ledger stays, and so does what was spent."""
+        run = self._private()
+        run.abandon()
+        for shadow in run.shadows:
+            shadow.detach()
+
+    # -- saving and loading ---------------------------------------------------------------------------
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a checkpoint to ``path`` and the secret streams to ``<path>.private`` (mode 0600), each atomically.
+
+        Never publish the second file. A checkpoint taken while a batch is out holds the state at that batch's start.
+        From now on each step is also noted, before it is executed, in a journal beside the checkpoint.
+        """
+        assert self._loader is not None or self._run is None
+        checkpoint.save(self._private(), self._loader, path)
+
+    def load(self, path: str | PathLike[str], replay: bool = False) -> None:
+        """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``).
+
+        Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay: the same batches and
+        noise come again bit for bit, so those steps count once; refused unless configuration, data, device and thread
+        count are what they were.
+        """
+        assert self._loader is not None or self._run is None
+        checkpoint.load(self._private(), self._loader, path, replay)
+
+
+def _composition(method: Method | None, clipping: Any, max_grad_norm: float | None) -> Method:
+    if max_grad_norm is not None:
+        if clipping is not None:
+            raise TypeError("clipping= and max_grad_norm= are the same thing; give one of them")
+        clipping = max_grad_norm
+    if method is None:
+        if clipping is None:
+            raise TypeError("give clipping= (a norm, a controller or a clip rule) or method=")
+        method = Method()
+    elif not isinstance(method, Method):
+        raise TypeError(f"method must be a zetaclip Method, not {type(method).__name__}")
+    return method.with_clipping(clipping)
+
+
+def _check_multiplier(noise_multiplier: Schedule) -> None:
+    value = at(noise_multiplier, 0)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"noise_multiplier must be a finite number >= 0, or a function of the step that gives one, not {value}")
+
+
+def _steps(epochs: float, settings: Settings) -> int:
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise ValueError(f"epochs must be positive, not {epochs}")
+    return math.ceil(epochs * settings.steps_per_epoch - 1e-9)
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value
+
+
+def _settings(
+    loader: DataLoader,
+    sample_rate: float | None,
+    num_examples: int | None,
+    *,
+    physical_batch_size: int | None = None,
+    loss_reduction: str = "mean",
+    decouple_lr: bool = False,
+    normalize: str = "expected",
+    empty: str = "noise",
+) -> tuple[Settings, bool]:
+    """The public constants, and whether N was declared."""
+    found = len(loader.dataset)  # type: ignore[arg-type]
+    if found == 0:
+        raise ValueError("the dataset is empty")
+    declared = num_examples is not None
+    if num_examples is not None and (isinstance(num_examples, bool) or num_examples != int(num_examples) or num_examples < 1):
+        raise ValueError(f"num_examples must be a positive whole number, not {num_examples}")
+    if sample_rate is not None and not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate is a probability: it must be in (0, 1], not {sample_rate}")
+    size = int(found if num_examples is None else num_examples)
+    if not declared:
+        warnings.warn(
+            f"num_examples= was not given: N = {found} is taken from the data, which is private itself. Declare a public "
+            "nominal size (and sample_rate=) to keep the divisor and q independent of the data",
+            stacklevel=3,
+        )
+    elif abs(size - found) > 0.05 * size:
+        warnings.warn(
+            f"num_examples = {size} was declared, but the dataset has {found} records; the guarantee holds, but the mean "
+            "gradient is scaled by the declared size",
+            stacklevel=3,
+        )
+    assert loader.batch_size is not None
+    if sample_rate is None:
+        sample_rate = min(1.0, loader.batch_size / size)
+        steps = max(1, -(-size // loader.batch_size))
+    else:
+        steps = max(1, math.ceil(1 / sample_rate - 1e-9))
+    if physical_batch_size is not None and (
+        isinstance(physical_batch_size, bool) or physical_batch_size != int(physical_batch_size) or physical_batch_size < 1
+    ):
+        raise ValueError(f"physical_batch_size must be a positive whole number, not {physical_batch_size}")
+    settings = Settings(
+        sample_rate=float(sample_rate),
+        num_examples=size,
+        expected_batch_size=sample_rate * size,
+        steps_per_epoch=steps,
+        physical_batch_size=physical_batch_size,
+        loss_reduction=_choice("loss_reduction", loss_reduction, ("mean", "sum")),
+        decouple_lr=bool(decouple_lr),
+        normalize=_choice("normalize", normalize, ("expected", "realized")),
+        empty=_choice("empty", empty, ("noise", "skip")),
+    )
+    return settings, declared

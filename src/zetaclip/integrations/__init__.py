@@ -1,0 +1,1 @@
+"""Thin layers for people who train with something else."""

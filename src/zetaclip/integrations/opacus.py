@@ -1,0 +1,132 @@
+"""The spectral controller on Opacus's own optimizer, for people who stay there.
+
+Nothing is imported from Opacus: the controller only needs the optimizer's ``max_grad_norm`` and, in ghost
+mode, the module's, and sets them both after each update.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..control.base import Controller
+
+# The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip lives in the
+# module. Per-layer, adaptive and distributed ones keep C elsewhere or change it themselves.
+_PLAIN = "DPOptimizer"
+_GHOST = "DPOptimizerFastGradientClipping"
+
+
+class AttachedSpectral:
+    """What ``attach_spectral`` returns: the current C, its history, and the way to undo it."""
+
+    def __init__(self, optimizer: Any, module: Any, hooks: Any, controller: Controller) -> None:
+        self.optimizer = optimizer
+        self.controller = controller
+        self.steps = 0
+        self.clip_history: list[tuple[Any, ...]] = []
+        self.state = controller.init()
+        self._module = module
+        # In ghost mode the object that computes the clipping factors keeps a second C.
+        self._homes = [optimizer] if hooks is None else [optimizer, hooks]
+        self._set_clip()
+        optimizer.zetaclip_controller = self
+        # A hook on the user's own optimizer runs after real updates only: neither after a physical batch that
+        # Opacus skips, nor in the place of the accountant's step hook.
+        self._handle = optimizer.original_optimizer.register_step_post_hook(self._after_update)
+
+    @property
+    def clip(self) -> float:
+        """C of the next logical batch."""
+        return float(self.state.clip)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, to be saved beside the optimizer's."""
+        return {"steps": self.steps, "state": asdict(self.state), "clip_history": list(self.clip_history)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.steps = int(saved["steps"])
+        self.state = type(self.controller.init())(**saved["state"])
+        self.clip_history = [tuple(row) for row in saved["clip_history"]]
+        self._set_clip()
+
+    def detach(self) -> None:
+        """Ends the control. C stays where it is; a run in which no probe was usable is warned about."""
+        self._handle.remove()
+        self.optimizer.zetaclip_controller = None
+        finish = getattr(self.controller, "finish", None)
+        if finish is not None:
+            finish(self.state)
+
+    def _after_update(self, *_: Any) -> None:
+        self.steps += 1
+        probe = self.controller.probe
+        with torch.no_grad():
+            reading = None if probe is None else probe.read(self._module, self.steps)
+        if reading is None:
+            return
+        self.state = self.controller.update(reading, self.state)
+        row = self.controller.entry(self.state)
+        if row is not None:
+            self.clip_history.append(row)
+        self._set_clip()
+
+    def _set_clip(self) -> None:
+        for home in self._homes:
+            home.max_grad_norm = self.clip
+
+
+def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> AttachedSpectral:
+    """Lets ``controller`` set the clipping norm of an Opacus optimizer after each update.
+
+    Args:
+        optimizer: as returned by Opacus's ``make_private``, with flat clipping, in one of the modes hooks,
+            functorch or ghost.
+        module: as returned with it. In ghost mode it must be that object, because it clips; with
+            ``wrap_model=False`` that is the hooks object.
+        controller: a ``Spectral``, or a ``Replay`` or ``Schedule``.
+
+    **Guarantee.** Only tensors that the optimizer updates are read, after the noisy update; clip and noise
+    use the same C at every step, and C is constant inside a logical batch, also under ``BatchMemoryManager``.
+    The accountant sees what it saw before: the noise multiplier does not change.
+
+    **Edge cases.** The controller's initial value replaces the optimizer's ``max_grad_norm`` from the start,
+    with a warning if they differ. Attaching twice raises.
+    """
+    kind = type(optimizer).__name__
+    if kind not in (_PLAIN, _GHOST) or not type(optimizer).__module__.startswith("opacus."):
+        raise TypeError(
+            f"attach_spectral works on Opacus's {_PLAIN} and {_GHOST} (flat clipping, one process), not on "
+            f"{kind}: others keep the clipping norm in more places or move it themselves"
+        )
+    if controller.probe is None:
+        raise TypeError("this controller reads the mechanism's releases, which Opacus does not hand out")
+    hooks = _ghost_hooks(module) if kind == _GHOST else None
+    if getattr(optimizer, "zetaclip_controller", None) is not None:
+        raise RuntimeError("a controller is already attached to this optimizer; detach it first")
+    network = module._module if type(module).__module__.startswith("opacus.") else module
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"module must be what make_private returned, not {type(module).__name__}")
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trained = {name: p for name, p in network.named_parameters() if id(p) in updated}
+    controller.probe.bind(network, trained)
+    clip = float(controller.init().clip)
+    if optimizer.max_grad_norm != clip:
+        warnings.warn(
+            f"the controller starts at {clip:g} and replaces max_grad_norm={optimizer.max_grad_norm:g}",
+            stacklevel=2,
+        )
+    return AttachedSpectral(optimizer, network, hooks, controller)
+
+
+def _ghost_hooks(module: Any) -> Any:
+    if hasattr(module, "max_grad_norm") and hasattr(module, "get_clipping_coef"):
+        return module
+    raise TypeError(
+        "in ghost mode the clipping norm also lives in the object that make_private returned first: pass "
+        f"that one, not a {type(module).__name__}"
+    )

@@ -1,0 +1,174 @@
+"""The only code that sums, adds noise and divides; whatever it lets out is in the ledger first.
+
+    private gradient = (Σ_i factor_i * gradient_i + noise multiplier * sensitivity * ξ) / L
+
+The sum is over one logical batch, however many chunks it came in; the noise is drawn once, also when the
+batch is empty; L = qN is declared, never counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clipping import Affine, ClipRule, Extra, check_factors
+from .control import Released
+from .gradients import Chunk, Layout
+from .ledger import Row
+from .randomness import gaussian, generator, subkey
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The numbers of one logical batch, each read once: the same C scales the clip and the noise."""
+
+    step: int
+    phase: int
+    query: str
+    batch: int
+    clip: float
+    noise_multiplier: float
+    sample_rate: float
+    divisor: float
+    noise_key: bytes
+    coin_key: bytes
+
+
+class Mechanism:
+    """Collects one logical batch and releases it.
+
+    **Guarantee.** One record, added or removed, moves the sum by at most ``rule.sensitivity(clip)``, and every own
+    query of the rule by at most its declared sensitivity; each gets Gaussian noise of its multiplier times that, and
+    a ledger row that says so, written before the noise is drawn.
+    **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A rule whose factors
+    don't keep its word stops the run before anything is released.
+    """
+
+    def __init__(self, layout: Layout, rule: ClipRule, draw: Draw, affine: Affine | None, write: Callable) -> None:
+        self.layout = layout
+        self.rule = rule
+        self.draw = draw
+        self.affine = affine
+        self.sensitivity = float(rule.sensitivity(draw.clip))
+        self._write = write
+        self._sum: Tensor | None = None
+        self._extras: dict[str, Tensor] = {}
+        self._kinds: dict[str, Extra] = {}
+        self._coins: torch.Generator | None = None
+        self.records = 0  # how many have been added; secret, used only by the literal form that claims nothing
+
+    def coins(self) -> torch.Generator:
+        """Secret coins of this batch, for rules that toss them."""
+        if self._coins is None:
+            self._coins = generator(self.draw.coin_key)
+        return self._coins
+
+    def absorb(self, chunk: Chunk) -> None:
+        """Adds one chunk's clipped sum."""
+        self.records += chunk.rows
+        if self.affine is not None:
+            for rows, gradients in chunk.pieces():
+                mapped = self.affine.apply(gradients)
+                norms = torch.linalg.vector_norm(mapped, dim=1).double()
+                far = ~torch.isfinite(norms)
+                if bool(far.any()):
+                    mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
+                factors = self._factors(norms)
+                target, fresh = self._target()
+                weights = factors.to(mapped.dtype)
+                torch.addmv(target, mapped.t(), weights, beta=int(not fresh), out=target)
+                del rows
+            return
+        norms = chunk.norms()
+        factors = self._factors(norms)
+        target, fresh = self._target()
+        chunk.add_weighted_sum(target, factors, fresh)
+
+    def _target(self) -> tuple[Tensor, bool]:
+        fresh = self._sum is None
+        if self._sum is None:
+            self._sum = torch.empty(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
+        return self._sum, fresh
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        factors = self.rule.factors(norms, self.draw.clip, self.coins)
+        joint = self._add_extras(norms)
+        check_factors(norms, factors, joint, self.sensitivity, self.rule.name)
+        return factors
+
+    def _add_extras(self, norms: Tensor) -> Tensor | None:
+        """Adds the rule's extra columns; returns those that share the sum's Gaussian."""
+        extras = getattr(self.rule, "extras", None)
+        if extras is None:
+            return None
+        shared = []
+        for name, extra in extras(norms, self.draw.clip).items():
+            if extra.sensitivity is None:
+                shared.append(extra.columns)
+            else:
+                own = torch.linalg.vector_norm(extra.columns, dim=1)
+                check_factors(own, torch.ones_like(own), None, extra.sensitivity, f"{self.rule.name}: {name}")
+            total = extra.columns.sum(0, dtype=torch.float64)
+            self._extras[name] = self._extras[name] + total if name in self._extras else total
+            self._kinds[name] = extra
+        return torch.cat(shared, dim=1) if shared else None
+
+    def _declare_extras(self) -> None:
+        """An empty batch has no columns, but releases them all the same."""
+        extras = getattr(self.rule, "extras", None)
+        if extras is not None and not self._kinds:
+            nothing = torch.zeros(0, dtype=torch.float64)
+            for name, extra in extras(nothing, self.draw.clip).items():
+                self._extras[name] = torch.zeros(extra.columns.shape[1], dtype=torch.float64)
+                self._kinds[name] = extra
+
+    def release(self, reduce: Callable[[Tensor], Tensor], divisor: float) -> Released:
+        """Noise, ledger, division. ``reduce`` is the one place where sums of several processes would meet."""
+        draw = self.draw
+        total, fresh = self._target()
+        if fresh:
+            total.zero_()
+        total = reduce(total)
+        self._declare_extras()
+        std = draw.noise_multiplier * self.sensitivity
+        rows = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
+        own = {n: e for n, e in self._kinds.items() if e.sensitivity is not None}
+        for name, extra in own.items():
+            assert extra.sensitivity is not None and extra.noise_multiplier is not None
+            rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
+        self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
+
+        source = generator(subkey(draw.noise_key, "sum"))
+        noise = gaussian(self.layout.numel, self.layout.dtype, source).to(self.layout.device)
+        # In the noise's own memory: the clipped sum alone never becomes anybody's gradient.
+        gradient = noise.mul_(std / divisor).add_(total, alpha=1 / divisor)
+        if self.affine is not None:
+            gradient = self.affine.undo(gradient)
+        self._sum = None
+
+        released: dict[str, Tensor] = {}
+        for name in self._extras:
+            extra = self._kinds[name]
+            values = reduce(self._extras[name])
+            scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
+            coins = gaussian(len(values), torch.float64, generator(subkey(draw.noise_key, f"extra {name}")))
+            released[name] = (values.cpu() + scale * coins) / divisor
+        return Released(draw.step, draw.phase, draw.clip, self.sensitivity, std / divisor, gradient, released)
+
+    def _row(self, query: str, sensitivity: float, multiplier: float) -> dict[str, Any]:
+        return {
+            "step": self.draw.step,
+            "batch": self.draw.batch,
+            "query": query,
+            "sensitivity": sensitivity,
+            "noise_multiplier": multiplier,
+            "noise_std": multiplier * sensitivity,
+            "sample_rate": self.draw.sample_rate,
+        }
+
+
+__all__ = ["Draw", "Mechanism", "Row"]

@@ -1,0 +1,215 @@
+"""Whether the fast per-example gradients are those of one example at a time, on anybody's model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
+from .validation import check_module, raise_refusals, structural_refusals
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+# Relative error, in L2 norm, below which two ways of computing one gradient are the same, by precision.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class LayerParity:
+    """One parameter: how far the fast per-example gradients are from the loop's."""
+
+    parameter: str
+    path: str
+    error: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The verdict, layer by layer; true in a boolean context when all agree. Prints as a table."""
+
+    ok: bool
+    layers: tuple[LayerParity, ...]
+    clipped_sum_error: float
+    note: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        width = max(len(layer.parameter) for layer in self.layers)
+        lines = [
+            f"{'ok ' if layer.ok else 'OFF'}  {layer.parameter.ljust(width)}  {layer.error:.1e}  {layer.path}"
+            for layer in self.layers
+        ]
+        lines.append(f"clipped sum: relative error {self.clipped_sum_error:.1e}")
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+
+def rows_of(batch: Any) -> int:
+    """The number of records of a batch: the first dimension of its first tensor."""
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return int(leaf.shape[0])
+    raise ValueError("the batch has no tensor with a dimension for the records")
+
+
+def select_rows(batch: Any, rows: Tensor) -> Any:
+    """The same batch with these records only."""
+    count = rows_of(batch)
+
+    def pick(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count:
+            return leaf[rows.to(leaf.device)]
+        return leaf
+
+    return tree_map(pick, batch)
+
+
+def unmistakable(module: nn.Module, batch: Any) -> Tensor:
+    """Indices of records, so many that their number equals no other dimension in sight; repeated if need be."""
+    taken = {int(d) for p in module.parameters() for d in p.shape}
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor):
+            taken |= {int(d) for d in leaf.shape[1:]}
+    count = next(n for n in (11, 13, 17, 7, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61) if n not in taken)
+    return torch.arange(count) % rows_of(batch)
+
+
+def _backward(module: nn.Module, recorder: Recorder, batch: Any, loss_fn: LossFn) -> None:
+    loss = loss_fn(module, batch)
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        raise ValueError("loss_fn(module, batch) must return the loss as a tensor with one value")
+    loss.backward()
+
+
+def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction: str = "mean") -> Parity:
+    """Compares the one-pass per-example gradients and their clipped sum with autograd, one example at a time.
+
+    ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given to ``make_private``.
+    Works on a copy in evaluation mode, so that dropout does not blur the comparison; the module is left alone.
+    A loss that divides by something else than the rows of its batch (``ignore_index``, class weights) shows up here:
+    pass such a loss as a sum.
+    """
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    module = copy.deepcopy(module)
+    check_module(module)
+    raise_refusals(list(structural_refusals(module)))
+    module.eval()
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("no parameter of the module requires a gradient")
+    layout = Layout.of(named)
+    batch = select_rows(batch, unmistakable(module, batch))
+    rows = rows_of(batch)
+
+    loop = torch.stack([_one(module, batch, loss_fn, layout, i) for i in range(rows)]).double()
+    recorder = Recorder()
+    recorder.trained = set(named.values())
+    shadows, refusals = make_shadows(module, set(named.values()), recorder)
+    raise_refusals(refusals)
+    for shadow in shadows:
+        shadow.attach()
+    recorder.open(rows)
+    _backward(module, recorder, batch, loss_fn)
+    outside = [name for name, p in named.items() if p.grad is not None]
+    scale = float(rows) if loss_reduction == "mean" else 1.0
+    with torch.no_grad():
+        chunk = Chunk(recorder.take(), layout, rows, scale)
+        fast = torch.cat([piece for _, piece in chunk.pieces()]).double()
+        norms = chunk.norms()
+        clip = float(loop.norm(dim=1).median())
+        factors = clip / norms.clamp_min(clip) if clip > 0 else torch.ones_like(norms)
+        total = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+        chunk.add_weighted_sum(total, factors, True)
+    wanted = (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip) if clip > 0 else 1.0)).sum(0)
+    return _compare(named, layout, shadows, loop, fast, _relative(total.double(), wanted, wanted), outside)
+
+
+def _one(module: nn.Module, batch: Any, loss_fn: LossFn, layout: Layout, i: int) -> Tensor:
+    loss = loss_fn(module, select_rows(batch, torch.tensor([i])))
+    grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
+    pairs = zip(grads, layout.parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().to(layout.dtype) for g, p in pairs])
+
+
+def _relative(found: Tensor, wanted: Tensor, everything: Tensor) -> float:
+    """Error over the size of the gradient; a layer that hardly matters is measured against a share of the whole."""
+    size = max(float(wanted.norm()), 1e-3 * float(everything.norm()))
+    error = float((found - wanted).norm())
+    return error / size if size > 0 else error
+
+
+def _compare(
+    named: dict[str, nn.Parameter],
+    layout: Layout,
+    shadows: list,
+    loop: Tensor,
+    fast: Tensor,
+    sum_error: float,
+    outside: list[str],
+) -> Parity:
+    paths: dict[nn.Parameter, list[str]] = {}
+    for shadow in shadows:
+        for parameter in shadow.parameters.values():
+            paths.setdefault(parameter, []).append(shadow.path)
+    tolerance = max(_TOLERANCE.get(p.dtype, 1e-3) for p in named.values())
+    layers = []
+    for name, parameter, offset in zip(layout.names, layout.parameters, layout.offsets, strict=True):
+        part = slice(offset, offset + parameter.numel())
+        error = _relative(fast[:, part], loop[:, part], loop)
+        path = ", ".join(dict.fromkeys(paths.get(parameter, ["none"])))
+        layers.append(LayerParity(name, path, error, error <= tolerance and name not in outside))
+    note = ""
+    if outside:
+        note = f"used outside their layer's forward, so that autograd wrote .grad itself: {', '.join(outside)}"
+    elif all(not layer.ok for layer in layers):
+        note = (
+            "every layer is off: the loss probably does not divide by the rows of its batch (ignore_index, class weights, a "
+            "mean over tokens, or a sum). Return the sum over records and pass loss_reduction='sum'"
+        )
+    ok = all(layer.ok for layer in layers) and sum_error <= tolerance
+    return Parity(ok, tuple(layers), sum_error, note)
+
+
+def dry_run(module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, loss_fn: LossFn) -> list[str]:
+    """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
+    rng = torch.get_rng_state()
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    grads = [p.grad for p in layout.parameters]
+    problems = []
+    batch = select_rows(batch, unmistakable(module, batch))
+    try:
+        for parameter in layout.parameters:
+            parameter.grad = None
+        recorder.open(rows_of(batch))
+        _backward(module, recorder, batch, loss_fn)
+        for name, parameter in zip(layout.names, layout.parameters, strict=True):
+            used, came = recorder.forwards.get(parameter, 0), len(recorder.received.get(parameter, ()))
+            if parameter.grad is not None:
+                problems.append(f"{name}: used outside its layer's forward, so its gradient would not be private")
+            elif came == 0:
+                problems.append(f"{name}: no gradient came back; it is not used, or its output does not reach the loss")
+            elif came < used:
+                problems.append(f"{name}: used {used} times, but its gradient came back {came} times")
+        for name, buffer in module.named_buffers():
+            if not torch.equal(buffer, buffers[name]):
+                problems.append(f"{name}: the training forward changes this buffer, which is neither clipped nor noised")
+    except CaptureError as problem:
+        problems.append(str(problem))
+    finally:
+        recorder.close()
+        torch.set_rng_state(rng)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        for parameter, grad in zip(layout.parameters, grads, strict=True):
+            parameter.grad = grad
+    return problems

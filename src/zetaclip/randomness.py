@@ -1,0 +1,97 @@
+"""The two secret streams: which records are drawn, and what noise hides them.
+
+A stream is a 256-bit key. Every draw gets a key of its own, derived one way, and the stream's key is then
+replaced, again one way: whoever sees a saved state can't recover an earlier draw. (A plain torch generator
+can be run backwards, and its ``manual_seed`` keeps 32 bits, which anyone can try out.)
+
+**Guarantee.** Keys come from the operating system unless the user fixes a seed, and no key is used twice.
+**Edge cases.** The generator behind a key is torch's Mersenne Twister with all of its state set from the key:
+good statistics, not cryptography. Its arithmetic is floating point; see docs/sharp-edges.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+from torch import Tensor
+
+_WORDS = 624  # of the Mersenne Twister's state
+_HEADER = 24  # bytes before them in torch's serialised state: seed, left, seeded, next
+# Beyond this many standard deviations torch's float32 normals are too coarse, and at 5.77 they end.
+TAIL = 4.75
+
+
+def _derive(key: bytes, label: bytes) -> bytes:
+    return hashlib.shake_256(label + b"\0" + key).digest(32)
+
+
+class Stream:
+    """A secret key that moves one way."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != 32:
+            raise ValueError("a stream's key has 32 bytes")
+        self._key = key
+
+    @staticmethod
+    def fresh() -> Stream:
+        return Stream(os.urandom(32))
+
+    @staticmethod
+    def seeded(seed: int, name: str) -> Stream:
+        """For tests and public data: everything that is drawn can be drawn again by whoever knows the seed."""
+        return Stream(hashlib.shake_256(f"zetaclip {name} {seed}".encode()).digest(32))
+
+    def draw(self) -> bytes:
+        """A key for one use; the stream moves on."""
+        drawn = _derive(self._key, b"draw")
+        self._key = _derive(self._key, b"next")
+        return drawn
+
+    def copy(self) -> Stream:
+        """A stream that will draw the same keys: to look ahead, never to release twice."""
+        return Stream(self._key)
+
+    @property
+    def state(self) -> bytes:
+        """Secret. Tells nothing of what was drawn before."""
+        return self._key
+
+
+def subkey(key: bytes, label: str) -> bytes:
+    """Another key from a drawn one, for another purpose of the same batch."""
+    return _derive(key, label.encode())
+
+
+def generator(key: bytes) -> torch.Generator:
+    """A CPU generator whose whole state, not only a 32-bit seed, comes from the key."""
+    made = torch.Generator()
+    made.manual_seed(0)  # sets the counters around the state words
+    state = made.get_state()
+    words = torch.frombuffer(bytearray(hashlib.shake_256(b"state\0" + key).digest(4 * _WORDS)), dtype=torch.uint8)
+    # torch keeps each 32-bit word in 64 bits.
+    spread = torch.zeros(_WORDS, 8, dtype=torch.uint8)
+    spread[:, :4] = words.view(_WORDS, 4)
+    state[_HEADER : _HEADER + 8 * _WORDS] = spread.flatten()
+    made.set_state(state)
+    return made
+
+
+def gaussian(numel: int, dtype: torch.dtype, source: torch.Generator) -> Tensor:
+    """Standard normal values, with tails.
+
+    torch makes float32 normals from uniforms of 24 bits: none lies beyond 5.77, and near there only a few values
+    are possible. An output that one data set can give and its neighbour can't is a privacy failure, and at small
+    noise multipliers this one is not small against δ (docs/sharp-edges.md has the figures). So values beyond
+    ``TAIL`` are drawn again from the exact conditional law, in float64; they are about two in a million.
+    """
+    values = torch.randn(numel, generator=source, dtype=dtype)
+    if dtype == torch.float32 and numel and torch.linalg.vector_norm(values, float("inf")).item() > TAIL:
+        far = (values.abs() > TAIL).nonzero().flatten()
+        beyond = torch.special.ndtr(torch.tensor(-TAIL, dtype=torch.float64))
+        uniform = 1.0 - torch.rand(len(far), generator=source, dtype=torch.float64)
+        exact = -torch.special.ndtri(uniform * beyond)
+        values[far] = torch.copysign(exact, values[far].double()).float()
+    return values

@@ -1,0 +1,520 @@
+"""One private training run: whose turn it is, and the numbers that have one home.
+
+The loader opens a logical batch and hands out its chunks; the user's loop runs forward and backward on each;
+``optimizer.step()`` closes a chunk, and with the last one the batch is released and the weights move. Anything
+out of that order is an error, because out of order means that a batch is counted wrongly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .clipping import Affine
+from .control import Released
+from .control.base import check_clip
+from .gradients import Chunk, Layout, Recorder, Shadow
+from .gradients.capture import exact
+from .journal import Journal
+from .ledger import Ledger, Row
+from .mechanism import Draw, Mechanism
+from .methods import Method, Plan, at
+from .randomness import Stream, subkey
+from .sampling import poisson_indices
+
+
+class OrderError(RuntimeError):
+    """The loop did something out of order; nothing was released."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public constants of a run."""
+
+    sample_rate: float
+    num_examples: int
+    expected_batch_size: float
+    steps_per_epoch: int
+    physical_batch_size: int | None
+    loss_reduction: str
+    decouple_lr: bool
+    normalize: str
+    empty: str
+
+
+class _Turn:
+    """A logical batch that is out."""
+
+    def __init__(self, chunks: list[Tensor], key: bytes, batch: int) -> None:
+        self.chunks = chunks
+        self.batch = batch  # passes over the same records share it, and compose as one Gaussian
+        self.key = key  # of the sampling stream; a second pass on the same records draws them again from it
+        self.done = 0  # chunks that step() has closed
+        self.out = False  # whether a chunk is with the user
+        self.mechanism: Mechanism | None = None
+        self.weights: list[Tensor] | None = None  # θ, while a perturbation is applied
+
+
+@dataclass
+class Position:
+    """Where a run stands between two logical batches: everything that a checkpoint needs to go on."""
+
+    sampling: bytes
+    noise: bytes
+    same_batch: bytes | None
+    public: dict[str, Tensor]
+
+
+def public_streams(device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's own generators: initial weights, dropout. Not secret."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"].cpu())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+
+
+class Run:
+    """The state machine behind the loader and the optimizer.
+
+    **Guarantee.** C, σ, q and L are read once per logical batch, into one ``Draw``. Between ``open_batch`` and the last
+    ``step()`` nothing is released and no C changes. Whenever no batch is out the module holds θ, unperturbed.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        named: dict[str, nn.Parameter],
+        recorder: Recorder,
+        shadows: list[Shadow],
+        records: int,
+        settings: Settings,
+        method: Method,
+        plan: Plan,
+        ledger: Ledger,
+        sampling: Stream,
+        noise: Stream,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.layout = Layout.of(named)
+        self.recorder = recorder
+        self.shadows = shadows
+        self.records = records
+        self.settings = settings
+        self.method = method
+        self.plan = plan
+        self.ledger = ledger
+        self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
+        self.stream = secrets.token_hex(8)  # public name of this key lineage
+        self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
+        self.data_digest: str | None = None
+        self.sampling, self.noise = sampling, noise
+        self.control = method.controller.init()
+        self.rule_state: Any = None
+        if hasattr(method.rule, "init"):
+            self.rule_state = method.rule.init(self.layout.numel)
+        self.memory: dict[str, Tensor] = {}
+        self.clip_history: list[tuple] = []
+        self.step_count = 0
+        self.batch_count = 0
+        self.phase = 0
+        self.position = 0  # updates done in this epoch
+        self.releases: list[Released] = []
+        self.stepped = False
+        self._turn: _Turn | None = None
+        self._start: Position | None = None  # of the turn that is out
+        self._same_batch: bytes | None = None
+        self._noise_key = b""
+        self._everything = list(module.named_parameters())
+        self._all_buffers = [
+            (f"{name}.{key}" if name else key, part._buffers, key)
+            for name, part in module.named_modules()
+            for key in part._buffers
+        ]
+        self._ticket = 0
+        self._resumed = False
+        self._checked = False
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self.refresh_requested: Callable[[], None] = lambda: None
+
+    # -- what is read once per batch ------------------------------------------------------------------
+
+    @property
+    def clip(self) -> float:
+        turn = self._turn
+        if turn is not None and turn.mechanism is not None:
+            return turn.mechanism.draw.clip
+        return float(self.control.clip)
+
+    @property
+    def noise_multiplier(self) -> float:
+        return at(self.plan.noise_multipliers[self.phase], self.step_count)
+
+    # -- the loader's side ----------------------------------------------------------------------------
+
+    def start_epoch(self) -> int:
+        """A new iterator: earlier ones are void, and a batch that was not stepped will be handed out again."""
+        self._ticket += 1
+        if not self._resumed:
+            self.position = 0
+        elif self.position >= self.settings.steps_per_epoch:
+            self.position = 0
+        self._resumed = False
+        return self._ticket
+
+    def open_batch(self) -> list[Tensor]:
+        """Opens the next logical batch, or the one that is still waiting, and gives its chunks."""
+        if self._turn is not None:
+            self._abandon_chunk()
+            self._turn.done = 0
+            self._turn.mechanism = self._mechanism(self._turn)
+            return self._turn.chunks
+        if self.plan.steps is not None and self.step_count >= self.plan.steps:
+            raise OrderError(
+                f"the noise of method {self.method.name!r} was planned for {self.plan.steps} updates, and they are done; a "
+                "further one would cost more than the plan. Call make_private with more epochs="
+            )
+        self._check_trainable()
+        self._start = self.standing()
+        fresh = self.method.passes[self.phase].batch == "fresh"
+        key = self.sampling.draw() if fresh or self._same_batch is None else self._same_batch
+        turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
+        self._noise_key = self.noise.draw()
+        turn.mechanism = self._mechanism(turn)
+        self._perturb(turn)
+        self._turn = turn
+        return turn.chunks
+
+    def _chunks(self, key: bytes) -> list[Tensor]:
+        rows = poisson_indices(key, self.records, self.settings.sample_rate)
+        size = self.settings.physical_batch_size
+        if size is None or len(rows) <= size:
+            return [rows]
+        return list(rows.split(size))
+
+    def upcoming(self, start: int) -> Iterator[Tensor]:
+        """The non-empty chunks that will be handed out from here to the end of the epoch; draws nothing."""
+        sampling, same, phase = self.sampling.copy(), self._same_batch, self.phase
+        waiting = self._turn
+        for position in itertools.count(start):
+            if position >= self.settings.steps_per_epoch:
+                return
+            while phase < len(self.method.passes):
+                if waiting is not None:
+                    key, waiting = waiting.key, None
+                elif self.method.passes[phase].batch == "fresh" or same is None:
+                    key = sampling.draw()
+                else:
+                    key = same
+                same, phase = key, phase + 1
+                yield from (rows for rows in self._chunks(key) if len(rows))
+            phase = 0
+
+    def _mechanism(self, turn: _Turn) -> Mechanism:
+        rule = self.method.rule
+        clip = check_clip(self.control.clip)
+        name = self.method.passes[self.phase].name
+        draw = Draw(
+            step=self.step_count,
+            phase=self.phase,
+            query="sum" if len(self.method.passes) == 1 else f"{name} sum",
+            batch=turn.batch,
+            clip=clip,
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.settings.sample_rate,
+            divisor=self.settings.expected_batch_size,
+            noise_key=self._noise_key,
+            coin_key=subkey(self._noise_key, "coins"),
+        )
+        affine: Affine | None = rule.transform(self.rule_state) if hasattr(rule, "transform") else None
+        return Mechanism(self.layout, rule, draw, affine, self._write)
+
+    def hand_out(self, rows: Tensor, ticket: int) -> None:
+        turn = self._turn
+        if turn is None or ticket != self._ticket:
+            raise OrderError(
+                "this loader iterator is void: a later one was started, or the engine was loaded. Iterate the loader anew"
+            )
+        for parameter in self.layout.parameters:
+            parameter.grad = None
+        turn.out = True
+        self.recorder.open(max(1, len(rows)))
+        self._buffers = self._buffer_versions()
+
+    def check_stepped(self, ticket: int) -> None:
+        """The user asks for more: the chunk before must have been stepped."""
+        if ticket == self._ticket and self._turn is not None and self._turn.out:
+            raise OrderError(
+                "the next batch was asked for, but optimizer.step() was not called for the one that is out. Call step() after "
+                "every backward: it takes the update when the logical batch is complete. To accumulate gradients over "
+                "smaller batches, set physical_batch_size= in make_private; accumulating by hand would double what one "
+                "record can do"
+            )
+
+    # -- the optimizer's side -------------------------------------------------------------------------
+
+    def forget_chunk(self) -> None:
+        self.recorder.clear()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        turn = self._turn
+        self.stepped = False
+        if turn is None or not turn.out:
+            raise OrderError(
+                "step() without a private batch: every step takes a batch from the loader that make_private returned, then "
+                "forward, backward, step"
+            )
+        self._check_no_foreign_gradients()
+        self._check_buffers()
+        if not self.recorder.received:
+            raise OrderError(
+                "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
+                "loss.backward() between zero_grad() and step()"
+            )
+        if not self._checked:
+            self._report_unused()
+        rows = self.recorder.rows
+        received = self.recorder.take()
+        assert turn.mechanism is not None
+        if len(turn.chunks[turn.done]):  # an empty batch's row of zeros is nobody's record
+            scale = float(rows) if self.settings.loss_reduction == "mean" else 1.0
+            with exact(self.layout.device):
+                turn.mechanism.absorb(Chunk(received, self.layout, rows, scale))
+        turn.out = False
+        turn.done += 1
+        self.recorder.close()
+        if turn.done == len(turn.chunks):
+            with exact(self.layout.device):
+                self._release(turn)
+
+    def _release(self, turn: _Turn) -> None:
+        mechanism = turn.mechanism
+        assert mechanism is not None
+        if mechanism.records == 0 and self.settings.empty == "skip":
+            self._close(turn)
+            self.phase, self.releases = 0, []
+            self._advance()
+            return
+        literal = self.settings.normalize == "realized"
+        divisor = float(max(1, mechanism.records)) if literal else mechanism.draw.divisor
+        released = mechanism.release(self._sum_over_ranks, divisor)
+        self._close(turn)
+        self.releases.append(released)
+        if self.phase + 1 < len(self.method.passes):
+            self.phase += 1
+            return
+        self.phase, self.releases = 0, []
+        self._update(released)
+
+    def _sum_over_ranks(self, value: Tensor) -> Tensor:
+        """The one place where the sums of several processes meet; with one process there is nothing to add."""
+        return value
+
+    def _update(self, released: Released) -> None:
+        """Hands the private gradient to the user's optimizer and lets the controller read what was released."""
+        gradient, std = released.gradient, released.noise_std
+        if self.settings.decouple_lr:
+            gradient, std = gradient / released.sensitivity, std / released.sensitivity
+        for parameter, view in self.layout.views(gradient):
+            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        if hasattr(self.optimizer, "set_noise_std"):
+            self.optimizer.set_noise_std(std)
+        self.optimizer.step()
+        self.stepped = True
+        self._advance()
+        if self.method.remember is not None:
+            self.memory = self.method.remember(released)
+        if hasattr(self.method.rule, "update"):
+            self.rule_state = self.method.rule.update(released, self.rule_state)
+        controller = self.method.controller
+        reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
+        if reading is not None:
+            self.control = controller.update(reading, self.control)
+            entry = controller.entry(self.control)
+            if entry is not None:
+                self.clip_history.append(entry)
+
+    def _advance(self) -> None:
+        self.step_count += 1
+        self.position += 1
+
+    def _close(self, turn: _Turn) -> None:
+        self._restore(turn)
+        self._same_batch = turn.key
+        self._turn = self._start = None
+        self.batch_count = turn.batch + 1
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        """To the journal first, then to the ledger; both before any noise is drawn."""
+        made = [Row(stream=self.stream, **row) for row in rows]
+        for journal in self.journals:
+            journal.append(made)
+        for row in made:
+            self.ledger.append(row)
+
+    # -- perturbed weights ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _perturb(self, turn: _Turn) -> None:
+        perturb = self.method.passes[self.phase].perturb
+        direction = perturb(self.releases, self.memory) if perturb is not None else None
+        if direction is None:
+            return
+        turn.weights = [p.detach().clone() for p in self.layout.parameters]
+        for parameter, view in self.layout.views(direction):
+            parameter.add_(view.to(parameter.dtype))
+
+    @torch.no_grad()
+    def _restore(self, turn: _Turn) -> None:
+        """θ again, bit for bit: copied back, not subtracted."""
+        if turn.weights is not None:
+            for parameter, kept in zip(self.layout.parameters, turn.weights, strict=True):
+                parameter.copy_(kept)
+            turn.weights = None
+
+    @contextmanager
+    def unperturbed(self) -> Iterator[None]:
+        """The module holds θ inside, whatever is out."""
+        turn = self._turn
+        if turn is None or turn.weights is None:
+            yield
+            return
+        moved = [p.detach().clone() for p in self.layout.parameters]
+        kept = turn.weights
+        with torch.no_grad():
+            for parameter, value in zip(self.layout.parameters, kept, strict=True):
+                parameter.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self.layout.parameters, moved, strict=True):
+                    parameter.copy_(value)
+
+    # -- saving and loading ---------------------------------------------------------------------------
+
+    def standing(self) -> Position:
+        """Where the run stands, at the start of the batch that is out if one is."""
+        if self._turn is not None and self._start is not None:
+            return self._start
+        public = public_streams(self.layout.device)
+        return Position(self.sampling.state, self.noise.state, self._same_batch, public)
+
+    def abandon(self) -> None:
+        """Puts the batch that is out back, unreleased."""
+        if self._turn is not None:
+            self._abandon_chunk()
+            self._restore(self._turn)
+            self._turn = self._start = None
+        self._ticket += 1
+
+    def _abandon_chunk(self) -> None:
+        assert self._turn is not None
+        self._turn.out = False
+        self.recorder.close()
+
+    def rekey(self, sampling: Stream, noise: Stream, stream: str, same_batch: bytes | None) -> None:
+        """Other secret streams, under the public name that rows drawn from them will carry."""
+        self.sampling, self.noise, self.stream = sampling, noise, stream
+        self._same_batch = same_batch
+
+    def watch(self, folder: Path) -> None:
+        """From now on every step is journaled in this folder, where a checkpoint of the run lies."""
+        path = folder / self.name
+        if all(journal.path != Journal(path).path for journal in self.journals):
+            self.journals.append(Journal(path))
+
+    def resume(self) -> None:
+        """The next iterator goes on inside the epoch."""
+        self._resumed = True
+
+    def relayout(self, named: dict[str, nn.Parameter], shadows: list[Shadow]) -> None:
+        """Other trained parameters from now on."""
+        if hasattr(self.method.rule, "init") or self.memory:
+            raise OrderError(
+                f"method {self.method.name!r} remembers something for every coordinate, so parameters can't be added to it"
+            )
+        self.layout, self.shadows = Layout.of(named), shadows
+        self._checked = False
+
+    @property
+    def between_batches(self) -> bool:
+        return self._turn is None
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """The optimizer got new parameters; the engine looks at the module again."""
+        if not self.between_batches:
+            raise OrderError("parameters can't be added while a private batch is out; finish it with step() first")
+        self.refresh_requested()
+
+    def _check_trainable(self) -> None:
+        trained = self.recorder.trained
+        for name, parameter in self._everything:
+            if parameter.requires_grad != (parameter in trained):
+                change = "was unfrozen" if parameter.requires_grad else "was frozen"
+                raise OrderError(
+                    f"{name} {change} after make_private. Freeze or unfreeze before it, or call engine.detach() and "
+                    "make_private again (the ledger of the first run still counts)"
+                )
+
+    def _check_no_foreign_gradients(self) -> None:
+        for name, parameter in zip(self.layout.names, self.layout.parameters, strict=True):
+            if parameter.grad is not None:
+                self.recorder.clear()
+                raise OrderError(
+                    f"{name}.grad was written by autograd itself: the parameter is used outside its layer's forward (as in "
+                    "F.linear(x, layer.weight), or a penalty on weights in the loss), so that gradient is neither clipped nor "
+                    "noised. Call the layer instead; for a penalty use the optimizer's weight_decay"
+                )
+
+    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for name, owner, key in self._all_buffers:
+            buffer = owner.get(key)
+            found[name] = (id(buffer), -1 if buffer is None else buffer._version)
+        return found
+
+    def _check_buffers(self) -> None:
+        if self._all_buffers and self._buffers != (now := self._buffer_versions()):
+            changed = [name for name in now if now[name] != self._buffers.get(name)]
+            raise OrderError(
+                f"the training forward changed the buffer {', '.join(changed)}: buffers are neither clipped nor noised, so what "
+                "they learn from records would leave without privacy. Use a layer without running state (GroupNorm for "
+                "BatchNorm), or compute the buffer outside of forward"
+            )
+
+    def _report_unused(self) -> None:
+        self._checked = True
+        counts = [
+            (name, self.recorder.forwards.get(p, 0), len(self.recorder.received.get(p, ())))
+            for name, p in zip(self.layout.names, self.layout.parameters, strict=True)
+        ]
+        silent = [name for name, used, came in counts if came < max(1, used)]
+        if silent:
+            warnings.warn(
+                f"{', '.join(silent)}: no gradient came back, or fewer than the layer was used. Such a parameter counts as "
+                "having a gradient of zero there, and still gets noise; freeze it (requires_grad_(False)) if it is not meant "
+                "to be trained",
+                stacklevel=4,
+            )

@@ -1,0 +1,90 @@
+"""Eigenvalues against the SVD, on both routes, and what odd tensors give."""
+
+import importlib
+import math
+
+import pytest
+import torch
+
+from zetaclip.spectrum import as_matrix, eigenvalues
+
+# the package exports the function under the name of its file, so the file is reached this way
+code = importlib.import_module("zetaclip.spectrum.eigenvalues")
+
+
+def by_svd(weight):
+    return torch.linalg.svdvals(weight.double().flatten(1)).square()
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "shape", [(32, 512), (512, 32), (10, 10), (300, 700), (700, 300), (1, 50), (50, 1), (1, 1)]
+)
+def test_gram_route_equals_svd(shape):
+    weight = gaussian(*shape)
+    found = eigenvalues(weight)
+    assert found.dtype == torch.float64 and found.shape == (min(shape),)
+    torch.testing.assert_close(found, by_svd(weight), rtol=1e-9, atol=0)
+
+
+def test_blocks_of_the_gram_matrix_leave_no_gap(monkeypatch):
+    # 70 rows in blocks of 16 with a remainder: every block boundary matters
+    weight = gaussian(70, 90, seed=3).double()
+    monkeypatch.setattr(code, "_BLOCK", 16)
+    torch.testing.assert_close(eigenvalues(weight), by_svd(weight), rtol=1e-9, atol=0)
+
+
+def conditioned(smallest, count=200):
+    """A matrix with known singular values: most near 1, the last four at ``smallest``."""
+    left = torch.linalg.qr(gaussian(count, count, seed=1).double()).Q
+    right = torch.linalg.qr(gaussian(count, count, seed=2).double()).Q
+    values = torch.linspace(1.0, 0.5, count, dtype=torch.float64)
+    values[-4:] = smallest * torch.tensor([4.0, 3.0, 2.0, 1.0])
+    return left @ torch.diag(values) @ right.T, values.square()
+
+
+def test_svd_takes_over_where_the_gram_matrix_loses_accuracy(monkeypatch):
+    weight, truth = conditioned(smallest=3e-6)  # λ down to 9e-12, just above the floor
+    torch.testing.assert_close(eigenvalues(weight), truth, rtol=1e-7, atol=0)
+    # without the second route the small ones are wrong: the test sees the difference
+    monkeypatch.setattr(code, "_GRAM_LIMIT", 0.0)
+    assert ((eigenvalues(weight) - truth).abs() / truth).max() > 1e-6
+
+
+def test_a_convolution_is_read_one_filter_per_row():
+    kernel = gaussian(8, 3, 5, 5)
+    torch.testing.assert_close(eigenvalues(kernel), by_svd(kernel.reshape(8, 75)), rtol=1e-9, atol=0)
+    assert as_matrix(kernel).shape == (8, 75)
+
+
+def test_half_precision_weights_are_read_in_double():
+    weight = gaussian(20, 30).bfloat16()
+    torch.testing.assert_close(eigenvalues(weight), by_svd(weight), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-30, 1e30, 1e150])
+def test_extreme_scales_neither_overflow_nor_vanish(scale):
+    weight = gaussian(12, 20).double()
+    expected = by_svd(weight) * scale * scale
+    torch.testing.assert_close(eigenvalues(weight * scale), expected, rtol=1e-9, atol=0)
+
+
+def test_degenerate_tensors():
+    assert eigenvalues(torch.zeros(4, 7)).tolist() == [0.0] * 4
+    assert eigenvalues(torch.empty(0, 7)).numel() == 0
+    assert eigenvalues(torch.full((3, 3), math.nan)).isnan().all()
+    poisoned = gaussian(5, 5)
+    poisoned[2, 2] = math.inf
+    assert eigenvalues(poisoned).isnan().all()
+    with pytest.raises(ValueError, match="shape \\(7,\\)"):
+        eigenvalues(torch.ones(7))
+
+
+def test_the_weight_and_its_graph_are_left_alone():
+    weight = torch.nn.Parameter(gaussian(6, 6))
+    before = weight.detach().clone()
+    assert not eigenvalues(weight).requires_grad
+    assert torch.equal(weight, before)
