@@ -12,7 +12,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -39,17 +39,20 @@ _SMEAR = 2e-16
 _PRV_SECONDS_PER_POINT = 1.8e-6
 _PRV_MOST_POINTS = 10**8
 _SIGMA_RANGE = (0.01, 1e5)
+# What the libraries raise when their numbers get out of hand.
+_FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
+_Compute = Callable[[list[Event], float], float]
 
 
 def epsilon(events: Iterable[Event], delta: float, accountant: str = "prv") -> float:
     """ε at ``delta`` of all ``events`` together.
 
-    **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and multipliers, in
-    any order, if the multipliers were fixed in advance. "rdp" is the best of Opacus's bound over its orders
-    and some more; a floor of about ln(1/δ)/1000 remains. "prv" is Opacus's upper bound, whose error is set to
-    0.01 for ε from 0.5 to 10, to 2 % of ε below (at least 0.002) and to 0.1 % above. "pld" rounds losses
-    upwards, on a grid that costs about 0.1 % of ε. "prv" and "pld" set a part of δ aside that covers the
-    rounding errors of their Fourier transforms.
+    **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and multipliers,
+    in any order, if the multipliers were fixed in advance. "rdp" is the best of Opacus's bound over its
+    orders and some more; a floor of about ln(1/δ)/1000 remains. "prv" is Opacus's upper bound, whose error
+    is set to 0.01 for ε from 0.5 to 10, to 2 % of ε below (at least 0.002) and to 0.1 % above. "pld" rounds
+    losses upwards, on a grid that costs about 0.1 % of ε. "prv" and "pld" set a part of δ aside that covers
+    the rounding errors of their Fourier transforms.
 
     **Edge cases.** No events: 0. A multiplier of 0: infinity. If every sampling rate is 1, the whole is one
     Gaussian, and "prv" and "pld" both give its exact ε in closed form. More than 64 kinds of step (a schedule
@@ -57,8 +60,7 @@ def epsilon(events: Iterable[Event], delta: float, accountant: str = "prv") -> f
     unreliable, as for δ below about 1e-15 per step, they raise ``AccountingError``. "prv" warns before it
     computes for more than 10 seconds or 10^5 steps.
     """
-    _check_delta(delta)
-    compute = _lookup(accountant)
+    compute = _lookup(accountant, delta)
     kinds = _merged(events)
     if accountant == "prv":
         _warn_if_slow(kinds, delta, evaluations=1)
@@ -104,18 +106,16 @@ def calibrate(
     **Edge cases.** A target that no σ reaches (below what the accountant resolves, or released without noise
     anyway) and one that every σ reaches (δ so large that it allows publishing records) are errors.
     """
-    _check_delta(target_delta)
-    compute = _lookup(accountant)
+    compute = _lookup(accountant, target_delta)
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon must be positive and finite, not {target_epsilon}")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), not {tolerance}")
     target = f"ε = {target_epsilon:g} at δ = {target_delta:g}"
 
-    def excess(sigma: float, using: Callable[[list[Event], float], float] = compute) -> float:
+    def excess(sigma: float, using: _Compute = compute) -> float:
         """ln(ε / target): at most 0 where the target is met, and nearly straight in ln σ."""
-        found = using(_merged(make_events(sigma)), target_delta)
-        return math.log(max(found, 1e-9 * target_epsilon) / target_epsilon) if found > 0 else -20.0
+        return math.log(max(using(_merged(make_events(sigma)), target_delta) / target_epsilon, 1e-9))
 
     start = 1.0
     if compute is not _rdp_epsilon:
@@ -130,6 +130,13 @@ def calibrate(
 def _smallest(excess: Callable[[float], float], start: float, tolerance: float, target: str) -> float:
     """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above."""
     least, most = (math.log(limit) for limit in _SIGMA_RANGE)
+
+    def try_at(position: float) -> float:
+        try:
+            return excess(math.exp(position))
+        except AccountingError:
+            return math.inf  # as good as above the target: it moves the bracket and is never returned
+
     high, growth = math.log(start), 0.1
     low: float | None = None
     while (at_high := excess(math.exp(high))) > 0:
@@ -144,11 +151,7 @@ def _smallest(excess: Callable[[float], float], start: float, tolerance: float, 
     growth = 0.1
     while low is None:
         trial = max(high - growth, least)
-        try:
-            at_trial = excess(math.exp(trial))
-        except AccountingError:
-            at_trial = math.inf  # as good as above: it only has to bracket, it is not returned
-        if at_trial > 0:
+        if (at_trial := try_at(trial)) > 0:
             low, at_low = trial, at_trial
         elif trial <= least:
             raise AccountingError(
@@ -157,20 +160,18 @@ def _smallest(excess: Callable[[float], float], start: float, tolerance: float, 
             )
         else:
             high, at_high, growth = trial, at_trial, 2 * growth
+    turn = 0
     while high - low > math.log1p(tolerance):
-        middle = (low + high) / 2
-        if math.isfinite(at_low) and at_low > at_high:
+        middle, turn = (low + high) / 2, turn + 1
+        if math.isfinite(at_low) and turn % 3:
             # Where the straight line through both ends crosses zero, moved a little towards the farther end,
-            # so that a good guess closes the bracket from both sides in two evaluations.
+            # so that a good guess closes the bracket from both sides in two evaluations. Every third time
+            # the middle itself, in case the line is a bad guess.
             crossing = low + (high - low) * at_low / (at_low - at_high)
             crossing += math.copysign(tolerance / 3, middle - crossing)
             margin = 0.02 * (high - low)
             middle = min(max(crossing, low + margin), high - margin)
-        try:
-            at_middle = excess(math.exp(middle))
-        except AccountingError:
-            at_middle = math.inf
-        if at_middle > 0:
+        if (at_middle := try_at(middle)) > 0:
             low, at_low = middle, at_middle
         else:
             high, at_high = middle, at_middle
@@ -182,16 +183,12 @@ def _rdp_epsilon(events: list[Event], delta: float) -> float:
         return known
     from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
-    def best(orders: Sequence[float]) -> tuple[float, float]:
+    def best(orders: list[float]) -> tuple[float, float]:
         total = np.zeros(len(orders))
         for event in _condense(events):
-            total += compute_rdp(
-                q=event.sample_rate,
-                noise_multiplier=event.noise_multiplier,
-                steps=event.count,
-                orders=list(orders),
-            )
-        return get_privacy_spent(orders=list(orders), rdp=total, delta=delta)
+            q, sigma, steps = event.sample_rate, event.noise_multiplier, event.count
+            total += compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=orders)
+        return get_privacy_spent(orders=orders, rdp=total, delta=delta)
 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -203,11 +200,10 @@ def _rdp_epsilon(events: list[Event], delta: float) -> float:
             around = bisect_left(_COARSE, order)
             left, right = _COARSE[max(around - 1, 0)], _COARSE[min(around + 1, len(_COARSE) - 1)]
             second, _ = best([order for order in _ORDERS if left < order < right])
-    except (ArithmeticError, ValueError) as error:
-        raise AccountingError(f"the RDP analysis failed ({error}); try accountant='pld'") from error
-    result = float(np.nanmin([first, second]))
-    if math.isnan(result):
-        raise AccountingError("the RDP analysis gave no number; try accountant='pld'")
+    except _FAILURES as failure:
+        raise AccountingError(f"the RDP analysis failed ({failure}); try accountant='pld'") from failure
+    if not math.isfinite(result := float(min(first, second))):
+        raise AccountingError(f"the RDP analysis gave ε = {result}; try accountant='pld'")
     return max(result, 0.0)  # a bound below 0 also holds at 0
 
 
@@ -218,8 +214,7 @@ def _prv_epsilon(events: list[Event], delta: float) -> float:
     from scipy.integrate import IntegrationWarning
 
     room = delta - _set_aside(events, delta)
-    bound = _rdp_epsilon(events, delta)
-    points, error = _prv_size(events, delta)
+    points, error, bound = _prv_size(events, delta)
     if points > _PRV_MOST_POINTS:
         raise AccountingError(
             f"the PRV accountant would need a grid of {points:.0e} points for {_total(events)} steps with "
@@ -233,14 +228,7 @@ def _prv_epsilon(events: list[Event], delta: float) -> float:
             # The grid is centred with a numerical integral. One that says it is inexact shifts every step.
             warnings.simplefilter("error", IntegrationWarning)
             result = float(accountant.get_epsilon(room, eps_error=error, delta_error=delta / 1000))
-    except (
-        ArithmeticError,
-        ValueError,
-        RuntimeError,
-        IndexError,
-        MemoryError,
-        IntegrationWarning,
-    ) as failure:
+    except (*_FAILURES, IntegrationWarning) as failure:
         raise AccountingError(f"the PRV accountant failed ({failure}); use accountant='pld'") from failure
     # RDP bounds the same thing, so a PRV value clearly above it has broken down.
     if not -error <= result <= 1.02 * bound + 2 * error:
@@ -259,42 +247,34 @@ def _pld_epsilon(events: list[Event], delta: float) -> float:
     room = delta - _set_aside(events, delta)
     kinds = _condense(events)
     interval = _pld_interval(kinds, delta)
-    whole = None
     try:
+        whole = distributions.identity(value_discretization_interval=interval)
         for event in kinds:
-            part = distributions.from_gaussian_mechanism(
+            one = distributions.from_gaussian_mechanism(
                 standard_deviation=event.noise_multiplier,
                 sampling_prob=event.sample_rate,
                 value_discretization_interval=interval,
                 pessimistic_estimate=True,
-            ).self_compose(event.count)
-            whole = part if whole is None else whole.compose(part)
-        assert whole is not None
+            )
+            whole = whole.compose(one.self_compose(event.count))
         result = float(whole.get_epsilon_for_delta(room))
-    except (ArithmeticError, ValueError, RuntimeError, MemoryError) as failure:
+    except _FAILURES as failure:
         raise AccountingError(f"the PLD accountant failed ({failure}); try accountant='rdp'") from failure
     if not 0 <= result < math.inf:
         raise AccountingError(f"the PLD accountant returned ε = {result}; try accountant='rdp' or a larger δ")
     return result
 
 
-_COMPUTE: dict[str, Callable[[list[Event], float], float]] = {
-    "rdp": _rdp_epsilon,
-    "prv": _prv_epsilon,
-    "pld": _pld_epsilon,
-}
+_COMPUTE: dict[str, _Compute] = {"rdp": _rdp_epsilon, "prv": _prv_epsilon, "pld": _pld_epsilon}
 ACCOUNTANTS = tuple(_COMPUTE)
 
 
-def _lookup(accountant: str) -> Callable[[list[Event], float], float]:
+def _lookup(accountant: str, delta: float) -> _Compute:
     if accountant not in _COMPUTE:
         raise ValueError(f"unknown accountant {accountant!r}: use one of {', '.join(ACCOUNTANTS)}")
-    return _COMPUTE[accountant]
-
-
-def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
+    return _COMPUTE[accountant]
 
 
 def _total(events: list[Event]) -> int:
@@ -308,7 +288,7 @@ def _merged(events: Iterable[Event]) -> list[Event]:
     for event in events:
         if not (0 <= event.sample_rate <= 1 and 0 <= event.noise_multiplier < math.inf and event.count >= 0):
             raise ValueError(f"{event} is no sequence of steps")
-        if event.sample_rate == 0 or event.count == 0:
+        if event.count == 0 or (event.sample_rate == 0 and event.noise_multiplier > 0):
             continue
         if event.sample_rate == 1 and event.noise_multiplier > 0:
             precision += event.count / event.noise_multiplier**2
@@ -320,20 +300,20 @@ def _merged(events: Iterable[Event]) -> list[Event]:
 
 
 def _condense(events: list[Event]) -> list[Event]:
-    """At most about ``_KINDS`` kinds: nearby multipliers of one sampling rate become the smallest of them.
+    """About ``_KINDS`` kinds at most: nearby multipliers of one sampling rate become the smallest of them.
 
-    Less noise never costs less, so ε can only grow: by about twice the width of a group, which is the
-    logarithm of largest over smallest multiplier divided by ``_KINDS``.
+    Less noise never costs less, so ε can only grow. Where the largest multiplier is twice the smallest, a
+    group is 1 % wide and ε grows by about as much.
     """
     if len(events) <= _KINDS:
         return events
     by_rate: defaultdict[float, list[Event]] = defaultdict(list)
     for event in events:
         by_rate[event.sample_rate].append(event)
-    spread = sum(
-        math.log(group[-1].noise_multiplier / group[0].noise_multiplier) for group in by_rate.values()
-    )
     grouped: list[Event] = []
+    spread = 0.0
+    for group in by_rate.values():
+        spread += math.log(group[-1].noise_multiplier / group[0].noise_multiplier)
     for rate, group in by_rate.items():
         floor, count = group[0].noise_multiplier, 0
         for event in group:  # in ascending order of noise
@@ -381,13 +361,13 @@ def _set_aside(events: list[Event], delta: float) -> float:
     return smeared
 
 
-def _prv_size(events: list[Event], delta: float) -> tuple[float, float]:
-    """(points of the PRV grid, error to allow in ε)."""
+def _prv_size(events: list[Event], delta: float) -> tuple[float, float, float]:
+    """(points of the PRV grid, error to allow in ε, ε by RDP)."""
     bound = _rdp_epsilon(events, delta)
     error = min(max(0.01, 1e-3 * bound), max(0.002, 0.02 * bound), 0.5)
     half = _rdp_epsilon(events, delta / 4000) + 3
     mesh = error / math.sqrt(_total(events) * math.log(12_000 / delta) / 2)
-    return 2 * half / mesh, error
+    return 2 * half / mesh, error, bound
 
 
 def _warn_if_slow(events: list[Event], delta: float, evaluations: int) -> None:
@@ -398,7 +378,7 @@ def _warn_if_slow(events: list[Event], delta: float, evaluations: int) -> None:
     if steps > 10**5 or seconds > 10:
         warnings.warn(
             f"the PRV accountant will take about {max(seconds, 1):.0f} s for {steps} steps; "
-            "accountant='pld' is as tight and takes a few",
+            "accountant='pld' is as tight and much faster",
             stacklevel=3,
         )
 

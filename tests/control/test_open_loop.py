@@ -46,6 +46,7 @@ def test_replay_of_a_history_uses_what_the_other_run_used():
 def test_they_are_controllers_that_read_no_weights():
     assert isinstance(Replay([1.0]), Controller) and isinstance(Schedule(lambda t: 1.0), Controller)
     assert "3 values" in repr(Replay([1.0, 2.0, 3.0]))
+    assert repr(Replay([1.0, 2.0])) == repr(Replay([1.0, 2.0])) != repr(Replay([1.0, 2.5]))
 
 
 @pytest.mark.parametrize(

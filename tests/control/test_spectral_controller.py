@@ -1,6 +1,7 @@
 """The control law on stubbed readings: closed forms, bounds, options, and purity."""
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -102,7 +103,7 @@ def test_one_probe_moves_log_c_by_at_most_the_gain(zetas, law, start, anti_windu
         1.0, law=law, start=start, anti_windup=anti_windup, bounds=bounds, gain=0.3, integral_gain=0.7
     )
     found = clips(controller, zetas)
-    for before, after in zip(found, found[1:]):
+    for before, after in itertools.pairwise(found):
         assert abs(math.log(after) - math.log(before)) <= 0.3 + 1e-12
         assert bounds is None or 0.5 <= after <= 3.0
 
@@ -359,5 +360,5 @@ def test_paper_is_the_literal_form_and_takes_options():
     ],
 )
 def test_wrong_arguments(options):
-    with pytest.raises(ValueError, match="must be|unknown"):
+    with pytest.raises(ValueError, match=r"must be|unknown"):
         Spectral(**options)

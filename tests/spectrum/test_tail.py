@@ -93,7 +93,7 @@ def test_rank_is_the_median_of_pairwise_slopes():
     assert (
         fit.n_tail == 5
         and math.isclose(fit.lambda_min, 2.0)
-        and math.isclose(fit.stderr, (fit.zeta - 1) * math.sqrt(2 / 5))
+        and math.isclose(fit.stderr, 1.2 * (fit.zeta - 1) / math.sqrt(5))
     )
 
 

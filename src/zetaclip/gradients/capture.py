@@ -170,10 +170,8 @@ class Shadow:
         if not self.recorder.active:
             return self.inner(*args, **kwargs)
         if torch.compiler.is_compiling():
-            raise CaptureError(
-                "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
-                "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
-            )
+            # A compiler must not look in here: it would trace the records away. It then runs this layer uncompiled.
+            raise CaptureError("per-example gradients are recorded in Python, which torch.compile can't see through")
         self.recorder.count(self.parameters.values())
         return self.run(self, *args, **kwargs)
 

@@ -110,7 +110,10 @@ def _call(shadow: Shadow, parameters: dict[str, Tensor], args: tuple, kwargs: di
 def _vectorised(
     shadow: Shadow, one: Callable[..., Any], aliases: dict[str, Tensor], tensors: list[Tensor], dims: list[int]
 ) -> Any:
-    outputs = vmap(one, in_dims=(0, *dims), randomness="different")(aliases, *tensors)
+    with warnings.catch_warnings():
+        # torch may know no batched form of an operation and loop inside; the result is the same.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        outputs = vmap(one, in_dims=(0, *dims), randomness="different")(aliases, *tensors)
     shadow.proven = True  # type: ignore[attr-defined]
     leaves, structure = tree_flatten(outputs)
     joined = [_without_single(shadow, leaf, 1) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -22,6 +22,7 @@ class Layout:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     numel: int
     dtype: torch.dtype
     device: torch.device
@@ -40,11 +41,13 @@ class Layout:
                 f"trained parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); put them on one"
             )
         dtype = torch.float64 if wide else torch.float32
-        return Layout(tuple(named), parameters, tuple(offsets), total, dtype, parameters[0].device)
+        sizes = tuple(p.numel() for p in parameters)
+        return Layout(tuple(named), parameters, tuple(offsets), sizes, total, dtype, parameters[0].device)
 
     def views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
-            yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
+        """Each parameter with its part of the flat vector, in its shape."""
+        for parameter, part in zip(self.parameters, flat.split(self.sizes), strict=True):
+            yield parameter, part.view(parameter.shape)
 
 
 class Chunk:

@@ -1,0 +1,104 @@
+"""One training step of one model: without privacy, with zetaclip, and with Opacus's three modes.
+
+Every contender gets a network of its own, the same batch and plain SGD, and returns a function that takes one
+step: forward, backward, clip, noise, update. zetaclip's step goes through its loader with q = 1, as a user's
+loop does; Opacus's is handed the batch, so the fetching of a batch is in our time and not in theirs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from networks import Model
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+PEERS = ("hooks", "functorch", "ghost")
+Step = Callable[[], None]
+
+
+def plain(model: Model, x: Tensor, y: Tensor) -> Step:
+    network = model.make()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Step:
+    from zetaclip import PrivacyEngine
+
+    network = model.make()
+    network, optimizer, loader = PrivacyEngine(accountant="rdp", seed=0).make_private(
+        module=network,
+        optimizer=torch.optim.SGD(network.parameters(), lr=0.01),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+        noise_multiplier=1.0,
+        clipping=1.0,
+        sample_rate=1.0,
+        num_examples=len(x),
+        physical_batch_size=physical,
+    )
+
+    def step() -> None:
+        for inputs, labels in loader:  # q = 1: an epoch is one logical batch
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs), labels).backward()
+            optimizer.step()
+
+    return step
+
+
+def opacus_private(network: nn.Module, loader: DataLoader, mode: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+    """(module, optimizer, loader, criterion) as Opacus makes them in one of its modes."""
+    import opacus
+
+    criterion: Any = nn.CrossEntropyLoss()
+    made = opacus.PrivacyEngine(accountant="rdp").make_private(
+        module=network,
+        optimizer=torch.optim.SGD(network.parameters(), lr=0.01),
+        criterion=criterion,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        grad_sample_mode=mode,
+        **options,
+    )
+    if mode == "ghost":
+        return made[0], made[1], made[3], made[2]
+    return made[0], made[1], made[2], criterion
+
+
+def opacus(model: Model, x: Tensor, y: Tensor, mode: str) -> Step:
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+    network, optimizer, _, criterion = opacus_private(model.make(), loader, mode)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(network(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def make(kind: str, model: Model, x: Tensor, y: Tensor) -> Step:
+    """The contender of that name: "plain", "ours", or a mode of Opacus."""
+    warnings.simplefilter("ignore")  # Opacus warns about hooks at every backward
+    if kind == "plain":
+        return plain(model, x, y)
+    return ours(model, x, y) if kind == "ours" else opacus(model, x, y, kind)
+
+
+def reason(problem: Exception) -> str:
+    """Why a contender can't run a model, in one short line."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    text = f"{type(problem).__name__}: {lines[0] if lines else ''}"
+    return text if len(text) <= 90 else text[:87] + "..."

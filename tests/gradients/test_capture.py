@@ -1,0 +1,276 @@
+"""How layers are watched: what the module looks like meanwhile, and what is noticed."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_parity, flat, looped_gradients, mean_loss, private, recorded, tiny, toy_data, train
+from networks import MODELS, Encoder, Scaled, Words
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from zetaclip.gradients import CaptureError, Recorder, make_shadows
+
+
+def attached(module):
+    recorder = Recorder()
+    shadows, _ = make_shadows(module, {p for p in module.parameters() if p.requires_grad}, recorder)
+    for shadow in shadows:
+        shadow.attach()
+    return recorder
+
+
+def test_the_module_comes_back_as_it_was():
+    module = tiny()
+    kinds = [type(part) for part in module.modules()]
+    keys, flags = list(module.state_dict()), [p.requires_grad for p in module.parameters()]
+    engine, same, *_ = private(module, toy_data())
+    assert same is module
+    assert [type(part) for part in module.modules()] == kinds
+    assert list(module.state_dict()) == keys and [p.requires_grad for p in module.parameters()] == flags
+    engine.detach()
+    assert all("forward" not in part.__dict__ for part in module.modules())
+
+
+def test_an_own_forward_on_the_instance_comes_back_on_detach():
+    module = nn.Sequential(nn.Linear(6, 3))
+    layer = module[0]
+    plain = nn.Linear.forward
+
+    def doubled(x):
+        return 2 * plain(layer, x)
+
+    layer.forward = doubled
+    engine, *_ = private(module, toy_data())
+    assert "per example" in engine.describe()[0].path  # nn.Linear's own rule would be wrong here
+    engine.detach()
+    assert layer.forward is doubled
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "raw-parameter", "gru"])
+def test_copies_are_plain(name):
+    build, inputs = MODELS[name]
+    module, x = build(), inputs(4)
+    expected = module(x).detach()
+    recorder = attached(module)
+    recorder.open(4)
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    copies = [
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(buffer, weights_only=False),
+        copy.deepcopy(copy.deepcopy(module)),
+        pickle.loads(pickle.dumps(copy.deepcopy(module))),
+        averaged.module,
+    ]
+    for other in copies:
+        recorder.clear()
+        out = other(x)
+        torch.testing.assert_close(out, expected)
+        out.sum().backward()
+        assert all(p.grad is not None for p in other.parameters())  # ordinary autograd, not our engine
+        assert not recorder.received and not recorder.forwards
+        assert not any(p is q for p in other.parameters() for q in module.parameters())
+
+
+def test_a_forward_without_a_backward_leaves_nothing_behind():
+    module = tiny()
+    recorder = attached(module)
+    recorder.open(4)
+    x = torch.randn(4, 6)
+    alive = weakref.ref(x)
+    loss = module(x).sum()
+    del x, loss
+    gc.collect()
+    assert alive() is None and not recorder.received
+
+
+def test_no_gradients_are_summed_by_autograd():
+    module = tiny()
+    recorder = attached(module)
+    recorder.open(4)
+    module(torch.randn(4, 6)).sum().backward()
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())
+    assert len(recorder.received) == 4
+
+
+def test_nothing_is_recorded_when_no_batch_is_out_or_without_gradients():
+    module = tiny()
+    recorder = attached(module)
+    module(torch.randn(4, 6)).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    recorder.open(4)
+    with torch.no_grad():
+        module(torch.randn(9, 6))  # evaluation while a batch is out, on any number of rows
+    assert not recorder.forwards
+
+
+def test_rows_that_are_not_records_are_refused():
+    class Merged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.fc(x.reshape(-1, 6)).view(x.shape[0], -1, 3).mean(1)
+
+    module = Merged()
+    attached(module).open(4)
+    with pytest.raises(CaptureError, match=r"fc got a tensor of shape \(20, 6\), but 4 records"):
+        module(torch.randn(4, 5, 6))
+
+
+def test_a_shared_row_is_refused():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 6)
+
+        def forward(self, x):
+            return x + self.table(torch.arange(5)[None])
+
+    module = Positions()
+    attached(module).open(4)
+    with pytest.raises(CaptureError, match="expand it to one row per record"):
+        module(torch.randn(4, 5, 6))
+
+
+class Checkpointed(nn.Module):
+    """Two checkpointed passes through the same layers."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 10)
+
+    def segment(self, x):
+        return torch.tanh(self.second(torch.relu_(self.first(x))))
+
+    def forward(self, x):
+        x = x.clone().requires_grad_() if self.reentrant else x
+        x = checkpoint(self.segment, x, use_reentrant=self.reentrant)
+        return self.out(checkpoint(self.segment, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_passes_parity(reentrant):
+    module = Checkpointed(reentrant=False).double()
+    batch = (torch.randn(5, 6).double(), torch.randint(0, 10, (5,)))
+    loop = looped_gradients(module, batch, mean_loss)  # torch refuses autograd.grad through the reentrant kind
+    module.reentrant = reentrant
+    chunk, *_ = recorded(module, batch, mean_loss)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([p for _, p in chunk.pieces()]), loop, rtol=1e-10, atol=1e-12)
+    # The second run of the forward is not a second use: no warning about uses, and it trains.
+    _, module, optimizer, loader = private(Checkpointed(reentrant), toy_data(classes=3), sigma=0.1)
+    assert train(module, optimizer, loader) == 2
+
+
+def test_autograd_grad_leaves_no_record():
+    module = tiny()
+    recorder = attached(module)
+    recorder.open(4)
+    x = torch.randn(4, 6, requires_grad=True)
+    loss = module(x).square().sum()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward(inputs=[x], retain_graph=True)
+    assert not recorder.received
+    loss.backward()
+    assert len(recorder.received) == 4
+
+
+def test_two_backwards_of_one_batch_add_up():
+    module = tiny(dtype=torch.float64)
+    x, y = toy_data(5, dtype=torch.float64)
+
+    class Twice:
+        def __init__(self, first, second):
+            self.parts = first, second
+
+        def backward(self):
+            for part in self.parts:
+                part.backward()
+
+    def split(module, batch):
+        return Twice(F.cross_entropy(module(batch[0]), batch[1]), 0.1 * module(batch[0]).square().sum(1).mean())
+
+    def whole(module, batch):
+        return F.cross_entropy(module(batch[0]), batch[1]) + 0.1 * module(batch[0]).square().sum(1).mean()
+
+    found, *_ = recorded(module, (x, y), split)
+    expected, *_ = recorded(module, (x, y), whole)
+    with torch.no_grad():
+        torch.testing.assert_close(found.norms(), expected.norms(), rtol=1e-12, atol=0)
+
+
+def test_gradients_of_gradients_are_refused():
+    module = tiny()
+    attached(module).open(4)
+    with pytest.raises(CaptureError, match="create_graph"):
+        module(torch.randn(4, 6)).sum().backward(create_graph=True)
+
+
+def test_an_input_that_changed_after_the_layer_saw_it_is_noticed():
+    module = nn.Linear(6, 3)
+    attached(module).open(4)
+    x = torch.randn(4, 6)
+    loss = module(x).sum()
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_compiled_modules_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"torch.compile.*_orig_mod"):
+        private(torch.compile(tiny(), backend="eager"), toy_data())
+    inplace = tiny()
+    inplace.compile(backend="eager")
+    with pytest.raises(ValueError, match="compiled in place"):
+        private(inplace, toy_data())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_compiled_after_it_became_private_runs_uncompiled_and_right():
+    weights = []
+    for compiling in (False, True):
+        _, module, optimizer, loader = private(tiny(), toy_data(), sigma=0.5)
+        call = torch.compile(module, backend="eager") if compiling else module
+        train(call, optimizer, loader)
+        weights.append(flat(module))
+    assert torch.equal(*weights)
+    torch._dynamo.reset()
+
+
+def test_uses_of_one_parameter_are_added_before_the_norm():
+    """Adding norms instead of gradients would give another value: the test shows that it can tell."""
+    module = Words(tied=True).double()
+    x, y = torch.randint(0, 20, (5, 7)), torch.randint(0, 10, (5,))
+    assert_parity(module, (x, y), mean_loss, 1e-11)
+    chunk, _, shadows = recorded(module, (x, y), mean_loss)
+    used_twice = [s.name for s in shadows if module.embed.weight in set(s.parameters.values())]
+    assert used_twice == ["embed", "out"]
+    recorder = attached(module)
+    recorder.open(5)
+    mean_loss(module, (x, y)).backward()
+    with torch.no_grad():
+        apart = sum(part.norms2() for parts in recorder.received.values() for part in parts).sqrt() * 5
+        assert (apart - chunk.norms()).abs().min() > 1e-3
+
+
+def test_describe_lists_every_path():
+    engine, *_ = private(Encoder(), (torch.randn(8, 9, 16), torch.randint(0, 10, (8,))))
+    paths = {line.parameter: line.path for line in engine.describe()}
+    assert paths["encoder.layers.0.self_attn.in_proj_weight"] == "attention"
+    assert paths["encoder.layers.1.norm2.bias"] == "layer norm" and paths["head.weight"] == "linear"
+    assert "head.weight" in str(engine.describe())
+    engine, *_ = private(Scaled(), (torch.randn(8, 6), torch.randint(0, 10, (8,))))
+    assert {line.path for line in engine.describe()} == {"per example (vmap)"}

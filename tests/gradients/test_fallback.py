@@ -1,0 +1,139 @@
+"""Modules without a rule."""
+
+import pytest
+import torch
+from helpers import assert_parity, mean_loss, private, recorded, square_loss, train
+from networks import Recurrent, Scaled
+from torch import nn
+
+from zetaclip.gradients import CaptureError
+
+
+class Subclass(nn.Linear):
+    """Not nn.Linear: computes something else."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Branching(nn.Module):
+    """Looks at values, so it can't be vectorised."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return (x * self.weight if x.sum() > 0 else x * self.weight * 3).sum(1, keepdim=True)
+
+
+def _x(*shape):
+    return torch.randn(5, *shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: Subclass(6, 4), (6,)),
+        (lambda: nn.Bilinear(6, 6, 3), (6,)),
+        (lambda: nn.ConvTranspose2d(2, 3, 3), (2, 4, 4)),
+        (lambda: nn.PReLU(3), (3, 4)),
+        (lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), (6,)),
+        (Scaled, (6,)),
+        (lambda: nn.LSTM(6, 4, 2, batch_first=True, bidirectional=True), (3, 6)),
+        (lambda: nn.GRU(6, 4, batch_first=True), (3, 6)),
+        (lambda: nn.RNN(6, 4, batch_first=True), (3, 6)),
+    ],
+    ids=["subclass", "bilinear", "transposed", "prelu", "weight-norm", "raw", "lstm", "gru", "rnn"],
+)
+def test_general_path_agrees_with_the_loop(build, shape):
+    module = build().double()
+    inputs = (_x(*shape), _x(*shape)) if isinstance(module, nn.Bilinear) else (_x(*shape),)
+    assert_parity(module, inputs, square_loss, 1e-11)
+
+
+def test_what_cannot_be_vectorised_is_looped_and_said_so():
+    module = Branching().double()
+    with pytest.warns(UserWarning, match=r"Branching.*loop over examples"):
+        _, _, shadows = recorded(module, (_x(6),), square_loss)
+    assert shadows[0].path == "per example (loop)"
+    x = _x(6)
+    loop = torch.stack([torch.autograd.grad(square_loss(module, (x[i : i + 1],)), module.weight)[0] for i in range(5)])
+    with pytest.warns(UserWarning, match="loop"):
+        chunk, *_ = recorded(module, (x,), square_loss)
+    with torch.no_grad():
+        torch.testing.assert_close(chunk.norms(), loop.norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_recurrent_states_are_sliced_along_their_own_dimension():
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(6, 4, 2, batch_first=True)
+
+        def forward(self, x, h, c):
+            out, (h, c) = self.rnn(x, (h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous()))
+            return torch.cat([out[:, -1], h[-1], c[0]], 1)
+
+    assert_parity(Stateful().double(), (_x(3, 6), _x(2, 4), _x(2, 4)), square_loss, 1e-11)
+
+
+def test_dropout_inside_a_looped_module_is_one_and_the_same_in_forward_and_backward():
+    """The recorded gradient must belong to the mask that the forward drew: at rate 1/2 another mask is far off."""
+
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(50))
+
+        def forward(self, x):
+            self.seen = torch.nn.functional.dropout(x * self.weight, 0.5, self.training)
+            return self.seen
+
+    module = Dropped().double()
+    seen = []
+
+    def loss_fn(module, batch):
+        out = module(batch[0])
+        seen.append(out.detach())
+        return out.sum(1).mean()
+
+    chunk, *_ = recorded(module, (torch.ones(5, 50, dtype=torch.float64),), loss_fn)
+    with torch.no_grad():
+        # out = mask * 2 * weight; its derivative with respect to the weight is the output itself here.
+        torch.testing.assert_close(torch.cat([p for _, p in chunk.pieces()]), seen[0], rtol=1e-12, atol=0)
+    assert (seen[0] == 0).any() and not torch.equal(seen[0][0], seen[0][1])
+
+
+def test_outputs_without_a_row_per_record_are_refused():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return (x * self.weight).sum()
+
+    with pytest.raises(CaptureError, match="one row per record"):
+        recorded(Total(), (torch.randn(5, 6),), lambda m, b: m(b[0]))
+
+
+def test_shared_tensors_as_arguments_are_refused():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x, mask):
+            return x * self.weight * mask
+
+    with pytest.raises(CaptureError, match=r"shape \(6,\)"):
+        recorded(Masked(), (torch.randn(5, 6),), lambda m, b: m(b[0], torch.ones(6)).sum(1).mean())
+
+
+def test_a_recurrent_network_trains():
+    data = (torch.randn(12, 4, 6), torch.randint(0, 3, (12,)))
+    _, module, optimizer, loader = private(Recurrent(dropout=0.0), data, sigma=0.5)
+    before = module.rnn.weight_hh_l0.detach().clone()
+    assert train(module, optimizer, loader, mean_loss) == 2
+    assert not torch.equal(before, module.rnn.weight_hh_l0)
