@@ -60,7 +60,10 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
 def opacus_private(network: nn.Module, loader: DataLoader, mode: str, **options: Any) -> tuple[Any, Any, Any, Any]:
     """(module, optimizer, loader, criterion) as Opacus makes them in one of its modes."""
     import opacus
+    from opacus.validators import ModuleValidator
 
+    if ModuleValidator.validate(network):
+        network = ModuleValidator.fix(network)  # nn.MultiheadAttention becomes Opacus's own
     criterion: Any = nn.CrossEntropyLoss()
     made = opacus.PrivacyEngine(accountant="rdp").make_private(
         module=network,
@@ -95,6 +98,13 @@ def make(kind: str, model: Model, x: Tensor, y: Tensor) -> Step:
     if kind == "plain":
         return plain(model, x, y)
     return ours(model, x, y) if kind == "ours" else opacus(model, x, y, kind)
+
+
+def replaced_by_opacus(model: Model) -> bool:
+    """Whether Opacus refuses the network as it is and gets a version with layers replaced by its own fixer."""
+    from opacus.validators import ModuleValidator
+
+    return bool(ModuleValidator.validate(model.make()))
 
 
 def reason(problem: Exception) -> str:

@@ -27,9 +27,8 @@ HEADER = Header(
 
 
 def row(batch: int, noise: float = 1.1, query: str = "gradient", **other: object) -> Row:
-    values = dict(step=batch, batch=batch, query=query, sensitivity=2.0, noise_multiplier=noise)
-    values |= dict(noise_std=2.0 * noise, sample_rate=0.01, stream="a") | other
-    return Row(**values)  # type: ignore[arg-type]
+    plain = Row(batch, batch, query, 2.0, noise, 2.0 * noise, 0.01, "a")
+    return replace(plain, **other)  # type: ignore[arg-type]
 
 
 def ledger_of(*rows: Row) -> Ledger:
@@ -65,7 +64,7 @@ def test_no_rows_no_events() -> None:
 
 def test_rows_of_one_batch_are_one_gaussian() -> None:
     ledger = ledger_of(row(0, 0.9), row(0, 1.3, "norms"), row(1, 3.0), row(1, 4.0, "norms"))
-    ((first, second)) = ledger.events()
+    first, second = ledger.events()
     assert first.noise_multiplier == pytest.approx(1 / math.sqrt(1 / 0.81 + 1 / 1.69), rel=1e-11)
     assert second.noise_multiplier == pytest.approx(2.4, rel=1e-11)  # 3-4-5 triangle
     assert ledger.steps == 2

@@ -1,7 +1,7 @@
 """Makes the figures and tables of docs/spectral-control.md.
 
     python docs/plots/make_spectral_plots.py            # the pictures, into this folder
-    python docs/plots/make_spectral_plots.py --tables   # the two tables, as Markdown on the screen
+    python docs/plots/make_spectral_plots.py --tables   # the tables, as Markdown on the screen
 
 Everything is simulated here with fixed seeds; no data set is needed. Takes about a minute on one core.
 """
@@ -77,6 +77,21 @@ def table_of_noise() -> None:
         nulls = [random_null(shape, method) for method in METHODS]
         shown = "".join(f" {null.median:.1f} ({null.low:.1f} to {null.high:.1f}) |" for null in nulls)
         print(f"| {shape[0]} x {shape[1]} | {what} |{shown}")
+
+
+def table_of_spikes() -> None:
+    """A random 32 x 512 matrix plus a few strong directions, singular values from 4 downwards."""
+    print("| added to 32 x 512 noise |" + "".join(f" {method} |" for method in METHODS))
+    print("|---|" + "---|" * len(METHODS))
+    generator = torch.Generator().manual_seed(0)
+    noise = (2 * torch.rand(32, 512, generator=generator) - 1) / 512**0.5
+    for count in (0, 1, 2, 4, 8, 16):
+        left = torch.linalg.qr(torch.randn(32, max(1, count), generator=generator)).Q
+        right = torch.linalg.qr(torch.randn(512, max(1, count), generator=generator)).Q
+        strength = torch.linspace(4.0, 1.0, count) if count else torch.zeros(1)
+        spectrum = eigenvalues(noise + left @ torch.diag(strength) @ right.T)
+        zetas = [fit_tail(spectrum, method).zeta for method in METHODS]
+        print(f"| {count} directions |" + "".join(f" {zeta:.1f} |" for zeta in zetas))
 
 
 # Pictures
@@ -219,6 +234,8 @@ def main() -> None:
         table_of_estimators()
         print()
         table_of_noise()
+        print()
+        table_of_spikes()
         return
     for draw in (plot_tails, plot_nulls, plot_spread, plot_trajectories):
         draw()

@@ -84,13 +84,14 @@ class Flat:
     """Scale an example's whole gradient down to norm C where it is longer: ordinary DP-SGD.
 
     **Guarantee.** factor * norm <= C for every norm; the identity for norm <= C.
-    **Edge cases.** norm 0: factor 1. norm inf never arrives: such an example counts as zero.
+    **Edge cases.** norm 0: factor 1. A norm that is not finite never arrives: such an example counts as zero.
     """
 
     name: str = "flat"
 
     def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
-        return clip / norms.clamp_min(clip)
+        # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
+        return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
 
     def sensitivity(self, clip: float) -> float:
         return clip

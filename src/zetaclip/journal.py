@@ -31,9 +31,10 @@ class Journal:
     is drawn. No file is an empty journal.
     """
 
+    _descriptor: int | None = None
+
     def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
         self.path = Path(os.fspath(checkpoint) + ".journal")
-        self._descriptor: int | None = None
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
@@ -41,8 +42,7 @@ class Journal:
         if not text:
             return
         descriptor = self._open()
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        if os.lseek(descriptor, 0, os.SEEK_END) and not self._ends_a_line(descriptor):
             text = f"\n{_SEAL}\n{text}"
         data = text.encode()
         written = os.write(descriptor, data)
@@ -107,6 +107,11 @@ class Journal:
     def __del__(self) -> None:
         self.close()
 
+    @staticmethod
+    def _ends_a_line(descriptor: int) -> bool:
+        os.lseek(descriptor, -1, os.SEEK_END)  # writes go to the end wherever this points
+        return os.read(descriptor, 1) == b"\n"
+
     def _open(self) -> int:
         if self._descriptor is not None:
             try:
@@ -116,7 +121,8 @@ class Journal:
                 pass
             # Somebody replaced or removed the file: what goes into the old descriptor nobody would read.
             self.close()
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._descriptor = os.open(self.path, flags, 0o666)
         return self._descriptor
 
 

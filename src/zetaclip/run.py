@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from .clipping import Affine
@@ -148,6 +149,9 @@ class Run:
             (f"{name}.{key}" if name else key, part._buffers, key)
             for name, part in module.named_modules()
             for key in part._buffers
+        ]
+        self._running = [
+            (name, part) for name, part in module.named_modules() if isinstance(part, _NormBase) and part.track_running_stats
         ]
         self._ticket = 0
         self._resumed = False
@@ -439,9 +443,10 @@ class Run:
 
     def watch(self, folder: Path) -> None:
         """From now on every step is journaled in this folder, where a checkpoint of the run lies."""
-        path = folder / self.name
-        if all(journal.path != Journal(path).path for journal in self.journals):
-            self.journals.append(Journal(path))
+        journal = Journal(folder / self.name)
+        if all(other.path != journal.path for other in self.journals):
+            journal.path.touch()  # an empty journal says that nothing was executed; a missing one says nothing
+            self.journals.append(journal)
 
     def resume(self) -> None:
         """The next iterator goes on inside the epoch."""
@@ -496,8 +501,12 @@ class Run:
         return found
 
     def _check_buffers(self) -> None:
-        if self._all_buffers and self._buffers != (now := self._buffer_versions()):
+        if not self._all_buffers:
+            return
+        if (now := self._buffer_versions()) != self._buffers or any(part.training for _, part in self._running):
             changed = [name for name in now if now[name] != self._buffers.get(name)]
+            # Some kernels write running statistics without a trace in the version; their layers are known.
+            changed += [f"{name}.running_mean" for name, part in self._running if part.training]
             raise OrderError(
                 f"the training forward changed the buffer {', '.join(changed)}: buffers are neither clipped nor noised, so what "
                 "they learn from records would leave without privacy. Use a layer without running state (GroupNorm for "

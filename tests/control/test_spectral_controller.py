@@ -86,7 +86,9 @@ def test_algorithm_one_line_by_line():
 
 
 def test_zero_gain_keeps_the_very_bits():
-    for initial in (0.7, 1.1, 2.3, 0.1 + 0.2 + 0.4):
+    lossy = [value / 100 for value in range(51, 300) if math.exp(math.log(value / 100)) != value / 100]
+    assert lossy  # C that going through the logarithm would change
+    for initial in (1.0, *lossy):
         assert set(clips(Spectral(initial, gain=0.0), [100.0, 0.0, 5.0, None])) == {initial}
 
 
@@ -231,6 +233,16 @@ def test_the_integral_does_not_wind_up():
     loose = run(Spectral(law="pi", smoothing=0.0, anti_windup=False), zetas)
     assert tight[40].integral < 2.0 and loose[40].integral == pytest.approx(40.0)
     assert tight[41].phi < 0.0 < loose[41].phi
+
+
+@pytest.mark.parametrize(("sign", "zeta"), [(1, 4.5), (-1, 3.5)])
+def test_the_integral_stops_at_a_bound_too(sign, zeta):
+    # far from saturation, but C cannot rise any more
+    held = run(Spectral(1.0, law="pi", smoothing=0.0, bounds=(0.5, 1.0), sign=sign), [zeta] * 5)
+    assert [state.hit for state in held[1:]] == ["max"] * 5
+    assert held[-1].integral == 0.0
+    free = run(Spectral(1.0, law="pi", smoothing=0.0, bounds=(0.5, 3.0), sign=sign), [zeta] * 5)
+    assert abs(free[-1].integral) == pytest.approx(5 * 0.25)
 
 
 def test_relative_zone_is_centred_below_what_noise_reads():

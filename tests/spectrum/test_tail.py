@@ -176,6 +176,15 @@ def test_ks_is_weightwatchers_alpha(shape, make):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(12))
+def test_small_spectra_follow_weightwatchers_own_rule(seed):
+    """Below 20 eigenvalues its fit is another one, with a shortest tail."""
+    weight = gaussian(17, 17, seed=seed)
+    ours = fit_tail(eigenvalues(weight), "ks")
+    assert math.isclose(ours.zeta, weightwatcher_alpha(weight).alpha, rel_tol=1e-6) and ours.n_tail >= 8
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(4))
 def test_ks_is_powerlaws_likelihood_at_the_same_cutoff(seed):
     powerlaw = pytest.importorskip("powerlaw")

@@ -169,9 +169,12 @@ class Shadow:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.recorder.active:
             return self.inner(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            # A compiler must not look in here: it would trace the records away. It then runs this layer uncompiled.
-            raise CaptureError("per-example gradients are recorded in Python, which torch.compile can't see through")
+        if torch.compiler.is_compiling() or _inside_compiled_code():
+            # A compiler would trace the records away, or leave out half of them.
+            raise CaptureError(
+                "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
+                "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
+            )
         self.recorder.count(self.parameters.values())
         return self.run(self, *args, **kwargs)
 
@@ -212,6 +215,11 @@ class Shadow:
 
     def __reduce__(self) -> tuple:
         return getattr, (self.module, "forward")
+
+
+def _inside_compiled_code() -> bool:
+    """Whether the caller runs under torch.compile, also where that has fallen back to ordinary Python."""
+    return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
 
 
 def is_private(module: nn.Module) -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from .contributions import Contribution, Dense, combine
 
+# A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
+TOO_LONG = 1e150
 # Floats of materialised per-example gradients held at once where a transform needs them all.
 TRANSFORM_FLOATS = 1 << 24
 
@@ -88,7 +90,7 @@ class Chunk:
         for row in bad.tolist():
             exact = self._exact_gradient(row)
             length = float(torch.linalg.vector_norm(exact))
-            if not length < torch.finfo(torch.float64).max:  # nan and inf too
+            if not length < TOO_LONG:  # nan and inf too
                 exact, length = None, 0.0
             norms[row] = length
             if exact is not None:

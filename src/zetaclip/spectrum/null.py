@@ -48,7 +48,8 @@ def random_spectrum(shape: tuple[int, int], generator: np.random.Generator) -> A
     # B Bᵀ for lower bidiagonal B, written in squares to avoid taking roots twice
     main = diagonal.copy()
     main[1:] += below
-    values = eigvalsh_tridiagonal(main, np.sqrt(diagonal[:-1] * below), check_finite=False)
+    off = np.sqrt(diagonal[:-1] * below)
+    values = eigvalsh_tridiagonal(main, off, lapack_driver="sterf", check_finite=False)
     return np.maximum(values[::-1], 0.0)
 
 

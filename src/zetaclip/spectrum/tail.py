@@ -33,8 +33,8 @@ ENOUGH = 50
 # Weights are stored in single precision or less, so eigenvalues closer than this (relative) are the same.
 _SAME = 1e-6
 
-# Spread of the "rank" slope in units of slope / sqrt(k), measured on sampled power laws: 1.1 for long tails, 1.3
-# for short ones. Likelihood fits have 1.
+# Spread of the "rank" slope in units of slope / sqrt(k), measured on sampled power laws: 1.1 for long tails,
+# 1.3 for short ones. Likelihood fits have 1.
 _RANK_SPREAD = 1.2
 
 # Theil-Sen looks at every pair of points; a longer tail is thinned to this many evenly spaced ranks.

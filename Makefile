@@ -1,0 +1,39 @@
+# make setup   builds .venv and installs everything but the optional extras
+# make test    lint, format check, types and tests: what CI runs
+# make test-full   the slow tests too
+# make bench   the measurements behind the figures in README and docs
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
+
+.PHONY: setup test test-full bench format clean
+
+setup: $(VENV)/.ready
+
+# torch is asked for by its exact version first: a range would bring the build with GPU packages.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-full: setup
+	$(BIN)/python -m pytest -n 2
+
+bench: setup
+	$(BIN)/python bench/run_all.py
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

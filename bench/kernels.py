@@ -1,0 +1,187 @@
+"""The measurements behind two constants that choose kernels: MEMORY_COST and SHIFTED_FROM.
+
+    python bench/kernels.py                   # convolutions and sequences
+    python bench/kernels.py --only convolutions --repeats 9
+
+For a list of convolutions: forward, input gradient and summed weight gradient (what ordinary training pays), then the
+three ways to get every example's share: *folded*, *shifted* and *Gram*, each with its norms and its weighted
+sum, because that is what a private step needs of it. "rule" is the way that the rule would choose by the shapes,
+"best" the fastest of this run. For matrices over sequences: norms by Gram matrices and by materialised gradients.
+A constant is good if "rule over best" stays near 1; it never changes a result, only the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import one_thread, table, write_json
+
+one_thread()
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+from zetaclip.gradients.contributions import (  # noqa: E402
+    MEMORY_COST,
+    Contribution,
+    Dense,
+    gram_is_cheaper,
+    gram_norms2,
+    squared_norms,
+)
+from zetaclip.gradients.convolution import (  # noqa: E402
+    SHIFTED_FROM,
+    ConvGram,
+    Geometry,
+    _folded,
+    _shifted,
+    _summed,
+    convolution_contribution,
+)
+
+# (inputs, outputs, kernel, stride, image, batch)
+CONVOLUTIONS = (
+    (1, 32, 3, 1, 28, 256),
+    (1, 16, 8, 2, 28, 256),
+    (3, 16, 3, 1, 32, 128),
+    (16, 16, 3, 1, 32, 128),
+    (16, 32, 4, 2, 13, 256),
+    (16, 32, 3, 2, 32, 128),
+    (32, 32, 3, 1, 16, 128),
+    (32, 64, 3, 1, 14, 256),
+    (64, 64, 3, 1, 8, 128),
+    (64, 64, 3, 1, 32, 32),
+    (128, 128, 3, 1, 16, 32),
+    (256, 256, 3, 1, 8, 32),
+    (512, 512, 3, 1, 4, 32),
+)
+# (positions, inputs, outputs, batch)
+SEQUENCES = (
+    (4, 128, 128, 64),
+    (16, 128, 128, 64),
+    (48, 128, 128, 64),
+    (48, 128, 384, 64),
+    (48, 128, 512, 64),
+    (48, 128, 2048, 64),
+    (64, 64, 64, 64),
+    (64, 512, 512, 16),
+    (256, 512, 512, 8),
+)
+
+
+def milliseconds(function: Callable[[], Any], repeats: int) -> float:
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def used(make: Callable[[], Contribution], shape: torch.Size, batch: int) -> Callable[[], None]:
+    """A contribution, its norms, and its weighted sum."""
+    factors, out = torch.rand(batch), torch.empty(shape)
+
+    def run() -> None:
+        contribution = make()
+        contribution.norms2()
+        contribution.add_to(out, factors, False)
+
+    return run
+
+
+def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
+    rows, figures = [], []
+    for inputs, outputs, kernel, stride, image, batch in CONVOLUTIONS:
+        padding = kernel // 2 if kernel != 4 else 0
+        x = torch.randn(batch, inputs, image, image)
+        weight = torch.randn(outputs, inputs, kernel, kernel)
+        y = F.conv2d(x, weight, stride=stride, padding=padding)
+        g = torch.randn_like(y)
+        geometry = Geometry((kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1), 1)
+        shape = weight.shape
+        ways: dict[str, Callable[[], Contribution]] = {
+            "folded": lambda: Dense(_folded(x, g, geometry, shape), shape),  # noqa: B023
+            "shifted": lambda: _shifted(x, g, geometry, shape),  # noqa: B023
+            "Gram": lambda: ConvGram(x, g, geometry),  # noqa: B023
+        }
+        # Far from where they belong the Gram and the folded way take seconds, and prove nothing.
+        positions = y[0, 0].numel()
+        if positions * positions * (inputs * kernel**2 + outputs) > 40 * MEMORY_COST * weight.numel():
+            del ways["Gram"]
+        if weight.numel() > 300_000:
+            del ways["folded"]
+        times = {
+            "forward": milliseconds(lambda: F.conv2d(x, weight, stride=stride, padding=padding), repeats),  # noqa: B023
+            "input": milliseconds(
+                lambda: torch.nn.grad.conv2d_input(x.shape, weight, g, stride, padding),  # noqa: B023
+                repeats,
+            ),
+            "summed": milliseconds(lambda: _summed(x, g, geometry, shape), repeats),  # noqa: B023
+        }
+        private = {way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()}
+        chosen = convolution_contribution(x, g, geometry)
+        rule = "Gram" if isinstance(chosen, ConvGram) else "shifted" if chosen.unpack else "folded"
+        best = min(private, key=lambda way: private[way])
+        name = f"{inputs} to {outputs}, {kernel}x{kernel} / {stride}, {image}x{image}, batch {batch}"
+        cells = [f"{times[part]:.1f}" for part in ("forward", "input", "summed")]
+        cells += [f"{private[way]:.1f}" if way in private else "-" for way in ("folded", "shifted", "Gram")]
+        over = private[rule] / private[best]
+        rows.append([name, *cells, rule, best, f"{over:.2f}"])
+        figures.append({"convolution": name, **times, **private, "rule": rule, "best": best})
+    head = ["convolution", "forward", "input grad", "summed", "folded", "shifted", "Gram", "rule", "best", "rule over best"]
+    return table(head, rows), figures
+
+
+def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
+    rows, figures = [], []
+    for positions, inputs, outputs, batch in SEQUENCES:
+        x, g = torch.randn(batch, positions, inputs), torch.randn(batch, positions, outputs)
+        some = max(1, (1 << 22) // (inputs * outputs))
+
+        def materialised(x: torch.Tensor = x, g: torch.Tensor = g, some: int = some) -> None:
+            for part_x, part_g in zip(x.split(some), g.split(some), strict=True):
+                squared_norms(torch.bmm(part_g.transpose(1, 2), part_x))
+
+        times = {
+            "Gram": milliseconds(lambda: gram_norms2(x, g), repeats),  # noqa: B023
+            "materialised": milliseconds(materialised, repeats),
+        }
+        rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"
+        best = min(times, key=lambda way: times[way])
+        # At which MEMORY_COST the rule would be indifferent here: the constant should lie on the right side of it.
+        edge = positions**2 * (inputs + outputs) / (inputs * outputs)
+        name = f"{positions} x ({inputs} to {outputs}), batch {batch}"
+        rows.append(
+            [name, f"{times['Gram']:.2f}", f"{times['materialised']:.2f}", f"{edge:.1f}", rule, best]
+            + [f"{times[rule] / times[best]:.2f}"]
+        )
+        figures.append({"sequence": name, **times, "edge": edge, "rule": rule, "best": best})
+    head = ["positions x matrix", "Gram", "materialised", "edge", "rule", "best", "rule over best"]
+    return table(head, rows), figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=("convolutions", "sequences"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    found: dict[str, Any] = {"MEMORY_COST": MEMORY_COST, "SHIFTED_FROM": SHIFTED_FROM}
+    print(f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST}, SHIFTED_FROM = {SHIFTED_FROM}.\n")
+    with torch.no_grad():
+        for part, measure in (("convolutions", convolutions), ("sequences", sequences)):
+            if options.only in (None, part):
+                text, found[part] = measure(options.repeats)
+                print(text + "\n")
+    write_json(options.json, found)
+
+
+if __name__ == "__main__":
+    main()

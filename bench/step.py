@@ -1,0 +1,126 @@
+"""What privacy costs per step: time of a private step over that of an ordinary one.
+
+    python bench/step.py                                  # all six models, with Opacus's three modes
+    python bench/step.py --models cnn mlp --turns 31 --no-peers
+
+A step is forward, backward, clip, noise and update, on one thread. In every turn each contender takes one step
+(cheap models: several), and each turn starts with another contender, so that a machine that slows down slows all of
+them. A figure is the ratio of medians over the turns; the range behind it spans the 10th to the 90th
+percentile of the ratios of single turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from common import one_thread, quantile, table, write_json
+
+one_thread()
+
+import torch  # noqa: E402
+from contenders import PEERS, Step, make, reason, replaced_by_opacus  # noqa: E402
+from networks import MODELS, TABLE, Model  # noqa: E402
+
+# A turn of a contender lasts at least this long, so that the clock and the scheduler don't decide.
+LEAST_SECONDS = 0.02
+TITLES = {"ours": "zetaclip", "hooks": "Opacus hooks", "functorch": "Opacus functorch", "ghost": "Opacus ghost"}
+
+
+def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -> dict[str, Any]:
+    """Milliseconds of every turn by contender, or the reason why it can't run."""
+    torch.manual_seed(0)
+    x, y = model.data(model.batch)
+    steps: dict[str, Step] = {}
+    found: dict[str, Any] = {}
+    repeats: dict[str, int] = {}
+    for kind in kinds:
+        try:
+            step = make(kind, model, x, y)
+            step()  # what only the first step does
+            start = time.perf_counter()
+            step()
+            repeats[kind] = max(1, min(20, round(LEAST_SECONDS / (time.perf_counter() - start))))
+            steps[kind], found[kind] = step, []
+        except Exception as problem:
+            found[kind] = reason(problem)
+    order = list(steps)
+    for turn in range(turns):
+        for kind in order[turn % len(order) :] + order[: turn % len(order)]:
+            if kind in PEERS and turn >= slow_turns:
+                found[kind].append(None)
+                continue
+            start = time.perf_counter()
+            for _ in range(repeats[kind]):
+                steps[kind]()
+            found[kind].append(1e3 * (time.perf_counter() - start) / repeats[kind])
+    return found
+
+
+def summarise(times: dict[str, Any]) -> dict[str, Any]:
+    """For each contender: median ms, ratio to plain, and the range of the ratios of single turns."""
+    base = times["plain"]
+    summary: dict[str, Any] = {"plain_ms": round(statistics.median(base), 3)}
+    for kind, values in times.items():
+        if kind == "plain":
+            continue
+        if isinstance(values, str):
+            summary[kind] = {"fails": values}
+            continue
+        pairs = [(value, other) for value, other in zip(values, base, strict=True) if value is not None]
+        ratios = [value / other for value, other in pairs]
+        ratio = statistics.median(v for v, _ in pairs) / statistics.median(o for _, o in pairs)
+        summary[kind] = {
+            "ratio": round(ratio, 3),
+            "low": round(quantile(ratios, 0.1), 3),
+            "high": round(quantile(ratios, 0.9), 3),
+            "ms": round(statistics.median(v for v, _ in pairs), 3),
+            "turns": len(pairs),
+        }
+    return summary
+
+
+def cell(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "-"
+    if "fails" in entry:
+        return f"fails: {entry['fails']}"
+    return f"{entry['ratio']:.2f}x ({entry['low']:.2f}-{entry['high']:.2f})"
+
+
+def as_table(results: dict[str, Any]) -> str:
+    kinds = [kind for kind in TITLES if any(kind in row for row in results.values())]
+    rows = []
+    for name, row in results.items():
+        model = MODELS[name]
+        mark = " *" if row.get("replaced") else ""
+        cells = [cell(row.get(kind)) + (mark if kind in PEERS else "") for kind in kinds]
+        rows.append([f"{model.title}, batch {model.batch}", f"{row['plain_ms']:.1f} ms", *cells])
+    text = table(["model", "no privacy", *(TITLES[kind] for kind in kinds)], rows)
+    if any(row.get("replaced") for row in results.values()):
+        text += "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix replaced it."
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
+    parser.add_argument("--turns", type=int, default=21, help="turns of plain and zetaclip (default 21)")
+    parser.add_argument("--peer-turns", type=int, default=7, help="turns of Opacus's modes, which are slower (default 7)")
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    kinds = ("plain", "ours", *(PEERS if options.peers else ()))
+    results = {}
+    for name in options.models:
+        results[name] = summarise(measure(MODELS[name], kinds, options.turns, options.peer_turns))
+        if options.peers:
+            results[name]["replaced"] = replaced_by_opacus(MODELS[name])
+        write_json(options.json, {"turns": options.turns, "steps": results})
+    print(as_table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,471 @@
+"""The interface that users hold: module, optimizer, loader, and what the engine tells."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
+from networks import MODELS, CNN, Words
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from zetaclip import NoGuarantee, PrivacyEngine
+from zetaclip.run import OrderError
+
+
+def clipped_sum(module, batch, clip):
+    loop = looped_gradients(module, batch, mean_loss)
+    return (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip))).sum(0)
+
+
+def test_the_readme_loop_takes_the_step_it_says():
+    """σ = 0 and q = 1: the update is the clipped sum over L, by hand."""
+    module, data = tiny(), toy_data()
+    before, expected = flat(module), clipped_sum(module, data, 0.3)
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=0.3, q=1.0)
+    assert train(module, optimizer, loader) == 1
+    moved = (before - flat(module)) * 24
+    assert (moved - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_max_grad_norm_is_the_same_thing():
+    weights = []
+    for options in ({"clipping": 0.3}, {"clipping": None, "max_grad_norm": 0.3}):
+        _, module, optimizer, loader = private(tiny(), toy_data(), **options)
+        train(module, optimizer, loader)
+        weights.append(flat(module))
+        assert optimizer.clip == 0.3
+    assert torch.equal(*weights)
+    with pytest.raises(TypeError, match="same thing"):
+        private(tiny(), toy_data(), clipping=1.0, max_grad_norm=1.0)
+
+
+def test_sum_and_mean_losses_agree():
+    weights = []
+    for reduction in ("mean", "sum"):
+        _, module, optimizer, loader = private(tiny(), toy_data(), loss_reduction=reduction)
+        train(module, optimizer, loader, lambda m, b, r=reduction: F.cross_entropy(m(b[0]), b[1], reduction=r))
+        weights.append(flat(module))
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["f32", "f64"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "words-tied", "transformer"])
+def test_physical_batches_change_nothing_else(name, dtype, tolerance):
+    build, inputs = MODELS[name]
+    weights = []
+    x = inputs(20)
+    data = (x.to(dtype) if x.is_floating_point() else x, torch.randint(0, 10, (20,)))
+    for size in (None, 7, 3, 1):
+        torch.manual_seed(3)
+        _, module, optimizer, loader = private(build().to(dtype), data, sigma=0.7, clipping=0.5, physical_batch_size=size, lr=0.1)
+        assert train(module, optimizer, loader, epochs=2) == 2 * len(loader) == 4
+        weights.append(flat(module))
+    for other in weights[1:]:
+        assert (other - weights[0]).norm() <= tolerance * weights[0].norm()
+
+
+def test_a_chunk_is_not_a_step():
+    _, module, optimizer, loader = private(tiny(), toy_data(), q=1.0, physical_batch_size=10)
+    before = flat(module)
+    seen = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        mean_loss(module, (x, y)).backward()
+        optimizer.step()
+        seen.append((len(x), optimizer.stepped, torch.equal(before, flat(module))))
+    assert seen == [(10, False, True), (10, False, True), (4, True, False)]
+
+
+def test_zero_grad_clears_a_chunk_and_never_the_sum():
+    """A backward that was taken back does not count; the chunks before it do."""
+    weights = []
+    for again in (False, True):
+        _, module, optimizer, loader = private(tiny(), toy_data(), sigma=0.0, q=1.0, physical_batch_size=8)
+        for batch in loader:
+            if again:
+                mean_loss(module, batch).backward()
+            optimizer.zero_grad()
+            mean_loss(module, batch).backward()
+            optimizer.step()
+        weights.append(flat(module))
+    assert torch.equal(*weights)
+
+
+def test_step_runs_a_closure_exactly_once():
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    _, twin, other, their = private(tiny(), toy_data())
+    calls = []
+    for batch in loader:
+
+        def closure(batch=batch):
+            calls.append(1)
+            optimizer.zero_grad()
+            loss = mean_loss(module, batch)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).item() > 0
+    train(twin, other, their)
+    assert len(calls) == len(loader) and torch.equal(flat(module), flat(twin))
+
+
+# -- order ---------------------------------------------------------------------------------------------
+
+
+def test_accumulating_by_hand_is_refused():
+    _, module, _, loader = private(tiny(), toy_data())
+    batches = iter(loader)
+    mean_loss(module, next(batches)).backward()
+    with pytest.raises(OrderError, match="physical_batch_size"):
+        next(batches)
+
+
+def test_a_batch_that_was_only_looked_at_comes_again():
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    _, twin, other, their = private(tiny(), toy_data())
+    peeked = next(iter(loader))
+    first = next(iter(loader))
+    assert all(torch.equal(a, b) for a, b in zip(peeked, first, strict=True))
+    mean_loss(module, first).backward()  # taken, and dropped by the next iterator
+    train(module, optimizer, loader)
+    train(twin, other, their)
+    assert torch.equal(flat(module), flat(twin))
+
+
+def test_a_void_iterator_says_so():
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    old = iter(loader)
+    next(old)
+    train(module, optimizer, loader, steps=1)
+    with pytest.raises(OrderError, match="void"):
+        next(old)
+
+
+def test_a_step_without_a_batch_or_a_backward_is_refused():
+    engine, module, optimizer, loader = private(tiny(), toy_data())
+    with pytest.raises(OrderError, match="without a private batch"):
+        optimizer.step()
+    for batch in loader:
+        with pytest.raises(OrderError, match="without a backward"):
+            optimizer.step()
+        with torch.no_grad():
+            mean_loss(module, batch)
+        with pytest.raises(OrderError, match="without a backward"):
+            optimizer.step()
+        break
+    assert len(engine.ledger) == 0
+
+
+def test_a_gradient_that_autograd_wrote_is_an_error_at_any_step():
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.outside = nn.Linear(6, 3), False
+
+        def forward(self, x):
+            return F.linear(x, self.fc.weight, self.fc.bias) + self.fc(x) if self.outside else self.fc(x)
+
+    engine, module, optimizer, loader = private(Sometimes(), toy_data())
+    train(module, optimizer, loader)
+    spent, before = len(engine.ledger), flat(module)
+    module.outside = True
+    with pytest.raises(OrderError, match=r"fc\.weight\.grad was written by autograd itself"):
+        train(module, optimizer, loader)
+    assert len(engine.ledger) == spent and torch.equal(before, flat(module))
+
+
+def test_a_penalty_on_weights_in_the_loss_is_caught():
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    with pytest.raises(OrderError, match="weight_decay"):
+        train(module, optimizer, loader, lambda m, b: mean_loss(m, b) + m[0].weight.square().sum())
+
+
+def test_a_buffer_that_learns_is_caught_before_anything_is_released():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            return self.fc(x)
+
+    engine, module, optimizer, loader = private(Counting(), toy_data())
+    with pytest.raises(OrderError, match="buffer mean"):
+        train(module, optimizer, loader)
+    assert len(engine.ledger) == 0
+
+
+def test_unused_parameters_are_named_once():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    _, module, optimizer, loader = private(Half(), toy_data())
+    with pytest.warns(UserWarning, match=r"unused\.weight, unused\.bias") as caught:
+        train(module, optimizer, loader, epochs=2)
+    assert len(caught) == 1
+
+
+# -- optimizer -----------------------------------------------------------------------------------------
+
+OPTIMIZERS = [
+    name
+    for name in dir(torch.optim)
+    if isinstance(getattr(torch.optim, name), type)
+    and issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
+    and name not in ("Optimizer", "LBFGS", "SparseAdam")
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_torch_optimizer_takes_the_private_gradient(name):
+    """With no noise and a huge C the private step is that of the bare optimizer on the mean gradient."""
+    kind = getattr(torch.optim, name)
+
+    def build(module):
+        if name == "Muon":  # matrices only
+            return kind([p for p in module.parameters() if p.dim() == 2], lr=0.01)
+        return kind(module.parameters(), lr=0.01)
+
+    def network():
+        module = tiny()
+        if name == "Muon":
+            module[0].bias.requires_grad_(False)
+            module[2].bias.requires_grad_(False)
+        return module
+
+    data = toy_data()
+    plain = network()
+    reference = build(plain)
+    for _ in range(3):
+        reference.zero_grad()
+        mean_loss(plain, data).backward()
+        reference.step()
+    module = network()
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=1e6, q=1.0, optimizer=build(module))
+    train(module, optimizer, loader, epochs=3)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    # Sign-like optimizers turn rounding into whole steps where a gradient is nearly zero.
+    close = torch.isclose(flat(module), flat(plain), rtol=1e-3, atol=1e-5)
+    assert close.float().mean() > 0.97
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_optimizers_that_cannot_are_refused(kind):
+    module = tiny()
+    with pytest.raises(ValueError, match=kind.__name__):
+        private(module, toy_data(), optimizer=kind(list(module.parameters())))
+
+
+def test_groups_and_state_are_the_users_own():
+    module = tiny()
+    inner = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
+    _, module, optimizer, loader = private(module, toy_data(), optimizer=inner)
+    assert optimizer.param_groups is inner.param_groups and optimizer.state is inner.state
+    train(module, optimizer, loader, steps=1)
+    assert len(optimizer.state) == 4
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups is inner.param_groups and optimizer.state is inner.state
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["made-before", "made-after"])
+def test_schedulers_move_the_rate_that_is_used(before):
+    """Also after load_state_dict, which replaces the inner optimizer's list of groups."""
+    module = tiny()
+    inner = torch.optim.SGD(module.parameters(), lr=1.0)
+    early = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5) if before else None
+    _, module, optimizer, loader = private(module, toy_data(), sigma=0.0, clipping=1e6, q=1.0, optimizer=inner)
+    scheduler = early or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.load_state_dict(optimizer.state_dict())
+    moves = []
+    for _ in range(3):
+        start = flat(module)
+        train(module, optimizer, loader)
+        moves.append((start - flat(module)).norm() / torch.cat([p.grad.flatten() for p in module.parameters()]).norm())
+        scheduler.step()
+    torch.testing.assert_close(torch.stack(moves), torch.tensor([1.0, 0.5, 0.25]), rtol=1e-4, atol=0)
+
+
+def test_parameters_added_later_are_private_too():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    module[0].requires_grad_(False)
+    engine, module, optimizer, loader = private(module, toy_data())
+    assert {line.parameter for line in engine.describe()} == {"2.weight", "2.bias"}
+    train(module, optimizer, loader)
+    module[0].requires_grad_(True)
+    with pytest.raises(OrderError, match=r"0\.weight was unfrozen"):
+        train(module, optimizer, loader)
+    optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 0.1})
+    assert len(engine.describe()) == 4
+    before = module[0].weight.detach().clone()
+    train(module, optimizer, loader)
+    assert not torch.equal(before, module[0].weight)
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_frozen_parameters_are_neither_clipped_noised_nor_counted():
+    module, data = tiny(), toy_data()
+    module[0].requires_grad_(False)
+    frozen = module[0].weight.detach().clone()
+    expected = clipped_sum(module, data, 0.1)
+    assert expected.numel() == 27
+    before = flat(module[2])
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=0.1, q=1.0)
+    train(module, optimizer, loader)
+    assert torch.equal(module[0].weight, frozen) and module[0].weight.grad is None
+    moved = (before - flat(module[2])) * 24
+    assert (moved - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_grad_scaler_is_refused():
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in loader:
+        scaler.scale(mean_loss(module, batch)).backward()
+        with pytest.raises(RuntimeError, match="GradScaler"):
+            scaler.step(optimizer)
+        break
+
+
+def test_decoupling_divides_by_the_sensitivity_for_every_optimizer():
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        weights = []
+        for clip, decouple in ((0.25, True), (0.25, False)):
+            _, module, optimizer, loader = private(
+                tiny(), toy_data(), clipping=clip, decouple_lr=decouple, optimizer=kind, lr=0.01
+            )
+            train(module, optimizer, loader, steps=1)
+            weights.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+        torch.testing.assert_close(weights[0], weights[1] / 0.25, rtol=1e-6, atol=0)
+
+
+# -- what the engine tells -----------------------------------------------------------------------------
+
+
+def test_epsilon_comes_from_the_ledger():
+    from opacus.accountants import RDPAccountant
+
+    engine, module, optimizer, loader = private(tiny(), toy_data(60), sigma=1.1, q=0.1)
+    assert engine.get_epsilon(1e-5) == 0.0
+    steps = train(module, optimizer, loader, epochs=3)
+    assert steps == 30 == engine.ledger.steps
+    theirs = RDPAccountant()
+    theirs.history = [(1.1, 0.1, 30)]
+    assert engine.get_epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
+    assert engine.get_epsilon(1e-5, accountant="pld") < engine.get_epsilon(1e-5)
+
+
+def test_no_noise_is_no_privacy():
+    engine, module, optimizer, loader = private(tiny(), toy_data(), sigma=0.0)
+    train(module, optimizer, loader)
+    assert engine.get_epsilon(1e-5) == math.inf
+
+
+@pytest.mark.parametrize("options", [{"normalize": "realized"}, {"empty": "skip"}], ids=str)
+def test_the_papers_literal_forms_work_and_claim_nothing(options):
+    engine, module, optimizer, loader = private(tiny(), toy_data(), **options)
+    assert train(module, optimizer, loader, epochs=2) == 4
+    assert engine.ledger.header.claim.startswith("none: ")
+    with pytest.raises(NoGuarantee, match=next(iter(options))):
+        engine.get_epsilon(1e-5)
+
+
+def test_realized_division_divides_by_the_batch():
+    module, data = tiny(), toy_data()
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=1e6, normalize="realized")
+    for batch in loader:
+        before = flat(module)
+        optimizer.zero_grad()
+        mean_loss(module, batch).backward()
+        optimizer.step()
+        after = flat(module)
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(before, module.parameters())
+        plain = torch.autograd.grad(mean_loss(module, batch), list(module.parameters()))
+        expected = torch.cat([g.flatten() for g in plain])
+        assert len(batch[0]) != 12  # not L, or the test would show nothing
+        assert (before - after - expected).norm() <= 1e-5 * expected.norm()
+        break
+
+
+def test_target_epsilon_is_kept():
+    data = toy_data(200)
+    loader = DataLoader(TensorDataset(*data), batch_size=20)
+    engine = PrivacyEngine(accountant="pld", seed=0)
+    module = tiny()
+    module, optimizer, loader = engine.make_private_with_epsilon(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=loader,
+        num_examples=200,
+        clipping=1.0,
+        target_epsilon=2.0,
+        target_delta=1e-5,
+        epochs=3,
+    )
+    assert train(module, optimizer, loader, epochs=3) == 30
+    assert 1.9 < engine.get_epsilon(1e-5) <= 2.0
+
+
+def test_validate_finds_what_would_go_wrong_and_leaves_no_trace():
+    engine, module, _, _ = private(Words(), (torch.randint(0, 20, (8, 7)), torch.randint(0, 10, (8,))))
+    state = torch.get_rng_state()
+    batch = (torch.randint(0, 20, (4, 7)), torch.randint(0, 10, (4,)))
+    torch.set_rng_state(state)
+    assert engine.validate(batch, mean_loss) == []
+    assert torch.equal(state, torch.get_rng_state())
+    problems = engine.validate(batch, lambda m, b: F.linear(m.embed(b[0]).mean(1), m.out.weight).sum())
+    assert any(p.startswith("out.weight: used outside") for p in problems)
+    assert any(p.startswith("norm.weight: no gradient came back") for p in problems)
+    (problem,) = engine.validate(batch, lambda m, b: m(b[0].reshape(1, -1)).sum())
+    assert "embed got a tensor of shape (1, " in problem
+    assert all(p.grad is None for p in module.parameters()) and len(engine.ledger) == 0
+
+
+def test_check_parity_detects_a_loss_that_divides_by_something_else():
+    from zetaclip import check_parity
+
+    module = tiny()
+    x, y = toy_data(9)
+    y[::3] = -100
+
+    def ignoring(module, batch, reduction="mean"):
+        out = F.cross_entropy(module(batch[0]), batch[1], ignore_index=-100, reduction=reduction)
+        return torch.nan_to_num(out)
+
+    report = check_parity(module, (x, y), ignoring)
+    assert not report.ok and "loss_reduction='sum'" in report.note and not any(layer.ok for layer in report.layers)
+    assert check_parity(module, (x, y), lambda m, b: ignoring(m, b, "sum"), loss_reduction="sum").ok
+
+
+def test_check_parity_detects_a_wrong_rule(monkeypatch):
+    """The check can fail: a rule that forgets a factor is reported for its layer, and for no other."""
+    import dataclasses
+
+    from zetaclip import check_parity
+    from zetaclip.gradients import LAYER_RULES
+
+    rule = LAYER_RULES[nn.Conv2d]
+
+    def wrong(shadow, g, x):
+        return rule.backward(shadow, g * 1.01, x)
+
+    monkeypatch.setitem(LAYER_RULES, nn.Conv2d, dataclasses.replace(rule, backward=wrong))
+    report = check_parity(CNN(), (torch.randn(3, 1, 28, 28), torch.randint(0, 10, (3,))), mean_loss)
+    assert not report.ok
+    assert {layer.parameter for layer in report.layers if not layer.ok} == {
+        "conv1.weight",
+        "conv1.bias",
+        "conv2.weight",
+        "conv2.bias",
+    }
+    assert "OFF" in str(report)

@@ -1,0 +1,145 @@
+"""One record more or less, with the same randomness: how far the released sum moves."""
+
+import math
+
+import pytest
+import torch
+from helpers import flat, mean_loss, private, tiny, toy_data, train
+from networks import MODELS
+from torch import nn
+from torch.utils.data import Dataset
+
+
+class Gradients(Dataset):
+    """Each record is its own gradient: the loss is <weight, x>."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def inner(module, batch):
+    return module(batch).sum(1).mean()
+
+
+def released_sum(rows, clip, sigma=0.5, size=64, method=None):
+    """The noisy sum over all of ``rows`` (q = 1), with a fixed seed."""
+    module = nn.Linear(rows.shape[1], 1, bias=False, dtype=rows.dtype)
+    with torch.no_grad():
+        module.weight.zero_()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the declared size
+        _, module, optimizer, loader = private(
+            module, Gradients(rows), sigma=sigma, clipping=clip, q=1.0, num_examples=size, method=method
+        )
+    train(module, optimizer, loader, inner)
+    return -module.weight.detach().flatten().double() * size
+
+
+ADVERSARIES = {
+    "huge": 1e30,
+    "largest": 3e38,
+    "tiny": 1e-30,
+    "denormal": 1e-42,
+    "zero": 0.0,
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "ordinary": 1.0,
+}
+
+
+@pytest.mark.parametrize("clip", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("kind", ADVERSARIES)
+def test_one_record_moves_the_sum_by_at_most_the_sensitivity(kind, clip):
+    rows = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    for place in ("whole", "one-hot"):
+        extra = torch.zeros(1, 30)
+        extra[:, : 30 if place == "whole" else 1] = ADVERSARIES[kind]
+        with_it, without = released_sum(torch.cat([rows, extra]), clip), released_sum(rows, clip)
+        moved = float((with_it - without).norm())
+        assert math.isfinite(float(with_it.norm())) and moved <= clip * (1 + 1e-4)
+        if kind in ("huge", "largest"):  # worked out in float64, not thrown away
+            assert moved == pytest.approx(clip, rel=1e-3)
+        if kind in ("zero", "nan", "inf", "-inf"):  # counts as zero
+            assert moved <= 1e-5 * clip  # a further row changes the order of summation, hence not quite 0
+
+
+def test_a_gradient_too_long_to_bound_counts_as_zero():
+    rows = torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = []
+    for value in (0.0, 1e200, 1.7e308):
+        extra = torch.full((1, 30), value, dtype=torch.float64)
+        sums.append(released_sum(torch.cat([rows, extra]), 1.0))
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+
+
+def test_the_bound_is_tight_and_the_test_can_fail():
+    """Aligned gradients move the sum by just C; clipping at 2C would be caught."""
+    rows = torch.ones(5, 10)
+    assert float((released_sum(rows, 1.0) - released_sum(rows[:-1], 1.0)).norm()) == pytest.approx(1.0, rel=1e-4)
+    assert float((released_sum(rows, 2.0) - released_sum(rows[:-1], 2.0)).norm()) > 1.5
+
+
+@pytest.mark.parametrize("name", [name for name, (_, inputs) in MODELS.items() if inputs(1).is_floating_point()])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 1e30])
+def test_a_poisoned_record_cannot_poison_the_run(name, value):
+    """Any network: one record replaced moves the sum by at most twice the sensitivity, and the weights stay finite."""
+    build, inputs = MODELS[name]
+    x = inputs(7)
+    y = torch.randint(0, 10, (7,))
+    sums = []
+    for poison in (x[3], torch.full_like(x[3], value)):
+        torch.manual_seed(2)
+        mixed = x.clone()
+        mixed[3] = poison
+        module = build()
+        before = flat(module)
+        _, module, optimizer, loader = private(module, (mixed, y), sigma=1.0, clipping=0.5, q=1.0)
+        train(module, optimizer, loader)
+        sums.append((before - flat(module)).double() * 7)
+    assert torch.isfinite(sums[1]).all()
+    assert float((sums[0] - sums[1]).norm()) <= 2 * 0.5 * (1 + 1e-3)
+
+
+def test_dividing_by_the_realized_size_would_move_twice_as_far():
+    """The literal form of the paper: all gradients -C·u, one record +C·u. By the constant it is C, by |batch| it is 2C."""
+    rows = -torch.ones(20, 4) / 2
+    other = torch.cat([rows, torch.ones(1, 4) / 2])
+    constant = (released_sum(other, 1.0) - released_sum(rows, 1.0)).norm()
+    assert float(constant) == pytest.approx(1.0, rel=1e-4)
+
+    def realized(data):
+        import warnings
+
+        module = nn.Linear(4, 1, bias=False)
+        with torch.no_grad():
+            module.weight.zero_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, module, optimizer, loader = private(
+                module, Gradients(data), sigma=0.0, q=1.0, num_examples=20, normalize="realized"
+            )
+        train(module, optimizer, loader, inner)
+        return -module.weight.detach().flatten().double()
+
+    shift = (realized(other) - realized(rows)).norm() * 21  # in units of the noise, σC / |batch|
+    assert float(shift) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_the_same_number_of_draws_whatever_the_data():
+    """Neighbours leave the same ledger: steps, batches, queries and noise."""
+    rows = []
+    for size in (24, 23):
+        x, y = toy_data(24)
+        engine, module, optimizer, loader = private(tiny(), (x[:size], y[:size]), q=0.5, num_examples=24)
+        train(module, optimizer, loader, mean_loss, epochs=3)
+        rows.append([(r.step, r.batch, r.query, r.sensitivity, r.noise_std) for r in engine.ledger.rows()])
+    assert rows[0] == rows[1]

@@ -1,0 +1,294 @@
+"""Checkpoints: exact replay, fresh keys, and what counts after a crash."""
+
+import os
+import stat
+import warnings
+
+import pytest
+import torch
+from helpers import flat, mean_loss, private, tiny, toy_data, train
+from toys import METHODS, network
+from torch import nn
+
+from zetaclip.checkpoint import CheckpointError
+
+
+def build(name="plain", data=None, **options):
+    options = {"method": METHODS[name](), "clipping": None, "lr": 0.05, "optimizer": torch.optim.Adam, **options}
+    return private(network(), data or toy_data(), **options)
+
+
+def chunks(module, optimizer, loader, count, epochs=50):
+    """``count`` iterations of the user's loop, counted in chunks; goes over epochs."""
+    done = 0
+    for _ in range(epochs):
+        for batch in loader:
+            if done == count:
+                return batch
+            optimizer.zero_grad()
+            mean_loss(module, batch).backward()
+            optimizer.step()
+            done += 1
+        if done == count:
+            return None
+    raise AssertionError
+
+
+def finish(module, optimizer, loader, updates):
+    """Goes on until the run has made this many updates."""
+    run = optimizer._run
+    while run.step_count < updates:
+        for batch in loader:
+            optimizer.zero_grad()
+            mean_loss(module, batch).backward()
+            optimizer.step()
+            if run.step_count >= updates:
+                break
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("cut", [0, 4, 5, 6, 7, 8])
+def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
+    """Chunks of 5 of about 12 records: the cuts fall between logical batches, inside them, and between passes."""
+    torch.manual_seed(0)
+    _, whole, optimizer, loader = build(name, physical_batch_size=5)
+    finish(whole, optimizer, loader, 6)
+    history, ledger = optimizer.clip_history, list(optimizer._run.ledger.rows())
+
+    torch.manual_seed(0)
+    engine, module, optimizer, loader = build(name, physical_batch_size=5)
+    batch = chunks(module, optimizer, loader, cut)
+    if batch is not None:  # a batch is out, its forward done
+        mean_loss(module, batch).backward()
+    engine.save(tmp_path / "run.pt")
+    chunks(module, optimizer, loader, 3)  # work that is lost
+
+    torch.manual_seed(99)
+    other, module, optimizer, loader = build(name, physical_batch_size=5, seed=None)
+    train(module, optimizer, loader, steps=1)
+    other.load(tmp_path / "run.pt", replay=True)
+    finish(module, optimizer, loader, 6)
+    assert torch.equal(flat(module), flat(whole))
+    assert optimizer.clip_history == history
+    rows = list(optimizer._run.ledger.rows())
+
+    def content(some):
+        return [(r.step, r.batch, r.query, r.sensitivity, r.noise_multiplier, r.sample_rate) for r in some]
+
+    assert content(r for r in rows if r.stream == optimizer._run.stream) == content(ledger)
+    # The one update that the fresh engine made before it loaded was a release too.
+    assert len({r.stream for r in rows}) == 2
+
+
+def test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=2)
+    engine.save(tmp_path / "run.pt")
+    train(module, optimizer, loader, steps=2)  # executed after the checkpoint, seen by somebody
+    first = flat(module)
+
+    fork, module, optimizer, loader = build(seed=None)
+    fork.load(tmp_path / "run.pt")
+    assert optimizer._run.step_count == 2 and fork.ledger.steps == 4
+    train(module, optimizer, loader, steps=2)
+    assert fork.ledger.steps == 6 and not torch.equal(first, flat(module))
+
+
+def test_two_forks_of_a_run_do_not_share_noise(tmp_path):
+    """The difference of the two releases still carries the noise of both; with the same noise it would cancel."""
+    torch.manual_seed(0)
+    data = (torch.zeros(64, 300), torch.zeros(64, dtype=torch.long))
+
+    def engine():
+        return private(nn.Linear(300, 200, bias=False), data, sigma=1.0, clipping=1.0, seed=None)
+
+    first, module, optimizer, loader = engine()
+    train(module, optimizer, loader, steps=1)
+    first.save(tmp_path / "run.pt")
+    start = flat(module)
+    moves = []
+    for replay in (False, False, True, True):
+        fork, module, optimizer, loader = engine()
+        fork.load(tmp_path / "run.pt", replay=replay)
+        assert torch.equal(flat(module), start)
+        train(module, optimizer, loader, steps=1)
+        moves.append((start - flat(module)) * 32)
+    apart = float((moves[0] - moves[1]).std())
+    assert apart == pytest.approx(2**0.5, rel=0.02)
+    assert torch.equal(moves[2], moves[3])  # an exact replay is the same release, not a second one
+    assert float((moves[0] - moves[2]).std()) == pytest.approx(2**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"sigma": 1.1}, "noise_multipliers"),
+        ({"q": 0.4}, "settings"),
+        ({"data": (toy_data()[0] + 1, toy_data()[1])}, "data"),
+        ({"physical_batch_size": 3}, "settings"),
+        ({"optimizer": torch.optim.SGD}, "optimizer"),
+        ({"clipping": 0.9}, "controller"),
+    ],
+    ids=lambda c: next(iter(c)) if isinstance(c, dict) else "",
+)
+def test_replay_is_refused_where_anything_differs(change, word, tmp_path):
+    engine, module, optimizer, loader = build(clipping=1.0)
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    other, module, *_ = build(**{"clipping": 1.0, **change})
+    before = flat(module)
+    with pytest.raises(CheckpointError, match=rf"different now: .*{word}"):
+        other.load(tmp_path / "run.pt", replay=True)
+    assert torch.equal(before, flat(module)) and len(other.ledger) == 0
+
+
+def test_replay_is_refused_with_another_number_of_threads(tmp_path):
+    engine, *_ = build()
+    engine.save(tmp_path / "run.pt")
+    torch.set_num_threads(2)
+    try:
+        other, *_ = build()
+        with pytest.raises(CheckpointError, match="threads"):
+            other.load(tmp_path / "run.pt", replay=True)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_replay_needs_the_private_file_and_it_is_private(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    private_file = tmp_path / "run.pt.private"
+    assert stat.S_IMODE(os.stat(private_file).st_mode) == 0o600
+    private_file.rename(tmp_path / "elsewhere")
+    other, *_ = build(seed=None)
+    with pytest.raises(CheckpointError, match=r"run\.pt\.private"):
+        other.load(tmp_path / "run.pt", replay=True)
+    other.load(tmp_path / "run.pt")
+
+
+def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
+    """Taken in the middle of a logical batch: no key, no index, no per-example value, and θ, not the perturbed weights."""
+    engine, module, optimizer, loader = build("sat", physical_batch_size=5)
+    train(module, optimizer, loader, steps=1)
+    theta = flat(module)
+    batch = chunks(module, optimizer, loader, 1)
+    mean_loss(module, batch).backward()
+    engine.save(tmp_path / "run.pt")
+    assert not torch.equal(theta, flat(module))  # perturbed just now
+    public = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert torch.equal(torch.cat([v.flatten() for v in public["module"].values()]), theta)
+    run = optimizer._run
+    blob = (tmp_path / "run.pt").read_bytes()
+    for secret in (run.sampling.state, run.noise.state, run.standing().sampling, run.standing().noise, run._turn.key):
+        assert secret not in blob and secret.hex().encode() not in blob
+    sizes = {tuple(v.shape) for v in public["module"].values()} | {tuple(v.shape) for v in public["memory"].values()}
+    assert (5, 6) not in sizes and set(public) == {
+        "zetaclip_checkpoint",
+        "identity",
+        "module",
+        "optimizer",
+        "configuration",
+        "control",
+        "rule",
+        "memory",
+        "releases",
+        "clip_history",
+        "counts",
+        "stream",
+        "ledger",
+        "public_streams",
+    }
+
+
+def test_a_saved_state_does_not_reveal_earlier_draws(tmp_path):
+    import json
+
+    engine, module, optimizer, loader = build()
+    run = optimizer._run
+    early = {run.noise.state, run.sampling.state}
+    drawn = {run.noise.copy().draw(), run.sampling.copy().draw()}
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    (secret,) = json.loads((tmp_path / "run.pt.private").read_text()).values()
+    kept = {bytes.fromhex(secret[k]) for k in ("noise", "sampling")}
+    assert not kept & (early | drawn)
+
+
+def test_bad_files_leave_everything_as_it_is(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    before, spent = flat(module), len(engine.ledger)
+    whole = (tmp_path / "run.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    for name, word in (("cut.pt", "cut off"), ("text.pt", "can't be read"), ("other.pt", "not a checkpoint")):
+        with pytest.raises(CheckpointError, match=word):
+            engine.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        engine.load(tmp_path / "missing.pt")
+    stranger, *_ = private(tiny(), toy_data())
+    with pytest.raises(CheckpointError, match="another model"):
+        stranger.load(tmp_path / "run.pt")
+    wide, *_ = private(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 3)), toy_data())
+    with pytest.raises(CheckpointError, match=r"0\.weight is \(8, 6\) there and \(9, 6\) here"):
+        wide.load(tmp_path / "run.pt")
+    assert torch.equal(before, flat(module)) and len(engine.ledger) == spent
+
+
+def test_a_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    old = (tmp_path / "run.pt").read_bytes()
+    train(module, optimizer, loader, steps=1)
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        engine.save(tmp_path / "run.pt")
+    monkeypatch.undo()
+    assert (tmp_path / "run.pt").read_bytes() == old
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)  # its secrets are still there
+    finish(twin, opt, their, 2)
+    assert torch.equal(flat(twin), flat(module))
+
+
+def test_older_checkpoints_count_what_came_after_them(tmp_path):
+    engine, module, optimizer, loader = build()
+    for number in range(3):
+        train(module, optimizer, loader, steps=1)
+        engine.save(tmp_path / f"epoch-{number}.pt")
+    train(module, optimizer, loader, steps=1)
+    other, *_ = build(seed=None)
+    other.load(tmp_path / "epoch-0.pt")
+    assert other.ledger.steps == 4
+
+
+def test_a_checkpoint_without_its_journal_is_said_so(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (tmp_path / "run.pt").rename(moved / "run.pt")
+    other, *_ = build(seed=None)
+    with pytest.warns(UserWarning, match="can't be counted"):
+        other.load(moved / "run.pt")
+    assert other.ledger.steps == 1
+
+
+def test_the_seed_of_a_saved_run_stays_known(tmp_path):
+    engine, *_ = build(seed=3)
+    engine.save(tmp_path / "run.pt")
+    other, *_ = build(seed=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.load(tmp_path / "run.pt")
+    assert other.ledger.header.noise_seed_known
