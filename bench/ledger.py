@@ -1,57 +1,66 @@
-"""A million steps in the ledger: how long they take to write, to add up, and to turn into ε.
+"""How long the ledger and its accountants take for long runs.
 
-    python bench/ledger.py                    # 10^6 rows, then ε by PLD
-    python bench/ledger.py --rows 100000 --accountants rdp pld
+    OMP_NUM_THREADS=1 python bench/ledger.py
+
+Every figure is one run in this process; imports of the accounting libraries are timed on their own.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from common import one_thread, table, write_json
+from zetaclip.accounting import epsilon, noise_multiplier_for
+from zetaclip.ledger import Event, Header, Ledger, Row
 
-one_thread()
+T = TypeVar("T")
+MILLION = 10**6
 
-from zetaclip.accounting import ACCOUNTANTS, epsilon  # noqa: E402
-from zetaclip.ledger import Header, Ledger, Row  # noqa: E402
 
-RATE, SIGMA, DELTA = 256 / 60_000, 1.1, 1e-5
+def timed(what: str, work: Callable[[], T]) -> T:
+    start = time.perf_counter()
+    result = work()
+    shown = f"  -> {result:.4f}" if isinstance(result, float) else ""
+    print(f"{what:<66} {time.perf_counter() - start:8.2f} s{shown}", flush=True)
+    return result
+
+
+def rows(count: int) -> Iterator[Row]:
+    return (Row(batch, batch, "gradient", 1.0, 1.1, 1.1, 0.001, "a") for batch in range(count))
+
+
+def append_all(made: list[Row]) -> Ledger:
+    ledger = Ledger(Header(1_000_000, "declared", 1000.0, "pld", "DP-SGD"))
+    for row in made:
+        ledger.append(row)
+    return ledger
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--accountants", nargs="*", choices=ACCOUNTANTS, default=["rdp", "pld"])
-    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    ledger = Ledger(Header(60_000, "declared", 256.0, "pld", "dp-sgd"))
-    figures: dict[str, Any] = {}
-    rows = []
-
-    start = time.perf_counter()
-    for step in range(options.rows):
-        clip = 1.0 + (step % 7) / 7  # a moving C: the rows differ, the multiplier does not
-        ledger.append(Row(step, step, "sum", clip, SIGMA, SIGMA * clip, RATE, "bench"))
-    figures["append_s"] = time.perf_counter() - start
-    rows.append([f"append {options.rows} rows", f"{figures['append_s']:.2f} s", ""])
-
-    start = time.perf_counter()
-    events = ledger.events()
-    figures["add_up_s"] = time.perf_counter() - start
-    rows.append(["add them up", f"{figures['add_up_s']:.2f} s", f"{len(events)} kind(s) of step"])
-
-    for accountant in options.accountants:
-        epsilon(events[:1], DELTA, accountant)  # imports the library
-        start = time.perf_counter()
-        found = epsilon(events, DELTA, accountant)
-        figures[accountant] = {"seconds": time.perf_counter() - start, "epsilon": found}
-        rows.append([f"ε by {accountant}", f"{figures[accountant]['seconds']:.2f} s", f"ε = {found:.3f} at δ = {DELTA:g}"])
-    print(table(["what", "time", "result"], rows))
-    write_json(options.json, {"rows": options.rows, "ledger": figures})
+    made = timed("make 10^6 rows", lambda: list(rows(MILLION)))
+    ledger = timed("append them", lambda: append_all(made))
+    del made
+    events = timed("events() over them", ledger.events)
+    timed("state_dict()", ledger.state_dict)
+    # The first ε by each library pays for importing it.
+    timed("import opacus, and a small ε by RDP", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "rdp"))
+    timed("import dp-accounting, and a small ε by PLD", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "pld"))
+    for q in (0.01, 0.001, 0.0001, 0.00001):
+        timed(f"ε by PLD, 10^6 steps, q = {q}", lambda q=q: epsilon([Event(q, 1.1, MILLION)], 1e-5, "pld"))
+    timed("ε by RDP, 10^6 steps of that ledger", lambda: epsilon(events, 1e-5, "rdp"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for steps in (1880, 10**4, 10**5, MILLION):
+            timed(f"ε by PRV, {steps} steps, q = 0.001", lambda n=steps: epsilon([Event(0.001, 1.1, n)], 1e-5))
+    for warning in caught:
+        print(f"  which had said: {warning.message}")
+    for accountant in ("rdp", "prv", "pld"):
+        timed(
+            f"σ for ε = 3 by {accountant.upper()}, 1880 steps, q = 256/60000",
+            lambda name=accountant: noise_multiplier_for(3.0, 1e-5, 256 / 60000, 1880, name),
+        )
 
 
 if __name__ == "__main__":

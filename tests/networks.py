@@ -117,7 +117,10 @@ class Recurrent(nn.Module):
 
 MODELS = {
     "cnn": (CNN, lambda n: torch.randn(n, 1, 28, 28)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(20, 16), nn.ReLU(inplace=True), nn.Linear(16, 10)), lambda n: torch.randn(n, 20)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(20, 16), nn.ReLU(inplace=True), nn.Linear(16, 10)),
+        lambda n: torch.randn(n, 20),
+    ),
     "opacus-example": (OpacusExample, lambda n: torch.randn(n, 1, 28, 28)),
     "resnet": (ResNet, lambda n: torch.randn(n, 3, 16, 16)),
     "resnet-late": (lambda: ResNet(8, (1, 4, 12)), lambda n: torch.randn(n, 3, 8, 8)),

@@ -86,9 +86,7 @@ def test_sigma_for_a_target(target: float, sigma_rdp: float, sigma_prv: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("accountant", "target", "q", "steps", "expected"), OTHER_SETTINGS)
-def test_sigma_in_other_settings(
-    accountant: str, target: float, q: float, steps: int, expected: float
-) -> None:
+def test_sigma_in_other_settings(accountant: str, target: float, q: float, steps: int, expected: float) -> None:
     check_sigma(accountant, target, q, steps, expected)
 
 
@@ -122,9 +120,7 @@ def test_two_queries_on_one_batch_against_a_second_library() -> None:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    both = dp_accounting.ComposedDpEvent(
-        [dp_accounting.GaussianDpEvent(0.9), dp_accounting.GaussianDpEvent(1.3)]
-    )
+    both = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(0.9), dp_accounting.GaussianDpEvent(1.3)])
     second = RdpAccountant()
     second.compose(dp_accounting.PoissonSampledDpEvent(Q, both), T)
     assert second.get_epsilon(DELTA) == pytest.approx(2.851449, abs=1e-6)
@@ -382,7 +378,5 @@ def test_events_that_are_none() -> None:
 
 
 def test_the_libraries_are_imported_on_first_use_only() -> None:
-    code = (
-        "import sys, zetaclip.accounting; sys.exit('opacus' in sys.modules or 'dp_accounting' in sys.modules)"
-    )
+    code = "import sys, zetaclip.accounting; sys.exit('opacus' in sys.modules or 'dp_accounting' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

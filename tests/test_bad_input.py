@@ -123,7 +123,9 @@ def test_running_statistics_that_wake_up_are_caught():
 
 
 def test_running_statistics_without_parameters_are_refused_too():
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3))
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3)
+    )
     with pytest.raises(ValidationError, match="track_running_stats=False"):
         private(module, (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))))
 
@@ -145,9 +147,9 @@ def test_wrappers_and_lazy_modules_are_refused():
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(ValidationError, match="not initialised yet"):
         private(lazy, toy_data(), optimizer=torch.optim.SGD(lazy.parameters(), lr=1.0))
+    engine = PrivacyEngine()
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        private_of = PrivacyEngine()
-        private_of.make_private(module=3, optimizer=None, data_loader=None, noise_multiplier=1.0, clipping=1.0)
+        engine.make_private(module=3, optimizer=None, data_loader=None, noise_multiplier=1.0, clipping=1.0)
 
 
 def test_an_empty_data_set_is_an_error():

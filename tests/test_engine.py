@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
-from networks import MODELS, CNN, Words
+from networks import CNN, MODELS, Words
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -59,7 +59,9 @@ def test_physical_batches_change_nothing_else(name, dtype, tolerance):
     data = (x.to(dtype) if x.is_floating_point() else x, torch.randint(0, 10, (20,)))
     for size in (None, 7, 3, 1):
         torch.manual_seed(3)
-        _, module, optimizer, loader = private(build().to(dtype), data, sigma=0.7, clipping=0.5, physical_batch_size=size, lr=0.1)
+        _, module, optimizer, loader = private(
+            build().to(dtype), data, sigma=0.7, clipping=0.5, physical_batch_size=size, lr=0.1
+        )
         assert train(module, optimizer, loader, epochs=2) == 2 * len(loader) == 4
         weights.append(flat(module))
     for other in weights[1:]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
 from scipy import stats
-from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 from torch import nn
+from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 
 from zetaclip import Budget, Flat, Method, Plan, layer_rule
 from zetaclip.gradients import LAYER_RULES
@@ -38,7 +38,7 @@ def test_physical_batches_change_nothing_for_any_method(name, size):
     for physical in (None, size):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-        engine, module, optimizer, loader = private(
+        _, module, optimizer, loader = private(
             module, toy_data(), method=METHODS[name](), clipping=None, physical_batch_size=physical, lr=0.1
         )
         assert train(module, optimizer, loader, epochs=2) == 4
@@ -75,14 +75,22 @@ def test_an_own_query_has_its_own_row_noise_and_cost():
     assert stats.kstest(noise, "norm").pvalue > 1e-3
     assert level_p(noise) > 1e-3 and level_p(noise, 2 / 3) < 1e-6 and level_p(noise, 1.5) < 1e-6
     rows = list(run.ledger.rows())
-    assert [(r.query, r.sensitivity, r.noise_multiplier) for r in rows] == [("sum", clip, 2.0), ("sum: count", 0.5, 3.0)]
+    assert [(r.query, r.sensitivity, r.noise_multiplier) for r in rows] == [
+        ("sum", clip, 2.0),
+        ("sum: count", 0.5, 3.0),
+    ]
     (event,) = run.ledger.events()
     assert event.noise_multiplier == pytest.approx((1 / 4 + 1 / 9) ** -0.5)
 
 
 def test_extras_are_released_from_an_empty_batch_too():
     noisy, run = released(
-        tiny(), toy_data(), q=1e-9, sigma=1.0, clipping=None, method=Method("c", rule=Counting(3.0), controller=FromCount())
+        tiny(),
+        toy_data(),
+        q=1e-9,
+        sigma=1.0,
+        clipping=None,
+        method=Method("c", rule=Counting(3.0), controller=FromCount()),
     )
     assert noisy.extras["count"].shape == (1,) and float(noisy.extras["count"][0]) != 0 and len(run.ledger) == 2
 

@@ -54,6 +54,21 @@ def test_a_step_is_one_write(journal: Journal, monkeypatch: pytest.MonkeyPatch) 
     assert len(writes) == 1 and writes[0].count(b"\n") == 2
 
 
+def test_a_write_lands_behind_what_came_between(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, real = Journal(tmp_path / "run.pt"), os.write
+
+    def interrupted(descriptor: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", real)
+        other.append([row(0, "b")])
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", interrupted)
+    journal.append([row(0)])
+    assert journal.read() == [row(0, "b"), row(0)]
+
+
 def test_a_replayed_step_counts_once(journal: Journal) -> None:
     for batch in (0, 1, 2, 1, 2, 3):
         journal.append([row(batch)])

@@ -137,6 +137,8 @@ def test_a_query_twice_in_a_batch() -> None:
         ledger.append(row(0))
     with pytest.raises(LedgerError, match="twice"):
         ledger_of(row(0), row(1), row(0)).events()
+    with pytest.raises(LedgerError, match="twice"):
+        ledger_of(row(0), row(1), row(0, query="norms"), row(0)).events()
 
 
 @pytest.mark.parametrize(
@@ -223,9 +225,7 @@ def edited(lines: list[str], what: str) -> list[str]:
     if what == "cut inside a line":
         return lines[:-1] + [lines[-1][:20]]
     if what == "more noise":
-        return [
-            line.replace("0.30000000000000004", "0.9").replace("0.6000000000000001", "1.8") for line in lines
-        ]
+        return [line.replace("0.30000000000000004", "0.9").replace("0.6000000000000001", "1.8") for line in lines]
     if what == "another claim":
         return [lines[0].replace("DP-SGD", "DP-XXX")] + lines[1:]
     if what == "no header":

@@ -66,7 +66,9 @@ def test_noise_of_two_steps_is_independent():
 
 def test_noise_is_drawn_and_counted_when_every_batch_is_empty():
     data = (torch.randn(8, 5), torch.zeros(8, dtype=torch.long))
-    engine, module, optimizer, loader = private(nn.Linear(5, 400), data, sigma=2.0, clipping=0.5, q=1e-9, num_examples=8)
+    engine, module, optimizer, loader = private(
+        nn.Linear(5, 400), data, sigma=2.0, clipping=0.5, q=1e-9, num_examples=8
+    )
     before = flat(module)
     rows = []
     for batch in loader:
@@ -131,7 +133,9 @@ def test_a_method_with_two_passes_noises_each():
             return None
 
     method = Method(
-        "two", passes=(Pass("ascent"), Pass("descent", batch="same", perturb=Watching())), plan=lambda b: Plan((2.0, 3.0))
+        "two",
+        passes=(Pass("ascent"), Pass("descent", batch="same", perturb=Watching())),
+        plan=lambda b: Plan((2.0, 3.0)),
     )
     data = (torch.zeros(64, 300), torch.zeros(64, dtype=torch.long))
     module = nn.Linear(300, 200, bias=False)

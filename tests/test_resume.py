@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 from helpers import flat, mean_loss, private, tiny, toy_data, train
-from toys import METHODS, network
 from torch import nn
+from toys import METHODS, network
 
 from zetaclip.checkpoint import CheckpointError
 

@@ -43,7 +43,9 @@ def test_every_record_is_drawn_at_the_declared_rate_and_independently():
     assert spread(counts * 1.1) < 1e-6  # a rate that is off by a tenth would be seen
     sizes = mask.sum(1)
     ratio = float(sizes.var()) / (records * rate * (1 - rate))
-    assert stats.chi2.sf((times - 1) * ratio, times - 1) > 1e-3 and stats.chi2.cdf((times - 1) * ratio, times - 1) > 1e-3
+    assert (
+        stats.chi2.sf((times - 1) * ratio, times - 1) > 1e-3 and stats.chi2.cdf((times - 1) * ratio, times - 1) > 1e-3
+    )
     # Fixed-size batches have no variance: the same test refuses them.
     assert stats.chi2.cdf(0.0, times - 1) < 1e-3
     pairs = torch.corrcoef(mask.T) - torch.eye(records)
@@ -98,7 +100,9 @@ class Records(Dataset):
 
 
 def nested_loss(module, batch):
-    return torch.nn.functional.cross_entropy(module(batch["inputs"][0] + 0 * batch["inputs"][1]["again"]), batch["label"])
+    return torch.nn.functional.cross_entropy(
+        module(batch["inputs"][0] + 0 * batch["inputs"][1]["again"]), batch["label"]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -210,7 +210,9 @@ def _replayable(run: Run, loader: DataLoader | None, path: Path, public: dict[st
     there = {**public["configuration"], **{name: secret[name] for name in ("data", "threads", "device", "ranks")}}
     differing = [name for name in here if name != "run" and here[name] != there.get(name)]
     if differing:
-        changes = "; ".join(f"{name} ({_short(there.get(name))} there, {_short(here[name])} here)" for name in differing)
+        changes = "; ".join(
+            f"{name} ({_short(there.get(name))} there, {_short(here[name])} here)" for name in differing
+        )
         raise CheckpointError(
             f"an exact replay is not possible, because something else is different now: {changes}. The same noise on another "
             "sum would cancel by subtraction. load(path) goes on with fresh streams"

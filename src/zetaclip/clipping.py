@@ -72,7 +72,8 @@ class ClipRule(Protocol):
     - ``transform(state) -> Affine | None``.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor: ...
 

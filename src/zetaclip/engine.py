@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .errors import NoGuarantee
-from .gradients import Recorder, make_shadows
+from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Header, Ledger
 from .methods import Budget, Method, Schedule, at
 from .optimizer import PrivateOptimizer, check_optimizer
@@ -44,9 +44,7 @@ class Description(tuple[LayerPath, ...]):
         rows = [("parameter", "shape", "layer", "path")]
         rows += [(p.parameter, "x".join(map(str, p.shape)) or "scalar", p.layer, p.path) for p in self]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 class PrivacyEngine:
@@ -138,7 +136,9 @@ class PrivacyEngine:
         budget = Budget(noise_multiplier, settings.sample_rate, steps, target_delta, self.accountant)
         plan = chosen.plan(budget)
         if len(plan.noise_multipliers) != len(chosen.passes):
-            raise ValueError(f"method {chosen.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(chosen.passes)}")
+            raise ValueError(
+                f"method {chosen.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(chosen.passes)}"
+            )
 
         named = trained_parameters(module, optimizer)
         shadows, refusals = make_shadows(module, set(named.values()), self._recorder)
@@ -264,7 +264,7 @@ class PrivacyEngine:
     def describe(self) -> Description:
         """Which path the per-example gradients of each parameter take."""
         run = self._private()
-        found = {}
+        found: dict[nn.Parameter, list[Shadow]] = {}
         for shadow in run.shadows:
             for parameter in shadow.parameters.values():
                 found.setdefault(parameter, []).append(shadow)
@@ -272,7 +272,9 @@ class PrivacyEngine:
         for name, parameter in zip(run.layout.names, run.layout.parameters, strict=True):
             shadows = found[parameter]
             layers = ", ".join(f"{s.name} ({type(s.module).__name__})" for s in shadows)
-            lines.append(LayerPath(name, tuple(parameter.shape), layers, ", ".join(dict.fromkeys(s.path for s in shadows))))
+            lines.append(
+                LayerPath(name, tuple(parameter.shape), layers, ", ".join(dict.fromkeys(s.path for s in shadows)))
+            )
         return Description(lines)
 
     def validate(self, batch: Any, loss_fn: Callable[[nn.Module, Any], Any]) -> list[str]:
@@ -332,7 +334,9 @@ def _composition(method: Method | None, clipping: Any, max_grad_norm: float | No
 def _check_multiplier(noise_multiplier: Schedule) -> None:
     value = at(noise_multiplier, 0)
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"noise_multiplier must be a finite number >= 0, or a function of the step that gives one, not {value}")
+        raise ValueError(
+            f"noise_multiplier must be a finite number >= 0, or a function of the step that gives one, not {value}"
+        )
 
 
 def _steps(epochs: float, settings: Settings) -> int:
@@ -363,7 +367,9 @@ def _settings(
     if found == 0:
         raise ValueError("the dataset is empty")
     declared = num_examples is not None
-    if num_examples is not None and (isinstance(num_examples, bool) or num_examples != int(num_examples) or num_examples < 1):
+    if num_examples is not None and (
+        isinstance(num_examples, bool) or num_examples != int(num_examples) or num_examples < 1
+    ):
         raise ValueError(f"num_examples must be a positive whole number, not {num_examples}")
     if sample_rate is not None and not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate is a probability: it must be in (0, 1], not {sample_rate}")
@@ -387,7 +393,9 @@ def _settings(
     else:
         steps = max(1, math.ceil(1 / sample_rate - 1e-9))
     if physical_batch_size is not None and (
-        isinstance(physical_batch_size, bool) or physical_batch_size != int(physical_batch_size) or physical_batch_size < 1
+        isinstance(physical_batch_size, bool)
+        or physical_batch_size != int(physical_batch_size)
+        or physical_batch_size < 1
     ):
         raise ValueError(f"physical_batch_size must be a positive whole number, not {physical_batch_size}")
     settings = Settings(

@@ -76,9 +76,7 @@ class Journal:
                     continue
                 raise LedgerError(f"{self.path.name}, line {number}: {error}") from None
             if found.setdefault(row.key, row) != row:
-                raise LedgerError(
-                    f"{self.path.name}, line {number}: {row.key} was released with other numbers"
-                )
+                raise LedgerError(f"{self.path.name}, line {number}: {row.key} was released with other numbers")
         return list(found.values())
 
     def reset(self, saved: Ledger | None = None) -> None:
@@ -126,9 +124,7 @@ class Journal:
         return self._descriptor
 
 
-def executed_after(
-    rows: Iterable[Row], ledger: Ledger | Iterable[Row], stream: str, replay: bool
-) -> list[Row]:
+def executed_after(rows: Iterable[Row], ledger: Ledger | Iterable[Row], stream: str, replay: bool) -> list[Row]:
     """Which journal rows must join the checkpoint's ledger when it is loaded.
 
     ``stream`` names the key lineage that the checkpoint was saved from.

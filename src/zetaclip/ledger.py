@@ -269,9 +269,7 @@ class Ledger:
             raise LedgerError("a batch has rows with different sampling rates")
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
         sizes = np.diff(np.append(starts, len(stream)))
-        with np.errstate(
-            divide="ignore", over="ignore"
-        ):  # no noise: 1/0 is infinite cost, and 1/inf is 0 noise
+        with np.errstate(divide="ignore", over="ignore"):  # no noise: 1/0 is infinite cost, and 1/inf is 0 noise
             together = 1.0 / np.sqrt(np.add.reduceat(multiplier**-2.0, starts))
         effective = _round(np.where(sizes == 1, multiplier[starts], together))
         rates, rate_of = np.unique(rate[starts], return_inverse=True)

@@ -85,7 +85,7 @@ class PrivateOptimizer(Optimizer):
         """The multiplier of the next sum."""
         return self._run.noise_multiplier
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -201,7 +201,9 @@ def dry_run(module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, l
                 problems.append(f"{name}: used {used} times, but its gradient came back {came} times")
         for name, buffer in module.named_buffers():
             if not torch.equal(buffer, buffers[name]):
-                problems.append(f"{name}: the training forward changes this buffer, which is neither clipped nor noised")
+                problems.append(
+                    f"{name}: the training forward changes this buffer, which is neither clipped nor noised"
+                )
     except CaptureError as problem:
         problems.append(str(problem))
     finally:

@@ -151,7 +151,9 @@ class Run:
             for key in part._buffers
         ]
         self._running = [
-            (name, part) for name, part in module.named_modules() if isinstance(part, _NormBase) and part.track_running_stats
+            (name, part)
+            for name, part in module.named_modules()
+            if isinstance(part, _NormBase) and part.track_running_stats
         ]
         self._ticket = 0
         self._resumed = False
@@ -177,9 +179,7 @@ class Run:
     def start_epoch(self) -> int:
         """A new iterator: earlier ones are void, and a batch that was not stepped will be handed out again."""
         self._ticket += 1
-        if not self._resumed:
-            self.position = 0
-        elif self.position >= self.settings.steps_per_epoch:
+        if not self._resumed or self.position >= self.settings.steps_per_epoch:
             self.position = 0
         self._resumed = False
         return self._ticket

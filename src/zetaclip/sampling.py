@@ -164,16 +164,18 @@ class PoissonLoader:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         ticket = run.start_epoch()
-        feed = None if self._fetch is not None else iter(self._torch_loader(run.position))
+        feed = iter(self._torch_loader(run.position)) if self._fetch is None else iter(())
         while run.position < len(self):
             for rows in run.open_batch():
-                if len(rows) == 0:
-                    data = self._empty()
-                else:
-                    data = self._fetch(rows) if self._fetch is not None else next(feed)  # type: ignore[arg-type]
+                data = self._data(rows, feed)
                 run.hand_out(rows, ticket)
                 yield data
                 run.check_stepped(ticket)
+
+    def _data(self, rows: Tensor, feed: Iterator[Any]) -> Any:
+        if len(rows) == 0:
+            return self._empty()
+        return next(feed) if self._fetch is None else self._fetch(rows)
 
     def _torch_loader(self, start: int) -> DataLoader:
         own = self._loader
@@ -187,7 +189,7 @@ class PoissonLoader:
             }
         return DataLoader(
             own.dataset,
-            batch_sampler=_Chunks(self._run, start),  # type: ignore[arg-type]
+            batch_sampler=_Chunks(self._run, start),
             collate_fn=own.collate_fn,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,

@@ -129,7 +129,9 @@ CASES = {
 
 
 ALL_CASES = [
-    pytest.param(case, id=f"{kind.__name__}-{number}") for kind, cases in CASES.items() for number, case in enumerate(cases)
+    pytest.param(case, id=f"{kind.__name__}-{number}")
+    for kind, cases in CASES.items()
+    for number, case in enumerate(cases)
 ]
 
 

@@ -112,7 +112,7 @@ class _Record(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple:
         if ctx.shadow.recorder.wants():
             with exact(g.device):
                 ctx.shadow.hand_over(ctx.handler(ctx.shadow, widen(g), *(widen(t.detach()) for t in ctx.saved_tensors)))
@@ -196,7 +196,7 @@ class Shadow:
         if y._is_view():
             y = y.clone()
         anchor = self.recorder.anchor
-        recorded: Tensor = _Record.apply(y, anchor, self, backward, *saved)  # type: ignore[no-untyped-call]
+        recorded: Tensor = _Record.apply(y, anchor, self, backward, *saved)
         return recorded
 
     def attach(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -30,7 +31,8 @@ CANCELLATION = 1e-4
 class Contribution(Protocol):
     """Per-example gradients of one parameter, or of a block of its rows (``block``), in some form."""
 
-    block: slice | None
+    @property
+    def block(self) -> slice | None: ...
 
     def norms2(self) -> Tensor:
         """Squared norm for each example; NaN where it can't be trusted."""
@@ -270,7 +272,7 @@ def combine(parts: list[Contribution]) -> list[Contribution]:
             assert part.block is not None
             blocks.setdefault((part.block.start, part.block.stop), []).append(part)
         spans = sorted(blocks)
-        if all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False)):
+        if all(first[1] <= second[0] for first, second in pairwise(spans)):
             return [_join(group) for group in blocks.values()]
         raise RuntimeError("overlapping blocks of one parameter; a layer rule must use the same blocks every time")
     if any(part.block is not None for part in parts):

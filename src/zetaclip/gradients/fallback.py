@@ -33,7 +33,7 @@ class _Alias(torch.autograd.Function):
         return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple:
         if ctx.shadow.recorder.wants():
             with exact(g.device):
                 g = widen(g)
@@ -57,7 +57,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         batch_dims.append(dim)
 
     aliases = {
-        name: _Alias.apply(recorder.anchor, shadow, name, parameter, recorder.rows)  # type: ignore[no-untyped-call]
+        name: _Alias.apply(recorder.anchor, shadow, name, parameter, recorder.rows)
         for name, parameter in shadow.parameters.items()
     }
     tensors = [leaf for leaf, dim in zip(leaves, batch_dims, strict=True) if dim is not None]

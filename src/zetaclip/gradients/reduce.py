@@ -90,11 +90,11 @@ class Chunk:
         for row in bad.tolist():
             exact = self._exact_gradient(row)
             length = float(torch.linalg.vector_norm(exact))
-            if not length < TOO_LONG:  # nan and inf too
-                exact, length = None, 0.0
-            norms[row] = length
-            if exact is not None:
+            if length < TOO_LONG:  # false for nan and inf too
+                norms[row] = length
                 self.rescued[row] = exact
+            else:
+                norms[row] = 0.0
         self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
 
     def _exact_gradient(self, row: int) -> Tensor:

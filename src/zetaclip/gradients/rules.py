@@ -92,7 +92,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         shadow = ctx.shadow
         if shadow.recorder.wants():
@@ -109,8 +109,8 @@ def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
     assert weight is not None
     if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
         return shadow.record(shadow.detached_forward(input), _linear, input)
-    bias = None if bias is None else bias.detach()
-    y: Tensor = _Linear.apply(input, weight.detach(), bias, recorder.anchor, shadow)  # type: ignore[no-untyped-call]
+    offset = None if bias is None else bias.detach()
+    y: Tensor = _Linear.apply(input, weight.detach(), offset, recorder.anchor, shadow)
     return y
 
 
@@ -139,7 +139,9 @@ def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 def _embedding_refused(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
-        return "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
+        return (
+            "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
+        )
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq divides by counts over the whole batch, which mixes records; set it to False"
     return None
@@ -217,7 +219,7 @@ class _FoldedGroupNorm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple:
         x, mean, rstd, weight = ctx.saved_tensors
         batch, channels = x.shape[:2]
         wanted = ctx.shadow.recorder.wants()
@@ -247,7 +249,7 @@ def _group_norm_forward(shadow: Shadow, x: Tensor) -> Tensor:
     low = x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
     if low or x.device.type != "cpu" or module.weight.dtype != x.dtype or x.dim() < 3:
         return shadow.record(shadow.detached_forward(x), _group_norm, x)
-    y: Tensor = _FoldedGroupNorm.apply(x, shadow.recorder.anchor, shadow)  # type: ignore[no-untyped-call]
+    y: Tensor = _FoldedGroupNorm.apply(x, shadow.recorder.anchor, shadow)
     return y
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,16 @@ def load_matrices(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def _load_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to load it with code execution allowed; ours does not pass that on
+        raise CheckpointError(
+            f"{path} is no file of plain tensors: it holds other objects, or is no checkpoint at all. Nothing in "
+            "it was run. Save model.state_dict()"
+        ) from error
     except Exception as error:  # what is raised depends on where the file is broken
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(
-            f"{path} is no checkpoint of plain tensors ({type(error).__name__}: {first[:200]})"
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {first[:150]})"
         ) from error
 
 

@@ -102,9 +102,7 @@ class Probe:
         else:
             chosen = []
             for pattern in self.layers:
-                chosen += [
-                    label for label in _resolve(pattern, module, readable, matrices) if label not in chosen
-                ]
+                chosen += [label for label in _resolve(pattern, module, readable, matrices) if label not in chosen]
         self.bound = {label: readable[label] for label in chosen}
 
     def read(self, module: nn.Module, step: int) -> Reading | None:
