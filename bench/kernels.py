@@ -134,7 +134,18 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         over = private[rule] / private[best]
         rows.append([name, *cells, rule, best, f"{over:.2f}"])
         figures.append({"convolution": name, **times, **private, "rule": rule, "best": best})
-    head = ["convolution", "forward", "input grad", "summed", "folded", "shifted", "Gram", "rule", "best", "rule over best"]
+    head = [
+        "convolution",
+        "forward",
+        "input grad",
+        "summed",
+        "folded",
+        "shifted",
+        "Gram",
+        "rule",
+        "best",
+        "rule over best",
+    ]
     return table(head, rows), figures
 
 
@@ -174,7 +185,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     found: dict[str, Any] = {"MEMORY_COST": MEMORY_COST, "SHIFTED_FROM": SHIFTED_FROM}
-    print(f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST}, SHIFTED_FROM = {SHIFTED_FROM}.\n")
+    print(
+        f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST}, SHIFTED_FROM = {SHIFTED_FROM}.\n"
+    )
     with torch.no_grad():
         for part, measure in (("convolutions", convolutions), ("sequences", sequences)):
             if options.only in (None, part):

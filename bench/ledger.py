@@ -41,7 +41,6 @@ def append_all(made: list[Row]) -> Ledger:
 def main() -> None:
     made = timed("make 10^6 rows", lambda: list(rows(MILLION)))
     ledger = timed("append them", lambda: append_all(made))
-    del made
     events = timed("events() over them", ledger.events)
     timed("state_dict()", ledger.state_dict)
     # The first ε by each library pays for importing it.

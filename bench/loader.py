@@ -114,8 +114,14 @@ def main() -> None:
     rows, figures = [], {}
     for name, loop in loops.items():
         load, whole = statistics.median(loop.loading), statistics.median(loop.whole)
-        figures[name] = {"loading_ms": round(1e3 * load, 3), "whole_ms": round(1e3 * whole, 3), "batches": len(loop.whole)}
-        rows.append([name, f"{1e3 * load:.2f} ms", f"{1e3 * whole:.1f} ms", f"{235 * whole:.1f} s", f"{whole / base:.2f}x"])
+        figures[name] = {
+            "loading_ms": round(1e3 * load, 3),
+            "whole_ms": round(1e3 * whole, 3),
+            "batches": len(loop.whole),
+        }
+        rows.append(
+            [name, f"{1e3 * load:.2f} ms", f"{1e3 * whole:.1f} ms", f"{235 * whole:.1f} s", f"{whole / base:.2f}x"]
+        )
     print(table(["loop", "loading a batch", "a batch in all", "an epoch of 235 batches", "over no privacy"], rows))
     print(f"\nMedians over {batches} batches each; {model.title}.")
     write_json(options.json, {"loader": figures, "model": options.model})

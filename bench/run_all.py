@@ -1,9 +1,9 @@
 """Runs the benches with modest settings and writes bench/results/latest.md and latest.json.
 
-    python bench/run_all.py                   # what `make bench` calls
-    python bench/run_all.py --quick           # two models, few turns: to see that everything works
-    python bench/run_all.py --readme          # also puts the step table into README.md
-    python bench/run_all.py --only step ledger
+python bench/run_all.py                   # what `make bench` calls
+python bench/run_all.py --quick           # two models, few turns: to see that everything works
+python bench/run_all.py --readme          # also puts the step table into README.md
+python bench/run_all.py --only step ledger
 """
 
 from __future__ import annotations

@@ -119,9 +119,7 @@ def share_of_training() -> None:
     print(f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}  layers")
     cases = (("MNIST", mnist_net(), (1, 28, 28), 256), ("ResNet", Resnet(), (3, 32, 32), 128))
     for name, net, shape, batch in cases:
-        data = torch.utils.data.TensorDataset(
-            torch.randn(16 * batch, *shape), torch.randint(0, 10, (16 * batch,))
-        )
+        data = torch.utils.data.TensorDataset(torch.randn(16 * batch, *shape), torch.randint(0, 10, (16 * batch,)))
         controller = Spectral(period=PERIOD)
         module, optimizer, loader = PrivacyEngine(seed=0).make_private(
             module=net,
@@ -144,9 +142,7 @@ def share_of_training() -> None:
         probe, state = controller.probe, controller.init()
         assert probe is not None
 
-        def once(
-            probe: Any = probe, controller: Any = controller, state: Any = state, module: Any = module
-        ) -> None:
+        def once(probe: Any = probe, controller: Any = controller, state: Any = state, module: Any = module) -> None:
             controller.update(probe.read(module, PERIOD), state)
 
         once()  # the random null of each shape is computed here, once in a run

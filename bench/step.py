@@ -108,7 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
     parser.add_argument("--turns", type=int, default=21, help="turns of plain and zetaclip (default 21)")
-    parser.add_argument("--peer-turns", type=int, default=7, help="turns of Opacus's modes, which are slower (default 7)")
+    parser.add_argument(
+        "--peer-turns", type=int, default=7, help="turns of Opacus's modes, which are slower (default 7)"
+    )
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus")
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()

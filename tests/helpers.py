@@ -63,7 +63,7 @@ def assert_parity(module, batch, loss_fn, tolerance):
     loop = looped_gradients(module, batch, loss_fn).double()
     chunk, layout, _ = recorded(module, batch, loss_fn)
     with torch.no_grad():
-        dense = torch.cat([piece for _, piece in chunk.pieces()]).double()
+        dense = torch.cat(list(chunk.pieces())).double()
         norms = chunk.norms()
         factors = torch.linspace(0.1, 1.7, len(loop), dtype=torch.float64)
         total = torch.full((layout.numel,), torch.nan, dtype=layout.dtype)

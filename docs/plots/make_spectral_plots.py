@@ -2,6 +2,7 @@
 
     python docs/plots/make_spectral_plots.py            # the pictures, into this folder
     python docs/plots/make_spectral_plots.py --tables   # the tables, as Markdown on the screen
+    python docs/plots/make_spectral_plots.py --causes   # one more table, of 18 short private runs
 
 Everything is simulated here with fixed seeds; no data set is needed. Takes about a minute on one core.
 """
@@ -115,9 +116,7 @@ def plot_tails() -> None:
                 color=COLOURS[method],
                 label=label,
             )
-        ax.set(
-            title=f"128 x 512, {title}", xlabel="eigenvalue λ", ylabel="fraction above λ", ylim=(4e-3, 1.5)
-        )
+        ax.set(title=f"128 x 512, {title}", xlabel="eigenvalue λ", ylabel="fraction above λ", ylim=(4e-3, 1.5))
         ax.legend(fontsize=8)
         ax.xaxis.set_minor_formatter(NullFormatter())
     save(drawing, "tails.png")
@@ -167,21 +166,21 @@ class Net(nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-def private_run(controller: Spectral) -> np.ndarray:
+def private_run(controller: Spectral, sigma: float = 0.8, seed: int = 0, shuffle: bool = False) -> np.ndarray:
     """clip_history of a short private run on ten made-up clusters."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (4096,), generator=generator)
     centres = torch.randn(10, 512, generator=generator)
     inputs = centres[labels] * 0.4 + torch.randn(4096, 512, generator=generator)
-    torch.manual_seed(0)
+    if shuffle:
+        labels = labels[torch.randperm(4096, generator=generator)]
+    torch.manual_seed(seed)
     net = Net()
-    module, optimizer, loader = PrivacyEngine(seed=0).make_private(
+    module, optimizer, loader = PrivacyEngine(seed=seed).make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.5),
-        data_loader=torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(inputs, labels), batch_size=128
-        ),
-        noise_multiplier=0.8,
+        data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=128),
+        noise_multiplier=sigma,
         clipping=controller,
         sample_rate=1 / 32,
         num_examples=4096,
@@ -193,6 +192,18 @@ def private_run(controller: Spectral) -> np.ndarray:
             loss(module(x), y).backward()
             optimizer.step()
     return np.array([entry[:5] for entry in optimizer.clip_history], dtype=float)
+
+
+def table_of_causes() -> None:
+    """What moves ζ: the run of the trajectories at constant C, with and without noise, true and shuffled labels."""
+    print("| labels | σ | ζ at the first probe | smallest | last |")
+    print("|---|---|---|---|---|")
+    for shuffle in (False, True):
+        for sigma in (0.0, 0.8, 2.0):
+            runs = [private_run(Spectral(period=20, gain=0.0), sigma, seed, shuffle)[:, 1] for seed in range(3)]
+            columns = ([zeta[0] for zeta in runs], [zeta.min() for zeta in runs], [zeta[-1] for zeta in runs])
+            shown = " | ".join(f"{min(values):.1f} to {max(values):.1f}" for values in columns)
+            print(f"| {'shuffled' if shuffle else 'true'} | {sigma} | {shown} |")
 
 
 def plot_trajectories() -> None:
@@ -227,9 +238,13 @@ def plot_trajectories() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tables", action="store_true", help="print the tables instead of drawing")
+    parser.add_argument("--causes", action="store_true", help="print what noise and labels do to zeta, and stop")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if arguments.causes:
+        table_of_causes()
+        return
     if arguments.tables:
         table_of_estimators()
         print()

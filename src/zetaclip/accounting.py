@@ -216,10 +216,7 @@ def _prv_epsilon(events: list[Event], delta: float) -> float:
     room = delta - _set_aside(events, delta)
     points, error, bound = _prv_size(events, delta)
     if points > _PRV_MOST_POINTS:
-        raise AccountingError(
-            f"the PRV accountant would need a grid of {points:.0e} points for {_total(events)} steps with "
-            f"ε near {bound:.3g}; use accountant='pld'"
-        )
+        raise AccountingError(f"the PRV accountant would need {points:.0e} points; use accountant='pld'")
     accountant = PRVAccountant()
     accountant.history = [(e.noise_multiplier, e.sample_rate, e.count) for e in _condense(events)]
     try:
@@ -232,10 +229,8 @@ def _prv_epsilon(events: list[Event], delta: float) -> float:
         raise AccountingError(f"the PRV accountant failed ({failure}); use accountant='pld'") from failure
     # RDP bounds the same thing, so a PRV value clearly above it has broken down.
     if not -error <= result <= 1.02 * bound + 2 * error:
-        raise AccountingError(
-            f"the PRV accountant returned ε = {result:.6g}, which can't be (RDP proves {bound:.6g}); "
-            "use accountant='pld'"
-        )
+        strange = f"ε = {result:.6g}, where RDP proves {bound:.6g}"
+        raise AccountingError(f"the PRV accountant returned {strange}; use accountant='pld'")
     return max(result, 0.0)
 
 
@@ -354,10 +349,8 @@ def _set_aside(events: list[Event], delta: float) -> float:
     """The part of δ that rounding in the Fourier transforms may eat."""
     smeared = _SMEAR * (_total(events) + 1000)
     if smeared > delta / 4:
-        raise AccountingError(
-            f"δ = {delta:g} is too small for {_total(events)} steps in double precision: use "
-            f"accountant='rdp', or a δ of at least {4 * smeared:.1g}"
-        )
+        limit = f"{_total(events)} steps in double precision need δ >= {4 * smeared:.1g}"
+        raise AccountingError(f"{limit}, not {delta:g}: use accountant='rdp' or a larger δ")
     return smeared
 
 

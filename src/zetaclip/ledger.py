@@ -170,7 +170,7 @@ class Ledger:
         self.header = header
         self._names: dict[str, int] = {}  # of queries and streams, with their positions
         self._records = bytearray()
-        self._open_batch: tuple[str, int] | None = None
+        self._open_batch, self._open_stream = -1, ""
         self._open_queries: set[str] = set()
         self._open_rate = 0.0
         self._last_batch: dict[str, int] = {}
@@ -180,28 +180,25 @@ class Ledger:
 
     def append(self, row: Row) -> None:
         """Adds one release; about a microsecond, and no copy of what is there."""
-        query, stream, batch = row.query, row.stream, row.batch
-        if (stream, batch) != self._open_batch:
-            self._begin(row)
+        query, stream, batch, names = row.query, row.stream, row.batch, self._names
+        if batch != self._open_batch or stream != self._open_stream:
+            if batch > self._last_batch.get(stream, -1):
+                self._batches += 1
+                self._last_batch[stream] = batch
+            else:
+                self._scattered = True
+            self._open_batch, self._open_stream, self._open_rate = batch, stream, row.sample_rate
+            self._open_queries = {query}
         elif query in self._open_queries:
             raise LedgerError(f"query {query!r} was already released from batch {batch} of {stream!r}")
         elif row.sample_rate != self._open_rate:
             raise LedgerError(f"batch {batch} of {stream!r} has two sampling rates")
         else:
             self._open_queries.add(query)
-        known = self._names
-        at_query, at_stream = known.setdefault(query, len(known)), known.setdefault(stream, len(known))
+        names.setdefault(query, len(names))
+        names.setdefault(stream, len(names))
         numbers = (row.sensitivity, row.noise_multiplier, row.noise_std, row.sample_rate)
-        self._records += _RECORD.pack(row.step, batch, at_query, *numbers, at_stream)
-
-    def _begin(self, row: Row) -> None:
-        self._open_batch, self._open_rate = (row.stream, row.batch), row.sample_rate
-        self._open_queries = {row.query}
-        if row.batch > self._last_batch.get(row.stream, -1):
-            self._last_batch[row.stream] = row.batch
-            self._batches += 1
-        else:
-            self._scattered = True
+        self._records += _RECORD.pack(row.step, batch, names[query], *numbers, names[stream])
 
     def merge(self, rows: Iterable[Row]) -> int:
         """Adds the rows whose (stream, batch, query) isn't here yet; returns how many that were."""

@@ -56,6 +56,7 @@ class Mechanism:
         self.sensitivity = float(rule.sensitivity(draw.clip))
         self._write = write
         self._sum: Tensor | None = None
+        self._pending: tuple[Chunk, Tensor] | None = None  # a chunk whose sum has not been formed yet
         self._extras: dict[str, Tensor] = {}
         self._kinds: dict[str, Extra] = {}
         self._coins: torch.Generator | None = None
@@ -68,25 +69,37 @@ class Mechanism:
         return self._coins
 
     def absorb(self, chunk: Chunk) -> None:
-        """Adds one chunk's clipped sum."""
+        """Takes one chunk in: bounds its examples and adds them to the sum.
+
+        The sum of a chunk is put off until the next one comes or the batch is released: the last chunk can then be
+        added to the noise in place, which saves a pass over all parameters.
+        """
         self.records += chunk.rows
         if self.affine is not None:
-            for rows, gradients in chunk.pieces():
-                mapped = self.affine.apply(gradients)
-                norms = torch.linalg.vector_norm(mapped, dim=1).double()
-                far = ~torch.isfinite(norms)
-                if bool(far.any()):
-                    mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
-                factors = self._factors(norms)
-                target, fresh = self._target()
-                weights = factors.to(mapped.dtype)
-                torch.addmv(target, mapped.t(), weights, beta=int(not fresh), out=target)
-                del rows
+            self._absorb_mapped(chunk)
             return
-        norms = chunk.norms()
-        factors = self._factors(norms)
-        target, fresh = self._target()
-        chunk.add_weighted_sum(target, factors, fresh)
+        self._add_pending()
+        self._pending = (chunk, self._factors(chunk.norms()))
+
+    def _add_pending(self) -> None:
+        if self._pending is not None:
+            chunk, factors = self._pending
+            target, fresh = self._target()
+            chunk.add_weighted_sum(target, factors, fresh)
+            self._pending = None
+
+    def _absorb_mapped(self, chunk: Chunk) -> None:
+        """The same where a released map comes before the norm: the gradients themselves are made, a few at a time."""
+        assert self.affine is not None
+        for gradients in chunk.pieces():
+            mapped = self.affine.apply(gradients)
+            norms = torch.linalg.vector_norm(mapped, dim=1).double()
+            far = ~torch.isfinite(norms)
+            if bool(far.any()):
+                mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
+            weights = self._factors(norms).to(mapped.dtype)
+            target, fresh = self._target()
+            torch.addmv(target, mapped.t(), weights, beta=int(not fresh), out=target)
 
     def _target(self) -> tuple[Tensor, bool]:
         fresh = self._sum is None
@@ -126,34 +139,38 @@ class Mechanism:
                 self._extras[name] = torch.zeros(extra.columns.shape[1], dtype=torch.float64)
                 self._kinds[name] = extra
 
-    def release(self, reduce: Callable[[Tensor], Tensor], divisor: float) -> Released:
-        """Noise, ledger, division. ``reduce`` is the one place where sums of several processes would meet."""
+    def release(self, reduce: Callable[[Tensor], Tensor] | None, divisor: float) -> Released:
+        """Noise, ledger, division. ``reduce`` adds up the sums of several processes; None with one process."""
         draw = self.draw
-        total, fresh = self._target()
-        if fresh:
-            total.zero_()
-        total = reduce(total)
+        if reduce is not None:
+            self._add_pending()
+            total, fresh = self._target()
+            self._sum = reduce(total.zero_() if fresh else total)
         self._declare_extras()
         std = draw.noise_multiplier * self.sensitivity
         rows = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
-        own = {n: e for n, e in self._kinds.items() if e.sensitivity is not None}
-        for name, extra in own.items():
-            assert extra.sensitivity is not None and extra.noise_multiplier is not None
-            rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
+        for name, extra in self._kinds.items():
+            if extra.sensitivity is not None:
+                assert extra.noise_multiplier is not None
+                rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
         self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
 
         source = generator(subkey(draw.noise_key, "sum"))
-        noise = gaussian(self.layout.numel, self.layout.dtype, source).to(self.layout.device)
-        # In the noise's own memory: the clipped sum alone never becomes anybody's gradient.
-        gradient = noise.mul_(std / divisor).add_(total, alpha=1 / divisor)
+        gradient = gaussian(self.layout.numel, self.layout.dtype, source).to(self.layout.device).mul_(std / divisor)
+        # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
+        if self._sum is not None:
+            gradient.add_(self._sum, alpha=1 / divisor)
+        if self._pending is not None:
+            chunk, factors = self._pending
+            chunk.add_weighted_sum(gradient, factors / divisor, False)
         if self.affine is not None:
             gradient = self.affine.undo(gradient)
-        self._sum = None
+        self._sum = self._pending = None
 
         released: dict[str, Tensor] = {}
         for name in self._extras:
             extra = self._kinds[name]
-            values = reduce(self._extras[name])
+            values = self._extras[name] if reduce is None else reduce(self._extras[name])
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
             coins = gaussian(len(values), torch.float64, generator(subkey(draw.noise_key, f"extra {name}")))
             released[name] = (values.cpu() + scale * coins) / divisor

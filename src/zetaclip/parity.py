@@ -123,7 +123,7 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
     scale = float(rows) if loss_reduction == "mean" else 1.0
     with torch.no_grad():
         chunk = Chunk(recorder.take(), layout, rows, scale)
-        fast = torch.cat([piece for _, piece in chunk.pieces()]).double()
+        fast = torch.cat(list(chunk.pieces())).double()
         norms = chunk.norms()
         clip = float(loop.norm(dim=1).median())
         factors = clip / norms.clamp_min(clip) if clip > 0 else torch.ones_like(norms)

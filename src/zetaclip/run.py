@@ -123,6 +123,8 @@ class Run:
         self.method = method
         self.plan = plan
         self.ledger = ledger
+        # The one place where the sums of several processes would meet; with one process there is nothing to add.
+        self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
         self.stream = secrets.token_hex(8)  # public name of this key lineage
         self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
@@ -320,7 +322,7 @@ class Run:
             return
         literal = self.settings.normalize == "realized"
         divisor = float(max(1, mechanism.records)) if literal else mechanism.draw.divisor
-        released = mechanism.release(self._sum_over_ranks, divisor)
+        released = mechanism.release(self.sum_over_ranks, divisor)
         self._close(turn)
         self.releases.append(released)
         if self.phase + 1 < len(self.method.passes):
@@ -329,16 +331,12 @@ class Run:
         self.phase, self.releases = 0, []
         self._update(released)
 
-    def _sum_over_ranks(self, value: Tensor) -> Tensor:
-        """The one place where the sums of several processes meet; with one process there is nothing to add."""
-        return value
-
     def _update(self, released: Released) -> None:
         """Hands the private gradient to the user's optimizer and lets the controller read what was released."""
         gradient, std = released.gradient, released.noise_std
         if self.settings.decouple_lr:
             gradient, std = gradient / released.sensitivity, std / released.sensitivity
-        for parameter, view in self.layout.views(gradient):
+        for parameter, view in zip(self.layout.parameters, self.layout.views(gradient), strict=True):
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         if hasattr(self.optimizer, "set_noise_std"):
             self.optimizer.set_noise_std(std)
@@ -384,7 +382,7 @@ class Run:
         if direction is None:
             return
         turn.weights = [p.detach().clone() for p in self.layout.parameters]
-        for parameter, view in self.layout.views(direction):
+        for parameter, view in zip(self.layout.parameters, self.layout.views(direction), strict=True):
             parameter.add_(view.to(parameter.dtype))
 
     @torch.no_grad()

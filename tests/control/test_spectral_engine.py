@@ -81,9 +81,7 @@ def test_epsilon_is_that_of_plain_dp_sgd():
     def spent(clipping):
         engine, module, optimizer, loader = private(clipping)
         train(module, optimizer, loader, epochs=2)
-        return engine.get_epsilon(1e-5), [
-            (row.noise_multiplier, row.sample_rate) for row in engine.ledger.rows()
-        ]
+        return engine.get_epsilon(1e-5), [(row.noise_multiplier, row.sample_rate) for row in engine.ledger.rows()]
 
     assert spent(Spectral(period=1)) == spent(1.0)
 
@@ -93,9 +91,7 @@ def test_c_sequence_is_recomputed_from_saved_weights(make):
     controller = make(period=3, probe=["0", "2"])
     engine, module, optimizer, loader = private(controller)
     released = []
-    train(
-        module, optimizer, loader, epochs=3, after=lambda: released.append(copy.deepcopy(module.state_dict()))
-    )
+    train(module, optimizer, loader, epochs=3, after=lambda: released.append(copy.deepcopy(module.state_dict())))
 
     offline, net = make(period=3, probe=["0", "2"]), network(seed=1)
     offline.probe.bind(net, dict(net.named_parameters()))

@@ -20,9 +20,7 @@ def gaussian(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(
-    "shape", [(32, 512), (512, 32), (10, 10), (300, 700), (700, 300), (1, 50), (50, 1), (1, 1)]
-)
+@pytest.mark.parametrize("shape", [(32, 512), (512, 32), (10, 10), (300, 700), (700, 300), (1, 50), (50, 1), (1, 1)])
 def test_gram_route_equals_svd(shape):
     weight = gaussian(*shape)
     found = eigenvalues(weight)

@@ -234,8 +234,7 @@ def test_four_distinct_eigenvalues_are_enough_and_three_are_not(method):
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.floats(allow_nan=True, allow_infinity=True)
-        | st.sampled_from([0.0, 1.0, 1.0, 1e-300, 1e300, -1.0]),
+        st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1.0, 1e-300, 1e300, -1.0]),
         max_size=30,
     ),
     st.sampled_from(METHODS),

@@ -83,9 +83,7 @@ class Replay(Schedule):
                 raise ValueError("the schedule already says what C is at step 0; leave initial out")
             changes = [(0, check_clip(initial)), *changes]
         if changes[0][0] != 0:
-            raise ValueError(
-                f"the schedule starts at step {changes[0][0]}; say with initial= what C is before"
-            )
+            raise ValueError(f"the schedule starts at step {changes[0][0]}; say with initial= what C is before")
         self.steps = [step for step, _ in changes]
         self.clips = [clip for _, clip in changes]
         if any(later <= earlier for earlier, later in itertools.pairwise(self.steps)):

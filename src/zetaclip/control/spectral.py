@@ -176,9 +176,7 @@ class Spectral:
         )
         gain = self.gain
         if self.gain_by_error:
-            gain /= (
-                1.0 + (self._aggregate([reading.fits[layer].stderr for layer in zetas]) / self.radius) ** 2
-            )
+            gain /= 1.0 + (self._aggregate([reading.fits[layer].stderr for layer in zetas]) / self.radius) ** 2
         return self._steer(state, error, gain)
 
     def entry(self, state: SpectralState) -> tuple[Any, ...] | None:

@@ -97,7 +97,20 @@ class Recorder:
             )
 
 
-class _Record(torch.autograd.Function):
+class Node(torch.autograd.Function):
+    """A custom node of the graph, applied without the detour that torch makes for its function transforms.
+
+    On a small network that detour is a good part of what privacy costs.
+    """
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+
+
+class _Record(Node):
     """Identity on a layer's output that keeps the layer's input until backward brings the output gradient.
 
     The output is marked as modified in place rather than returned as a view, because a view made in a custom

@@ -1,12 +1,12 @@
 """What each example adds to one parameter's gradient, in the cheapest form that still tells its norm.
 
 Autograd only ever sums over examples. A contribution holds enough of one layer's backward pass to answer
-two questions without that sum: how long is each example's gradient (``norms2``), and what is the sum once
+two questions without that sum: how long is each example's gradient (``norms``), and what is the sum once
 every example has been scaled by its own factor (``add_to``). Only ``Dense`` really holds the per-example
 gradients; the others hold a layer's input and output gradient, which is usually far less.
 
 All arithmetic is done in the dtype of the held tensors: float32, or float64 for float64 models. Half
-precision is widened before it gets here (``widen``). A squared norm that can't be trusted, because it
+precision is widened before it gets here (``widen``). A norm that can't be trusted, because it
 overflowed or because cancellation ate its digits, is returned as NaN: the caller then works that example
 out again in float64.
 """
@@ -34,8 +34,8 @@ class Contribution(Protocol):
     @property
     def block(self) -> slice | None: ...
 
-    def norms2(self) -> Tensor:
-        """Squared norm for each example; NaN where it can't be trusted."""
+    def norms(self) -> Tensor:
+        """The norm of each example's gradient; not finite where it can't be trusted."""
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         """``out (+)= Σ_i factors[i] * gradient_i``; ``out`` is shaped like the parameter or its block."""
@@ -58,11 +58,9 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def squared_norms(rows: Tensor) -> Tensor:
-    """Squared norm of each row; ``vector_norm`` is much faster here than a sum of squares."""
-    if rows.dim() > 2:
-        rows = rows.flatten(1)
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+def row_norms(rows: Tensor) -> Tensor:
+    """Norm of each row; ``vector_norm`` is many times faster here than a sum of squares."""
+    return torch.linalg.vector_norm(rows.flatten(1) if rows.dim() > 2 else rows, dim=1)
 
 
 def _blanked(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -81,10 +79,10 @@ class Dense:
     shape: torch.Size
     unpack: Callable[[Tensor], Tensor] | None = None
     block: slice | None = None
-    known: Tensor | None = None  # squared norms, where somebody has worked them out already
+    known: Tensor | None = None  # the norms, where somebody has worked them out already
 
-    def norms2(self) -> Tensor:
-        return squared_norms(self.stored) if self.known is None else self.known
+    def norms(self) -> Tensor:
+        return row_norms(self.stored) if self.known is None else self.known
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         flat = self.stored.flatten(1)
@@ -121,8 +119,8 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     return positions * positions * (inputs + outputs) <= MEMORY_COST * inputs * outputs
 
 
-def gram_norms2(x: Tensor, g: Tensor) -> Tensor:
-    """Squared norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices.
+def gram_norms(x: Tensor, g: Tensor) -> Tensor:
+    """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices.
 
     **Edge cases.** The double sum may cancel. Where less than ``CANCELLATION`` of the largest possible value
     is left, float32 has no digits to vouch for, and the answer is NaN.
@@ -132,19 +130,23 @@ def gram_norms2(x: Tensor, g: Tensor) -> Tensor:
     # The largest value possible: all terms aligned.
     lengths = (gram_x.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0).sqrt_()
     largest = lengths.sum(1).square_()
-    norms2 = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1))
-    if x.dtype == torch.float64:
-        return norms2.clamp_min_(0)
+    squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1))
+    return _trusted(squares, largest)
+
+
+def _trusted(squares: Tensor, largest: Tensor) -> Tensor:
+    """Square roots, NaN where float32 has lost the digits: ``largest`` is what the sum would be without cancellation."""
+    if squares.dtype == torch.float64:
+        return squares.clamp_min_(0).sqrt_()
     # Written so that an overflow (inf or nan) is flagged as well.
-    trusted = norms2 >= CANCELLATION * largest
-    return norms2.masked_fill_(~trusted, torch.nan)
+    return squares.masked_fill_(~(squares >= CANCELLATION * largest), torch.nan).sqrt_()
 
 
 @dataclass(frozen=True)
 class Single:
     """A matrix that multiplied one vector per example: gradient_i = g_i x_iᵀ, for x (B, I) and g (B, O).
 
-    Its norm is a product of two norms; no gradient is ever made. ``known`` holds the squared norms of g.
+    Its norm is a product of two norms; no gradient is ever made. ``known`` holds the norms of g.
     """
 
     x: Tensor
@@ -152,8 +154,8 @@ class Single:
     block: slice | None = None
     known: Tensor | None = None
 
-    def norms2(self) -> Tensor:
-        return squared_norms(self.x).mul_(squared_norms(self.g) if self.known is None else self.known)
+    def norms(self) -> Tensor:
+        return row_norms(self.x).mul_(row_norms(self.g) if self.known is None else self.known)
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.unsqueeze(1)
@@ -183,14 +185,14 @@ class Outer:
     g: Tensor
     block: slice | None = None
 
-    def norms2(self) -> Tensor:
+    def norms(self) -> Tensor:
         inputs, outputs = self.x.shape[2], self.g.shape[2]
         if gram_is_cheaper(self.x.shape[1], inputs, outputs):
-            return gram_norms2(self.x, self.g)
+            return gram_norms(self.x, self.g)
         # Long sequences: the gradients are smaller than the Gram matrices, so make them, a few at a time.
         some = max(1, (1 << 22) // (inputs * outputs))
         pieces = [
-            squared_norms(torch.bmm(g.transpose(1, 2), x))
+            row_norms(torch.bmm(g.transpose(1, 2), x))
             for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
         ]
         return torch.cat(pieces)
@@ -224,16 +226,13 @@ class Lookup:
     shape: torch.Size
     block: slice | None = None
 
-    def norms2(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.ids.shape[1] == 1:
-            return squared_norms(self.g)
+            return row_norms(self.g)
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
         gram = torch.bmm(self.g, self.g.transpose(1, 2))
-        norms2 = torch.linalg.vecdot(same.flatten(1), gram.flatten(1))
-        if self.g.dtype == torch.float64:
-            return norms2.clamp_min_(0)
         largest = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
-        return norms2.masked_fill_(~(norms2 >= CANCELLATION * largest), torch.nan)
+        return _trusted(torch.linalg.vecdot(same.flatten(1), gram.flatten(1)), largest)
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         if not accumulate:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contributions import Contribution, Dense, gram_is_cheaper, gram_norms2
+from .contributions import Contribution, Dense, gram_is_cheaper, gram_norms
 
 # From this many weights per kernel position on, matrix products beat the grouped convolution.
 SHIFTED_FROM = 2048
@@ -213,8 +213,8 @@ class ConvGram:
         )
         return columns.transpose(1, 2)
 
-    def norms2(self) -> Tensor:
-        return gram_norms2(self._unfolded(), self.g.flatten(2).transpose(1, 2))
+    def norms(self) -> Tensor:
+        return gram_norms(self._unfolded(), self.g.flatten(2).transpose(1, 2))
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.view(-1, *([1] * (self.g.dim() - 1)))

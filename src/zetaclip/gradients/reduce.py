@@ -25,6 +25,7 @@ class Layout:
     parameters: tuple[nn.Parameter, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    shapes: tuple[torch.Size, ...]
     numel: int
     dtype: torch.dtype
     device: torch.device
@@ -44,12 +45,12 @@ class Layout:
             )
         dtype = torch.float64 if wide else torch.float32
         sizes = tuple(p.numel() for p in parameters)
-        return Layout(tuple(named), parameters, tuple(offsets), sizes, total, dtype, parameters[0].device)
+        shapes = tuple(p.shape for p in parameters)
+        return Layout(tuple(named), parameters, tuple(offsets), sizes, shapes, total, dtype, parameters[0].device)
 
-    def views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter with its part of the flat vector, in its shape."""
-        for parameter, part in zip(self.parameters, flat.split(self.sizes), strict=True):
-            yield parameter, part.view(parameter.shape)
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter's part of the flat vector, in the parameter's shape."""
+        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
 
 class Chunk:
@@ -76,10 +77,10 @@ class Chunk:
 
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
-        squares = [part.norms2() for parts in self.parts.values() for part in parts]
-        if not squares:
+        each = [part.norms() for parts in self.parts.values() for part in parts]
+        if not each:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
-        norms = torch.stack(squares).sum(0, dtype=torch.float64).sqrt_().mul_(self.scale)
+        norms = torch.linalg.vector_norm(torch.stack(each), dim=0, dtype=torch.float64).mul_(self.scale)
         # One number to look at: the largest is finite only if all are.
         if not math.isfinite(norms.amax().item()):
             self._rescue(norms)
@@ -116,7 +117,7 @@ class Chunk:
     def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool) -> None:
         """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
         scaled = (factors * self.scale).to(self.layout.dtype)
-        for parameter, view in self.layout.views(total):
+        for parameter, view in zip(self.layout.parameters, self.layout.views(total), strict=True):
             parts = self.parts.get(parameter)
             if not parts:
                 if fresh:
@@ -130,13 +131,13 @@ class Chunk:
         for row, gradient in self.rescued.items():
             total.add_((gradient * factors[row]).to(total.dtype))
 
-    def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(rows, their gradients as (rows, numel)), a few at a time; not finite ones as zero."""
+    def pieces(self) -> Iterator[Tensor]:
+        """The gradients themselves as (examples, numel), a few examples at a time; not finite ones as zero."""
         some = max(1, TRANSFORM_FLOATS // self.layout.numel)
         for rows in torch.arange(self.rows, device=self.layout.device).split(some):
             flat = self._flat(rows, self.layout.dtype)
             bad = ~torch.isfinite(torch.linalg.vector_norm(flat.double(), dim=1))
-            yield rows, flat.masked_fill_(bad.unsqueeze(1), 0) if bool(bad.any()) else flat
+            yield flat.masked_fill_(bad.unsqueeze(1), 0) if bool(bad.any()) else flat
 
 
 __all__ = ["Chunk", "Dense", "Layout"]

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .capture import CaptureError, Contributions, Shadow, exact
-from .contributions import Contribution, Dense, Lookup, Outer, Single, squared_norms, widen
+from .capture import CaptureError, Contributions, Node, Shadow, exact
+from .contributions import Contribution, Dense, Lookup, Outer, Single, row_norms, widen
 from .convolution import Geometry, convolution_contribution
 
 
@@ -64,7 +64,7 @@ def linear_contributions(shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias
     """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
     found: Contributions = {}
     if g.dim() == 2:
-        known = squared_norms(g)
+        known = row_norms(g)
         if weight in shadow.parameters:
             found[weight] = Single(x, g, None, known)
         if bias in shadow.parameters:
@@ -82,7 +82,7 @@ def _dense(gradients: Tensor) -> Dense:
     return Dense(gradients, gradients.shape[1:])
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Node):
     """A linear layer in one node of the graph: what a small network pays for privacy is mostly such nodes."""
 
     @staticmethod
@@ -197,7 +197,7 @@ def _instance_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     return _affine(shadow, g, normalized, tuple(range(2, x.dim())))
 
 
-class _FoldedGroupNorm(torch.autograd.Function):
+class _FoldedGroupNorm(Node):
     """Group norm whose backward gets every example's weight gradient from the one ordinary kernel.
 
     Folding the batch into the channels, with the weight repeated, turns the kernel's sum over the batch into a
