@@ -141,64 +141,19 @@ def test_a_short_write_raises_and_is_healed(journal: Journal, monkeypatch: pytes
     assert journal.read() == [row(0), row(2)]
 
 
-def test_reset_drops_only_what_is_saved(journal: Journal) -> None:
-    journal.append([row(0), row(1), row(2), row(0, "b")])
-    journal.reset(ledger_of(row(0), row(1)))
-    assert journal.read() == [row(2), row(0, "b")]
-    journal.append([row(3)])
-    assert journal.read() == [row(2), row(0, "b"), row(3)]
-    journal.reset()
-    assert journal.read() == []
-    journal.append([row(4)])
-    assert journal.read() == [row(4)]
-
-
-def test_a_failed_reset_leaves_everything(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal.append([row(0)])
-
-    def broken(source: object, target: object) -> None:
-        raise OSError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", broken)
-        with pytest.raises(OSError, match="broken"):
-            journal.reset()
-    assert journal.read() == [row(0)]
-
-
 def test_a_writer_notices_that_the_file_was_replaced(journal: Journal, tmp_path: Path) -> None:
     other = Journal(tmp_path / "run.pt")
     other.append([row(0, "b")])
     journal.append([row(0)])
-    journal.reset(ledger_of(row(0)))
-    other.append([row(1, "b")])  # its descriptor is of the file that is gone
-    assert journal.read() == [row(0, "b"), row(1, "b")]
-    journal.path.unlink()
-    other.append([row(2, "b")])
+    journal.path.rename(tmp_path / "moved")
+    other.append([row(2, "b")])  # its descriptor is of the file that was moved away
     assert journal.read() == [row(2, "b")]
 
 
 def test_what_must_join_the_ledger() -> None:
     ledger = ledger_of(row(0), row(1))
     written = [row(1), row(2), row(3), row(0, "b"), row(2, query="norms")]
-    fresh_keys = executed_after(written, ledger, "a", replay=False)
-    assert fresh_keys == [row(2), row(3), row(0, "b"), row(2, query="norms")]
-    assert executed_after(written, ledger, "a", replay=True) == [row(0, "b")]
-    assert executed_after(written, ledger.rows(), "a", replay=True) == [row(0, "b")]
-    assert executed_after(written, ledger, "b", replay=True) == [row(2), row(3), row(2, query="norms")]
-
-
-def test_steps_cut_off_before_an_unfinished_replay_still_count(journal: Journal) -> None:
-    # Saved at 1, ran to 5, killed; replayed to 3, saved there, killed; now with fresh keys.
-    journal.append([row(batch) for batch in range(2, 6)])
-    saved = ledger_of(row(0), row(1))
-    saved.merge(executed_after(journal.read(), saved, "a", replay=True))
-    for batch in (2, 3):
-        journal.append([row(batch)])
-        saved.append(row(batch))
-    journal.reset(saved)
-    assert saved.merge(executed_after(journal.read(), saved, "a", replay=False)) == 2
-    assert saved.steps == 6
+    assert executed_after(written, ledger) == [row(2), row(3), row(0, "b"), row(2, query="norms")]
 
 
 def start_writer(checkpoint: Path, stream: str, count: int, *, killed: bool) -> int:

@@ -1,5 +1,6 @@
 """Checkpoints: exact replay, fresh keys, and what counts after a crash."""
 
+import dataclasses
 import os
 import stat
 import warnings
@@ -258,6 +259,35 @@ def test_a_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     other.load(tmp_path / "run.pt", replay=True)  # its secrets are still there
     finish(twin, opt, their, 2)
     assert torch.equal(flat(twin), flat(module))
+
+
+def test_a_replay_that_ends_early_still_counts_what_was_executed(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    finish(module, optimizer, loader, 5)
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    finish(twin, opt, their, 3)
+    assert opt._run.step_count == 3 and other.ledger.steps == 5
+    finish(twin, opt, their, 6)
+    assert other.ledger.steps == 6
+
+
+def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
+    """Whatever the configuration did not show: the journal knows what was released."""
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    train(module, optimizer, loader, steps=1)
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    (row,) = opt._run.expected.values()
+    opt._run.expected[row.key] = dataclasses.replace(row, sensitivity=2.0, noise_std=2.0)
+    before = flat(twin)
+    with pytest.raises(RuntimeError, match="not exact"):
+        train(twin, opt, their, steps=1)
+    assert torch.equal(before, flat(twin))
 
 
 def test_older_checkpoints_count_what_came_after_them(tmp_path):

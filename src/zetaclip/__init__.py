@@ -1,14 +1,27 @@
-"""Differentially private PyTorch training whose clipping threshold tunes itself."""
+"""Differentially private PyTorch training whose clipping threshold tunes itself.
 
-from .clipping import Affine, ClipRule, Extra, Flat
-from .engine import PrivacyEngine
-from .errors import AccountingError, LedgerError, NoGuarantee
-from .gradients import layer_rule
-from .methods import Budget, Method, Pass, Plan
-from .parity import check_parity
-from .validation import ValidationError
+Names are loaded when they are first used: ``zetaclip --help`` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "clipping": ("Affine", "ClipRule", "Extra", "Flat"),
+    "control": ("Replay", "Schedule", "Spectral"),
+    "engine": ("PrivacyEngine",),
+    "errors": ("AccountingError", "LedgerError", "NoGuarantee"),
+    "gradients": ("layer_rule",),
+    "integrations.opacus": ("attach_spectral",),
+    "methods": ("Budget", "Method", "Pass", "Plan"),
+    "parity": ("check_parity",),
+    "validation": ("ValidationError",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AccountingError",
@@ -23,7 +36,34 @@ __all__ = [
     "Pass",
     "Plan",
     "PrivacyEngine",
+    "Replay",
+    "Schedule",
+    "Spectral",
     "ValidationError",
+    "attach_spectral",
     "check_parity",
     "layer_rule",
 ]
+
+if TYPE_CHECKING:
+    from .clipping import Affine, ClipRule, Extra, Flat
+    from .control import Replay, Schedule, Spectral
+    from .engine import PrivacyEngine
+    from .errors import AccountingError, LedgerError, NoGuarantee
+    from .gradients import layer_rule
+    from .integrations.opacus import attach_spectral
+    from .methods import Budget, Method, Pass, Plan
+    from .parity import check_parity
+    from .validation import ValidationError
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -99,7 +99,7 @@ def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], repl
             f"{journal.path.name} is not beside the checkpoint: steps that were executed after it, elsewhere, can't be counted",
             stacklevel=4,
         )
-    extra = executed_after([*journal.read(), *run.ledger.rows()], saved, public["stream"], replay)
+    extra = executed_after([*journal.read(), *run.ledger.rows()], saved)
 
     run.abandon()
     run.module.load_state_dict(public["module"])
@@ -108,6 +108,7 @@ def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], repl
     run.ledger = saved
     run.ledger.header = _joined(header, saved.header)
     run.ledger.merge(extra)
+    run.expected = {row.key: row for row in extra if replay and row.stream == public["stream"]}
     run.control = type(run.method.controller.init())(**public["control"])
     run.rule_state, run.memory = public["rule"], public["memory"]
     run.releases = [Released(**released) for released in public["releases"]]

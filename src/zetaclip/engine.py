@@ -294,6 +294,8 @@ class PrivacyEngine:
         run.abandon()
         for shadow in run.shadows:
             shadow.detach()
+        if hasattr(run.method.controller, "finish"):
+            run.method.controller.finish(run.control)  # warns of a probe that could never be read
 
     # -- saving and loading ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The write-ahead journal: steps that were executed after the last checkpoint.
+"""The write-ahead journal: steps that were executed after a checkpoint.
 
 A checkpoint holds the ledger as it was when it was saved. Whatever the run released after that is
 released, also when the process dies and the next one starts from the checkpoint again. So each step
@@ -12,14 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from zetaclip.errors import LedgerError
-from zetaclip.ledger import Key, Ledger, Row, replace_file
+from zetaclip.ledger import Key, Ledger, Row
 
 # Closes a line that a killed writer left unfinished, so that the next row isn't glued to it.
 _SEAL = "(the line above was never finished)"
 
 
 class Journal:
-    """The file ``<checkpoint>.journal``, beside a checkpoint.
+    """The file ``<name>.journal`` in a folder that holds checkpoints of a run; it only ever grows.
+
+    One journal serves all checkpoints of a run in that folder: each knows which rows it holds itself, and
+    whatever else stands here was executed after it.
 
     **Guarantee.** When ``append`` has returned, the rows survive the end of the process by any signal. All
     rows of a call go out in one write to a descriptor opened for appending, so several processes that
@@ -33,8 +36,8 @@ class Journal:
 
     _descriptor: int | None = None
 
-    def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
-        self.path = Path(os.fspath(checkpoint) + ".journal")
+    def __init__(self, name: str | os.PathLike[str]) -> None:
+        self.path = Path(os.fspath(name) + ".journal")
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
@@ -79,23 +82,6 @@ class Journal:
                 raise LedgerError(f"{self.path.name}, line {number}: {row.key} was released with other numbers")
         return list(found.values())
 
-    def reset(self, saved: Ledger | None = None) -> None:
-        """Forgets, in one atomic step, what the checkpoint just saved knows.
-
-        Call it after the checkpoint is in place: between the two a row may stand in both, never in neither.
-
-        **Guarantee.** With ``saved``, the ledger of that checkpoint, only rows that it holds are dropped. The
-        others stay: steps that a run executed before it was cut off and that its exact replay has not reached
-        yet, and steps of another process that trains from the same checkpoint.
-
-        **Edge cases.** Without ``saved`` everything goes; that is right only for a checkpoint that starts a
-        new history. A row that another process writes during the call can be lost.
-        """
-        kept = executed_after(self.read(), saved, stream="", replay=False) if saved is not None else []
-        with replace_file(self.path) as file:
-            file.write("".join(row.to_json() + "\n" for row in kept).encode())
-        self.close()
-
     def close(self) -> None:
         """Gives back the file descriptor; a later ``append`` opens it again."""
         if self._descriptor is not None:
@@ -124,15 +110,11 @@ class Journal:
         return self._descriptor
 
 
-def executed_after(rows: Iterable[Row], ledger: Ledger | Iterable[Row], stream: str, replay: bool) -> list[Row]:
-    """Which journal rows must join the checkpoint's ledger when it is loaded.
+def executed_after(rows: Iterable[Row], ledger: Ledger) -> list[Row]:
+    """The rows that a checkpoint's ledger doesn't hold: they were executed after it, and count when it is loaded.
 
-    ``stream`` names the key lineage that the checkpoint was saved from.
-
-    **Guarantee.** Without ``replay`` the run takes fresh keys, so every row that the ledger doesn't hold was
-    a release of its own and is returned. With ``replay`` the run continues ``stream`` and will make the same
-    releases again, bit for bit, which tells an observer nothing new: rows of that stream are left out
-    because the replay appends them itself. Rows of other streams are returned in both cases.
+    **Guarantee.** Also for an exact replay, which makes the same releases again: an observer learns nothing new
+    from those, so they count once, but they do count, even if the replay ends before it reaches them.
     """
-    present = ledger.keys() if isinstance(ledger, Ledger) else {row.key for row in ledger}
-    return [row for row in rows if row.key not in present and not (replay and row.stream == stream)]
+    present = ledger.keys()
+    return [row for row in rows if row.key not in present]

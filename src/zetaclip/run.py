@@ -27,7 +27,7 @@ from .control.base import check_clip
 from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
 from .journal import Journal
-from .ledger import Ledger, Row
+from .ledger import Key, Ledger, Row
 from .mechanism import Draw, Mechanism
 from .methods import Method, Plan, at
 from .randomness import Stream, subkey
@@ -125,6 +125,7 @@ class Run:
         self.ledger = ledger
         # The one place where the sums of several processes would meet; with one process there is nothing to add.
         self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
         self.stream = secrets.token_hex(8)  # public name of this key lineage
         self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
@@ -368,10 +369,17 @@ class Run:
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """To the journal first, then to the ledger; both before any noise is drawn."""
         made = [Row(stream=self.stream, **row) for row in rows]
+        for row in made:
+            # An exact replay makes releases again that stand in the ledger already. Not exact: not released.
+            if self.expected.get(row.key, row) != row:
+                raise OrderError(
+                    f"the replay of step {row.step} is not exact: {row} instead of {self.expected[row.key]}"
+                )
         for journal in self.journals:
             journal.append(made)
         for row in made:
-            self.ledger.append(row)
+            if self.expected.pop(row.key, None) is None:
+                self.ledger.append(row)
 
     # -- perturbed weights ----------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows = 0  # records handed out; 0 when no batch is out
-        self.forwards: dict[nn.Parameter, int] = {}
+        self.forwards: dict[nn.Parameter, int] = {}  # uses of each parameter in forward
         self.received: dict[nn.Parameter, list[Contribution]] = {}
         self.trained: set[nn.Parameter] = set()
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
