@@ -19,20 +19,20 @@ def build(name="plain", data=None, **options):
     return private(network(), data or toy_data(), **options)
 
 
-def chunks(module, optimizer, loader, count, epochs=50):
-    """``count`` iterations of the user's loop, counted in chunks; goes over epochs."""
-    done = 0
-    for _ in range(epochs):
+def drive(module, optimizer, loader):
+    """The user's loop, stopping after every backward and after every step."""
+    while True:
         for batch in loader:
-            if done == count:
-                return batch
             optimizer.zero_grad()
             mean_loss(module, batch).backward()
+            yield "out"
             optimizer.step()
-            done += 1
-        if done == count:
-            return None
-    raise AssertionError
+            yield "stepped"
+
+
+def advance(loop, stops):
+    for _ in range(stops):
+        next(loop)
 
 
 def finish(module, optimizer, loader, updates):
@@ -48,7 +48,7 @@ def finish(module, optimizer, loader, updates):
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-@pytest.mark.parametrize("cut", [0, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("cut", [0, 1, 6, 7, 8, 9, 10, 11, 12])
 def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
     """Chunks of 5 of about 12 records: the cuts fall between logical batches, inside them, and between passes."""
     torch.manual_seed(0)
@@ -58,11 +58,10 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
 
     torch.manual_seed(0)
     engine, module, optimizer, loader = build(name, physical_batch_size=5)
-    batch = chunks(module, optimizer, loader, cut)
-    if batch is not None:  # a batch is out, its forward done
-        mean_loss(module, batch).backward()
+    loop = drive(module, optimizer, loader)
+    advance(loop, cut)
     engine.save(tmp_path / "run.pt")
-    chunks(module, optimizer, loader, 3)  # work that is lost
+    advance(loop, 6)  # work that is lost
 
     torch.manual_seed(99)
     other, module, optimizer, loader = build(name, physical_batch_size=5, seed=None)
@@ -173,8 +172,7 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
     engine, module, optimizer, loader = build("sat", physical_batch_size=5)
     train(module, optimizer, loader, steps=1)
     theta = flat(module)
-    batch = chunks(module, optimizer, loader, 1)
-    mean_loss(module, batch).backward()
+    advance(drive(module, optimizer, loader), 3)  # the second chunk is out
     engine.save(tmp_path / "run.pt")
     assert not torch.equal(theta, flat(module))  # perturbed just now
     public = torch.load(tmp_path / "run.pt", weights_only=True)
@@ -288,6 +286,63 @@ def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
     with pytest.raises(RuntimeError, match="not exact"):
         train(twin, opt, their, steps=1)
     assert torch.equal(before, flat(twin))
+
+
+def test_a_replay_by_another_loop_is_stopped_before_it_releases(tmp_path):
+    """The engine can't see the user's loss, but it sees that another gradient comes out."""
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    train(module, optimizer, loader, steps=1)
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    before = flat(twin)
+    with pytest.raises(RuntimeError, match="another gradient than the run that it replays"):
+        train(twin, opt, their, lambda m, b: 0.9 * mean_loss(m, b), steps=1)
+    assert torch.equal(before, flat(twin)) and all(p.grad is None for p in twin.parameters())
+
+
+def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatch):
+    """Interrupted after the row was written: the same records come again, under another batch id and other noise."""
+    import zetaclip.mechanism as mechanism
+
+    engine, module, optimizer, loader = build()
+    engine.save(tmp_path / "run.pt")
+    drawn = []
+    draw = mechanism.gaussian
+
+    def interrupted(*args):
+        drawn.append(draw(*args))
+        if len(drawn) == 1:
+            raise KeyboardInterrupt
+        return drawn[-1].clone()
+
+    monkeypatch.setattr(mechanism, "gaussian", interrupted)
+    first = next(iter(loader))
+    with pytest.raises(KeyboardInterrupt):
+        train(module, optimizer, loader, steps=1)
+    again = next(iter(loader))
+    assert torch.equal(first[0], again[0])
+    train(module, optimizer, loader, steps=1)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert [r.batch for r in engine.ledger.rows()] == [0, 1] and engine.ledger.steps == 2
+
+
+def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(tmp_path):
+    """Dropout moved on in between: the checkpoint would replay another sum, so the second try gets other noise."""
+    engine, module, optimizer, loader = build()
+    batch = next(iter(loader))
+    mean_loss(module, batch).backward()  # draws dropout masks
+    engine.save(tmp_path / "run.pt")
+    keys = [optimizer._run._noise_key]
+    train(module, optimizer, loader, steps=1)
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    next(iter(their))
+    assert opt._run._noise_key == keys[0]
+    assert [r.batch for r in engine.ledger.rows()] == [
+        1
+    ]  # another release, which counts apart from a replay of batch 0
 
 
 def test_older_checkpoints_count_what_came_after_them(tmp_path):

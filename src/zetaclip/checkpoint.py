@@ -109,6 +109,7 @@ def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], repl
     run.ledger.header = _joined(header, saved.header)
     run.ledger.merge(extra)
     run.expected = {row.key: row for row in extra if replay and row.stream == public["stream"]}
+    run.fingerprints = journal.fingerprints() if replay else {}
     run.control = type(run.method.controller.init())(**public["control"])
     run.rule_state, run.memory = public["rule"], public["memory"]
     run.releases = [Released(**released) for released in public["releases"]]

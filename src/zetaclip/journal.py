@@ -7,8 +7,9 @@ writes its rows here *before* it draws its noise; at worst a step is counted tha
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from zetaclip.errors import LedgerError
@@ -16,6 +17,17 @@ from zetaclip.ledger import Key, Ledger, Row
 
 # Closes a line that a killed writer left unfinished, so that the next row isn't glued to it.
 _SEAL = "(the line above was never finished)"
+
+
+_CONFIRMED = '{"released"'
+
+
+def _whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 class Journal:
@@ -41,7 +53,13 @@ class Journal:
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
-        text = "".join(row.to_json() + "\n" for row in rows)
+        self._write("".join(row.to_json() + "\n" for row in rows))
+
+    def confirm(self, key: Key, fingerprint: str) -> None:
+        """Notes what came out of a release that was appended before: a replay must give the same."""
+        self._write(json.dumps({"released": list(key), "fingerprint": fingerprint}) + "\n")
+
+    def _write(self, text: str) -> None:
         if not text:
             return
         descriptor = self._open()
@@ -62,25 +80,42 @@ class Journal:
         draw its noise. Anywhere else it is damage, and an error. Two rows for one release that disagree are
         an error as well: it would mean that one draw of noise covered two different sums.
         """
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().decode(errors="replace").split("\n")
-        while lines and not lines[-1]:
-            lines.pop()
         found: dict[Key, Row] = {}
-        for number, line in enumerate(lines, start=1):
-            if line in ("", _SEAL):
+        for number, line in self._lines():
+            if line.startswith(_CONFIRMED):
                 continue
             try:
                 row = Row.from_json(line)
             except LedgerError as error:
-                unfinished = number == len(lines) or lines[number] == _SEAL
-                if unfinished:
-                    continue
                 raise LedgerError(f"{self.path.name}, line {number}: {error}") from None
             if found.setdefault(row.key, row) != row:
                 raise LedgerError(f"{self.path.name}, line {number}: {row.key} was released with other numbers")
         return list(found.values())
+
+    def fingerprints(self) -> dict[Key, str]:
+        """What is known of the releases that were confirmed."""
+        found: dict[Key, str] = {}
+        for _, line in self._lines():
+            if line.startswith(_CONFIRMED):
+                values = json.loads(line)
+                stream, batch, query = values["released"]
+                found[stream, batch, query] = values["fingerprint"]
+        return found
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """Every line whose write ended, with its number."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_bytes().decode(errors="replace").split("\n")
+        while lines and not lines[-1]:
+            lines.pop()
+        for number, line in enumerate(lines, start=1):
+            if line in ("", _SEAL):
+                continue
+            last = number == len(lines) or lines[number] == _SEAL
+            if last and not _whole(line):
+                continue
+            yield number, line
 
     def close(self) -> None:
         """Gives back the file descriptor; a later ``append`` opens it again."""

@@ -60,6 +60,7 @@ class Mechanism:
         self._extras: dict[str, Tensor] = {}
         self._kinds: dict[str, Extra] = {}
         self._coins: torch.Generator | None = None
+        self.begun = False  # whether the noise may have been drawn
         self.records = 0  # how many have been added; secret, used only by the literal form that claims nothing
 
     def coins(self) -> torch.Generator:
@@ -153,6 +154,7 @@ class Mechanism:
             if extra.sensitivity is not None:
                 assert extra.noise_multiplier is not None
                 rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
+        self.begun = True
         self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
 
         source = generator(subkey(draw.noise_key, "sum"))

@@ -12,7 +12,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ class Run:
         # The one place where the sums of several processes would meet; with one process there is nothing to add.
         self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
+        self.fingerprints: dict[Key, str] = {}  # and what came out of them
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
         self.stream = secrets.token_hex(8)  # public name of this key lineage
         self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
@@ -190,9 +191,7 @@ class Run:
     def open_batch(self) -> list[Tensor]:
         """Opens the next logical batch, or the one that is still waiting, and gives its chunks."""
         if self._turn is not None:
-            self._abandon_chunk()
-            self._turn.done = 0
-            self._turn.mechanism = self._mechanism(self._turn)
+            self._reopen(self._turn)
             return self._turn.chunks
         if self.plan.steps is not None and self.step_count >= self.plan.steps:
             raise OrderError(
@@ -209,6 +208,23 @@ class Run:
         self._perturb(turn)
         self._turn = turn
         return turn.chunks
+
+    def _reopen(self, turn: _Turn) -> None:
+        """The same records again, from the first chunk; with other noise wherever the sum could be another one.
+
+        That is so if a release was begun and cut off, or if dropout would now draw another mask than a replay from
+        a checkpoint of this moment: one draw of noise must never cover two different sums.
+        """
+        assert self._start is not None and turn.mechanism is not None
+        self._abandon_chunk()
+        public = public_streams(self.layout.device)
+        moved = any(not torch.equal(public[name], state) for name, state in self._start.public.items())
+        if turn.mechanism.begun or moved:
+            self._start = replace(self._start, noise=self.noise.state, public=public)
+            self._noise_key = self.noise.draw()
+            turn.batch = self.batch_count = max(self.batch_count, turn.batch + 1)
+        turn.done = 0
+        turn.mechanism = self._mechanism(turn)
 
     def _chunks(self, key: bytes) -> list[Tensor]:
         rows = poisson_indices(key, self.records, self.settings.sample_rate)
@@ -324,6 +340,7 @@ class Run:
         literal = self.settings.normalize == "realized"
         divisor = float(max(1, mechanism.records)) if literal else mechanism.draw.divisor
         released = mechanism.release(self.sum_over_ranks, divisor)
+        self._confirm(turn, mechanism.draw.query, released)
         self._close(turn)
         self.releases.append(released)
         if self.phase + 1 < len(self.method.passes):
@@ -380,6 +397,24 @@ class Run:
         for row in made:
             if self.expected.pop(row.key, None) is None:
                 self.ledger.append(row)
+
+    def _confirm(self, turn: _Turn, query: str, released: Released) -> None:
+        """Lets a release out only if it is the one that was made before, where it was; and notes it for a next time."""
+        if not self.journals:
+            return
+        key = (self.stream, turn.batch, query)
+        gradient = released.gradient
+        numbers = [torch.linalg.vector_norm(gradient, dtype=torch.float64), gradient.sum(dtype=torch.float64)]
+        numbers += [value.sum() for value in released.extras.values()]
+        fingerprint = " ".join(float(number).hex() for number in numbers)
+        if self.fingerprints.pop(key, fingerprint) != fingerprint:
+            raise OrderError(
+                f"the replay of step {released.step} gives another gradient than the run that it replays: the loss, the "
+                "learning rate or the loop has changed. The same noise on another sum would cancel by subtraction, so nothing "
+                "is released; engine.load(path) goes on with fresh noise"
+            )
+        for journal in self.journals:
+            journal.confirm(key, fingerprint)
 
     # -- perturbed weights ----------------------------------------------------------------------------
 
