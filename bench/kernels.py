@@ -30,8 +30,8 @@ from zetaclip.gradients.contributions import (  # noqa: E402
     Contribution,
     Dense,
     gram_is_cheaper,
-    gram_norms2,
-    squared_norms,
+    gram_norms,
+    row_norms,
 )
 from zetaclip.gradients.convolution import (  # noqa: E402
     SHIFTED_FROM,
@@ -89,7 +89,7 @@ def used(make: Callable[[], Contribution], shape: torch.Size, batch: int) -> Cal
 
     def run() -> None:
         contribution = make()
-        contribution.norms2()
+        contribution.norms()
         contribution.add_to(out, factors, False)
 
     return run
@@ -157,10 +157,10 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
 
         def materialised(x: torch.Tensor = x, g: torch.Tensor = g, some: int = some) -> None:
             for part_x, part_g in zip(x.split(some), g.split(some), strict=True):
-                squared_norms(torch.bmm(part_g.transpose(1, 2), part_x))
+                row_norms(torch.bmm(part_g.transpose(1, 2), part_x))
 
         times = {
-            "Gram": milliseconds(lambda: gram_norms2(x, g), repeats),  # noqa: B023
+            "Gram": milliseconds(lambda: gram_norms(x, g), repeats),  # noqa: B023
             "materialised": milliseconds(materialised, repeats),
         }
         rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"

@@ -81,6 +81,20 @@ def test_a_gradient_too_long_to_bound_counts_as_zero():
     assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
 
 
+@pytest.mark.parametrize("clip", [1e-2, 1e-4, 1e-8])
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize(("x", "g"), [(1e-23, 1e19), (1e19, 1e-23), (1e-30, 1e30), (1e-19, 1e10), (1e-38, 1e38)])
+def test_norms_that_underflow_do_not_pass_for_zero(x, g, positions, clip):
+    """A tiny input times a huge output gradient is an ordinary gradient, though neither square is a float32."""
+    data = torch.full((1, positions, 8), x)
+    module = nn.Linear(8, 40, bias=False)
+    with torch.no_grad():
+        module.weight.zero_()
+    _, module, optimizer, loader = private(module, (data,), sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum")
+    train(module, optimizer, loader, lambda m, b: (m(b[0]) * g).sum())
+    assert 0 < float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
+
+
 def test_the_bound_is_tight_and_the_test_can_fail():
     """Aligned gradients move the sum by just C; clipping at 2C would be caught."""
     rows = torch.ones(5, 10)

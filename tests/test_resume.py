@@ -336,7 +336,7 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     engine.save(tmp_path / "run.pt")
     keys = [optimizer._run._noise_key]
     train(module, optimizer, loader, steps=1)
-    other, twin, opt, their = build(seed=None)
+    other, _, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
     next(iter(their))
     assert opt._run._noise_key == keys[0]

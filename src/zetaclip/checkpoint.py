@@ -151,14 +151,15 @@ def configuration(run: Run) -> dict[str, Any]:
         "settings": dataclasses.asdict(run.settings),
         "method": run.method.name,
         "rule": repr(run.method.rule),
-        "controller": _described(run.method.controller),
+        "controller": described(run.method.controller),
         "optimizer": type(run.optimizer).__name__,
         "noise_multipliers": multipliers,
         "parameters": list(run.layout.names),
     }
 
 
-def _described(controller: Any) -> str:
+def described(controller: Any) -> str:
+    """A controller in words, the same in every process."""
     text = repr(controller)
     # The default repr of an object is its address, which says nothing and differs in every process.
     return type(controller).__name__ if " object at 0x" in text else text

@@ -224,6 +224,7 @@ class PrivacyEngine:
             method=method.name,
             claim="none: " + "; ".join(literal) if literal else "differential privacy",
             noise_seed_known=self._seed is not None,
+            notes=(f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",),
         )
 
     def _refresh(self) -> None:

@@ -56,7 +56,7 @@ class Mechanism:
         self.sensitivity = float(rule.sensitivity(draw.clip))
         self._write = write
         self._sum: Tensor | None = None
-        self._pending: tuple[Chunk, Tensor] | None = None  # a chunk whose sum has not been formed yet
+        self._pending: tuple[Chunk, Tensor] | None = None  # the last chunk, whose sum has not been formed yet
         self._extras: dict[str, Tensor] = {}
         self._kinds: dict[str, Extra] = {}
         self._coins: torch.Generator | None = None
@@ -69,18 +69,19 @@ class Mechanism:
             self._coins = generator(self.draw.coin_key)
         return self._coins
 
-    def absorb(self, chunk: Chunk) -> None:
+    def absorb(self, chunk: Chunk, last: bool = False) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum.
 
-        The sum of a chunk is put off until the next one comes or the batch is released: the last chunk can then be
-        added to the noise in place, which saves a pass over all parameters.
+        The sum of the last chunk is put off until the batch is released: it is then added to the noise in place, which
+        saves a pass over all parameters.
         """
         self.records += chunk.rows
         if self.affine is not None:
             self._absorb_mapped(chunk)
             return
-        self._add_pending()
         self._pending = (chunk, self._factors(chunk.norms()))
+        if not last:
+            self._add_pending()
 
     def _add_pending(self) -> None:
         if self._pending is not None:

@@ -82,7 +82,7 @@ def unmistakable(module: nn.Module, batch: Any) -> Tensor:
     return torch.arange(count) % rows_of(batch)
 
 
-def _backward(module: nn.Module, recorder: Recorder, batch: Any, loss_fn: LossFn) -> None:
+def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
     loss = loss_fn(module, batch)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         raise ValueError("loss_fn(module, batch) must return the loss as a tensor with one value")
@@ -103,6 +103,7 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
     check_module(module)
     raise_refusals(list(structural_refusals(module)))
     module.eval()
+    module.zero_grad(set_to_none=True)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("no parameter of the module requires a gradient")
@@ -118,7 +119,7 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
     for shadow in shadows:
         shadow.attach()
     recorder.open(rows)
-    _backward(module, recorder, batch, loss_fn)
+    _backward(module, batch, loss_fn)
     outside = [name for name, p in named.items() if p.grad is not None]
     scale = float(rows) if loss_reduction == "mean" else 1.0
     with torch.no_grad():
@@ -134,10 +135,12 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
 
 
 def _one(module: nn.Module, batch: Any, loss_fn: LossFn, layout: Layout, i: int) -> Tensor:
-    loss = loss_fn(module, select_rows(batch, torch.tensor([i])))
-    grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
-    pairs = zip(grads, layout.parameters, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().to(layout.dtype) for g, p in pairs])
+    """One example's gradient, by backward: reentrant checkpointing refuses torch.autograd.grad."""
+    _backward(module, select_rows(batch, torch.tensor([i])), loss_fn)
+    found = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().to(layout.dtype) for p in layout.parameters]
+    for parameter in layout.parameters:
+        parameter.grad = None
+    return torch.cat(found)
 
 
 def _relative(found: Tensor, wanted: Tensor, everything: Tensor) -> float:
@@ -190,9 +193,9 @@ def dry_run(module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, l
         for parameter in layout.parameters:
             parameter.grad = None
         recorder.open(rows_of(batch))
-        _backward(module, recorder, batch, loss_fn)
+        _backward(module, batch, loss_fn)
         for name, parameter in zip(layout.names, layout.parameters, strict=True):
-            used, came = recorder.forwards.get(parameter, 0), len(recorder.received.get(parameter, ()))
+            used, came = recorder.forwards.get(id(parameter), 0), len(recorder.received.get(id(parameter), ()))
             if parameter.grad is not None:
                 problems.append(f"{name}: used outside its layer's forward, so its gradient would not be private")
             elif came == 0:

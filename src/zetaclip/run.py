@@ -321,7 +321,7 @@ class Run:
         if len(turn.chunks[turn.done]):  # an empty batch's row of zeros is nobody's record
             scale = float(rows) if self.settings.loss_reduction == "mean" else 1.0
             with exact(self.layout.device):
-                turn.mechanism.absorb(Chunk(received, self.layout, rows, scale))
+                turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
         turn.out = False
         turn.done += 1
         self.recorder.close()
@@ -557,7 +557,7 @@ class Run:
     def _report_unused(self) -> None:
         self._checked = True
         counts = [
-            (name, self.recorder.forwards.get(p, 0), len(self.recorder.received.get(p, ())))
+            (name, self.recorder.forwards.get(id(p), 0), len(self.recorder.received.get(id(p), ())))
             for name, p in zip(self.layout.names, self.layout.parameters, strict=True)
         ]
         silent = [name for name, used, came in counts if came < max(1, used)]

@@ -50,6 +50,7 @@ def test_the_choice_depends_on_shapes_alone():
         return convolution_contribution(x, torch.randn(2, channels, size, size), geometry)
 
     assert isinstance(chosen(256, 4), ConvGram)
+    assert not isinstance(chosen(24, 2), ConvGram)  # small weights are cheaper to make
     assert chosen(64, 16).unpack is not None  # shifted
     assert chosen(8, 16).unpack is None  # folded
     assert chosen(64, 16, groups=64).unpack is None

@@ -30,6 +30,20 @@ def test_check_parity_says_so_to_anyone(name):
     assert all("forward" not in part.__dict__ for part in module.modules())
 
 
+def test_check_parity_sees_through_reentrant_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.out = torch.nn.Linear(6, 6), torch.nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.out(torch.tanh(checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=True)))
+
+    assert check_parity(Checkpointed(), (torch.randn(4, 6), torch.randint(0, 10, (4,))), mean_loss).ok
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer"])
 def test_half_precision_norms_are_those_of_float64(name, dtype):

@@ -73,7 +73,7 @@ CASES = {
         (lambda: nn.Conv1d(4, 6, 3, stride=2, dilation=2, groups=2), (4, 11)),
         (lambda: nn.Conv1d(3, 4, 4, padding="same"), (3, 9)),
         (lambda: nn.Conv1d(40, 60, 3, padding=1), (40, 30)),
-        (lambda: nn.Conv1d(40, 60, 3, padding=1), (40, 3)),
+        (lambda: nn.Conv1d(160, 160, 3, padding=1), (160, 3)),  # Gram
     ],
     nn.Conv2d: [
         (lambda: nn.Conv2d(2, 4, 3, padding=1), (2, 6, 7)),
@@ -82,7 +82,7 @@ CASES = {
         (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), (2, 6, 6)),
         (lambda: nn.Conv2d(2, 4, 2, padding="same", padding_mode="reflect"), (2, 6, 6)),
         (lambda: nn.Conv2d(48, 48, 3, stride=2, padding=1), (48, 20, 20)),  # shifted windows
-        (lambda: nn.Conv2d(24, 24, 3, padding=1), (24, 2, 2)),  # Gram
+        (lambda: nn.Conv2d(96, 96, 3, padding=1), (96, 2, 2)),  # Gram
         (lambda: Pooled(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1)), (3, 6, 6)),
     ],
     nn.Conv3d: [(lambda: nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1), (2, 4, 5, 4))],

@@ -26,6 +26,8 @@ class CaptureError(RuntimeError):
 
 # What a layer's backward hands over: the name of a parameter of that layer, and the contribution.
 Contributions = dict[str, Contribution]
+# What a chunk left, for each parameter by its id().
+Received = dict[int, list[Contribution]]
 
 
 class Recorder:
@@ -38,8 +40,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows = 0  # records handed out; 0 when no batch is out
-        self.forwards: dict[nn.Parameter, int] = {}  # uses of each parameter in forward
-        self.received: dict[nn.Parameter, list[Contribution]] = {}
+        # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
+        self.forwards: dict[int, int] = {}  # uses of each parameter in forward
+        self.received: Received = {}
         self.trained: set[nn.Parameter] = set()
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
         # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
@@ -62,7 +65,7 @@ class Recorder:
         self.forwards = {}
         self.received = {}
 
-    def take(self) -> dict[nn.Parameter, list[Contribution]]:
+    def take(self) -> Received:
         received = self.received
         self.clear()
         return received
@@ -71,7 +74,7 @@ class Recorder:
         """Notes a use in forward; a forward that is run again by gradient checkpointing is not a further use."""
         if torch._C._current_graph_task_id() == -1:
             for parameter in parameters:
-                self.forwards[parameter] = self.forwards.get(parameter, 0) + 1
+                self.forwards[id(parameter)] = self.forwards.get(id(parameter), 0) + 1
 
     def wants(self) -> bool:
         """Whether the backward that is running now would fill ``.grad`` fields."""
@@ -84,7 +87,7 @@ class Recorder:
         return self.rows > 0 and torch._C._will_engine_execute_node(self._anchor_node)
 
     def receive(self, parameter: nn.Parameter, contribution: Contribution) -> None:
-        self.received.setdefault(parameter, []).append(contribution)
+        self.received.setdefault(id(parameter), []).append(contribution)
 
     def check_rows(self, tensor: Tensor, where: str) -> None:
         """Refuses a tensor whose first dimension is not the records that were handed out."""

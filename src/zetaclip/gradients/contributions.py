@@ -63,6 +63,15 @@ def row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.flatten(1) if rows.dim() > 2 else rows, dim=1)
 
 
+def floor(width: int, dtype: torch.dtype) -> float:
+    """How much of a norm over ``width`` values can be lost because tiny squares underflow to zero.
+
+    Added wherever norms are multiplied: a lost 1e-20 times a gradient of 1e20 would otherwise be a whole record that
+    passes for zero. Next to any ordinary norm it is far below rounding.
+    """
+    return (width * torch.finfo(dtype).tiny) ** 0.5
+
+
 def _blanked(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.index_fill(0, rows, 0)
 
@@ -87,8 +96,7 @@ class Dense:
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         flat = self.stored.flatten(1)
         if self.unpack is None and out.is_contiguous():
-            target = out.view(-1)
-            torch.addmv(target, flat.t(), factors, beta=int(accumulate), out=target)
+            out.view(-1).addmv_(flat.t(), factors, beta=int(accumulate))
             return
         total = self._ordered(torch.mv(flat.t(), factors).view(1, *self.stored.shape[1:]))[0]
         if accumulate:
@@ -127,11 +135,14 @@ def gram_norms(x: Tensor, g: Tensor) -> Tensor:
     """
     gram_x = torch.bmm(x, x.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
+    lost_x, lost_g = floor(x.shape[2], x.dtype), floor(g.shape[2], g.dtype)
+    lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
+    lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     # The largest value possible: all terms aligned.
-    lengths = (gram_x.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0).sqrt_()
-    largest = lengths.sum(1).square_()
+    largest = torch.linalg.vecdot(lengths_x, lengths_g)
+    with_lost = torch.linalg.vecdot(lengths_x + lost_x, lengths_g + lost_g)
     squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1))
-    return _trusted(squares, largest)
+    return _trusted(squares, largest.square()).add_(with_lost - largest)
 
 
 def _trusted(squares: Tensor, largest: Tensor) -> Tensor:
@@ -155,11 +166,15 @@ class Single:
     known: Tensor | None = None
 
     def norms(self) -> Tensor:
-        return row_norms(self.x).mul_(row_norms(self.g) if self.known is None else self.known)
+        known = row_norms(self.g) if self.known is None else self.known
+        lost = floor(max(self.x.shape[1], self.g.shape[1]), self.x.dtype)
+        return row_norms(self.x).add_(lost).mul_(known + lost)
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        scaled = self.g * factors.unsqueeze(1)
-        torch.addmm(out, scaled.t(), self.x, beta=int(accumulate), out=out)
+        if self.x.shape[1] < self.g.shape[1]:
+            out.addmm_(self.g.t(), self.x * factors.unsqueeze(1), beta=int(accumulate))
+        else:
+            out.addmm_((self.g * factors.unsqueeze(1)).t(), self.x, beta=int(accumulate))
 
     def dense(self) -> Tensor:
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
@@ -199,7 +214,7 @@ class Outer:
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.view(-1, 1, 1)
-        torch.addmm(out, scaled.flatten(0, 1).t(), self.x.flatten(0, 1), beta=int(accumulate), out=out)
+        out.addmm_(scaled.flatten(0, 1).t(), self.x.flatten(0, 1), beta=int(accumulate))
 
     def dense(self) -> Tensor:
         return torch.bmm(self.g.transpose(1, 2), self.x)

@@ -24,6 +24,8 @@ from .contributions import Contribution, Dense, gram_is_cheaper, gram_norms
 
 # From this many weights per kernel position on, matrix products beat the grouped convolution.
 SHIFTED_FROM = 2048
+# Below this many weights the gradients are so cheap to make that unfolding for the Gram form does not pay.
+GRAM_FROM = 1 << 16
 # Floats in one piece of the unfolded image: small enough to stay in the cache between its two uses.
 PIECE = 1 << 18
 
@@ -46,6 +48,7 @@ def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contri
     if (
         geometry.groups == 1
         and len(geometry.kernel) <= 2
+        and inputs * area * outputs >= GRAM_FROM
         and gram_is_cheaper(_product(g.shape[2:]), inputs * area, outputs)
     ):
         return ConvGram(x, g, geometry)

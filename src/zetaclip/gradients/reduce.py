@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contribution, Dense, combine
+from .contributions import Contribution, Dense, combine, floor
 
 # A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
 TOO_LONG = 1e150
@@ -62,14 +62,13 @@ class Chunk:
     ``scale`` multiplies every gradient: the rows of the chunk where the loss was a mean over them.
     """
 
-    def __init__(
-        self, received: dict[nn.Parameter, list[Contribution]], layout: Layout, rows: int, scale: float
-    ) -> None:
+    def __init__(self, received: dict[int, list[Contribution]], layout: Layout, rows: int, scale: float) -> None:
         self.layout = layout
         self.rows = rows
         self.scale = scale
         self.parts = {p: [self._cast(c) for c in combine(parts)] for p, parts in received.items()}
         self.rescued: dict[int, Tensor] = {}
+        self._lost = floor(layout.numel, layout.dtype)
 
     def _cast(self, part: Contribution) -> Contribution:
         return part.double() if self.layout.dtype == torch.float64 else part
@@ -79,7 +78,7 @@ class Chunk:
         each = [part.norms() for parts in self.parts.values() for part in parts]
         if not each:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
-        norms = torch.stack(each).double().square_().sum(0).sqrt_().mul_(self.scale)
+        norms = torch.stack(each).double().square_().sum(0).sqrt_().add_(self._lost).mul_(self.scale)
         # One number to look at: the largest is finite only if all are.
         if not math.isfinite(norms.amax().item()):
             self._rescue(norms)
@@ -106,7 +105,7 @@ class Chunk:
         flat = torch.zeros(len(rows), self.layout.numel, dtype=dtype, device=self.layout.device)
         for parameter, offset in zip(self.layout.parameters, self.layout.offsets, strict=True):
             target = flat[:, offset : offset + parameter.numel()].view(len(rows), *parameter.shape)
-            for part in self.parts.get(parameter, ()):
+            for part in self.parts.get(id(parameter), ()):
                 taken = part.take(rows)
                 value = (taken.double() if dtype == torch.float64 else taken).dense()
                 where = target if part.block is None else target[:, part.block]
@@ -117,7 +116,7 @@ class Chunk:
         """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
         scaled = (factors * self.scale).to(self.layout.dtype)
         for parameter, view in zip(self.layout.parameters, self.layout.views(total), strict=True):
-            parts = self.parts.get(parameter)
+            parts = self.parts.get(id(parameter))
             if not parts:
                 if fresh:
                     view.zero_()
