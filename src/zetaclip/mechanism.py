@@ -165,7 +165,7 @@ class Mechanism:
             gradient.add_(self._sum, alpha=1 / divisor)
         if self._pending is not None:
             chunk, factors = self._pending
-            chunk.add_weighted_sum(gradient, factors / divisor, False)
+            chunk.add_weighted_sum(gradient, factors, False, by=1 / divisor)
         if self.affine is not None:
             gradient = self.affine.undo(gradient)
         self._sum = self._pending = None

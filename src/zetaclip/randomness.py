@@ -22,7 +22,7 @@ from torch import Tensor
 _WORDS = 624  # of the Mersenne Twister's state
 _HEADER = 24  # bytes before them in torch's serialised state: seed, left, seeded, next
 # Beyond this many standard deviations torch's float32 normals are too coarse, and at 5.77 they end.
-TAIL = 4.75
+TAIL = 5.0
 
 
 def _derive(key: bytes, label: bytes) -> bytes:
@@ -90,7 +90,7 @@ def gaussian(numel: int, dtype: torch.dtype, source: torch.Generator) -> Tensor:
     torch makes float32 normals from uniforms of 24 bits: none lies beyond 5.77, and near there only a few values
     are possible. An output that one data set can give and its neighbour can't is a privacy failure, and at small
     noise multipliers this one is not small against δ (docs/sharp-edges.md has the figures). So values beyond
-    ``TAIL`` are drawn again from the exact conditional law, in float64; they are about two in a million.
+    ``TAIL`` are drawn again from the exact conditional law, in float64; they are about six in ten million.
     """
     values = torch.randn(numel, generator=source, dtype=dtype)
     if dtype == torch.float32 and numel and max(-values.amin().item(), values.amax().item()) > TAIL:

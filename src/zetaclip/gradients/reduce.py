@@ -112,9 +112,9 @@ class Chunk:
                 where.copy_(value.view_as(where))
         return flat.mul_(self.scale)
 
-    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool) -> None:
-        """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
-        scaled = (factors * self.scale).to(self.layout.dtype)
+    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool, by: float = 1.0) -> None:
+        """``total (+)= by * Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
+        scaled = (factors * (self.scale * by)).to(self.layout.dtype)
         for parameter, view in zip(self.layout.parameters, self.layout.views(total), strict=True):
             parts = self.parts.get(id(parameter))
             if not parts:
@@ -127,7 +127,7 @@ class Chunk:
             for part in parts:
                 part.add_to(view if part.block is None else view[part.block], scaled, not (fresh and whole))
         for row, gradient in self.rescued.items():
-            total.add_((gradient * factors[row]).to(total.dtype))
+            total.add_((gradient * (factors[row] * by)).to(total.dtype))
 
     def pieces(self) -> Iterator[Tensor]:
         """The gradients themselves as (examples, numel), a few examples at a time; not finite ones as zero."""

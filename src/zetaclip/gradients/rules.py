@@ -83,13 +83,19 @@ def _dense(gradients: Tensor) -> Dense:
 
 
 class _Linear(Node):
-    """A linear layer in one node of the graph: what a small network pays for privacy is mostly such nodes."""
+    """A linear layer in one node of the graph: what a small network pays for privacy is mostly such nodes.
+
+    The parameters are not inputs of the node, so autograd has no gradient of them to compute.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, shadow: Shadow) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: Shadow) -> Tensor:
+        own = shadow.module._parameters
+        weight = own["weight"]
+        assert weight is not None
         ctx.save_for_backward(x, weight)
         ctx.shadow = shadow
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, own["bias"])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
@@ -98,19 +104,18 @@ class _Linear(Node):
         if shadow.recorder.wants():
             with exact(g.device):
                 shadow.hand_over(linear_contributions(shadow, widen(g), widen(x.detach()), "weight", "bias"))
-        return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None, None
+        return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
 
 
 def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
-    recorder, module = shadow.recorder, shadow.module
+    recorder = shadow.recorder
     if input.dim() < 2 or input.shape[0] != recorder.rows:
         recorder.check_rows(input, shadow.name)
-    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    weight = shadow.module._parameters["weight"]
     assert weight is not None
     if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
         return shadow.record(shadow.detached_forward(input), _linear, input)
-    offset = None if bias is None else bias.detach()
-    y: Tensor = _Linear.apply(input, weight.detach(), offset, recorder.anchor, shadow)
+    y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
     return y
 
 
