@@ -28,7 +28,6 @@ def recorded(module, batch, loss_fn, scale=None):
     """The chunk that one forward and backward leaves, and what it was recorded with."""
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     recorder, layout = Recorder(), Layout.of(named)
-    recorder.trained = set(named.values())
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
     assert not refusals, refusals
     for shadow in shadows:

@@ -43,7 +43,7 @@ def test_flat_clipping_is_the_identity_below_c(values, clip):
     )
 
 
-@pytest.mark.parametrize("factor", [1.001, float("nan"), float("inf")])
+@pytest.mark.parametrize("factor", [1.001, -1.001, -100.0, float("nan"), float("inf")])
 def test_a_rule_that_breaks_its_word_is_stopped(factor):
     ones = torch.ones(3, dtype=torch.float64)
     check_factors(ones, ones, None, 1.0, "good")

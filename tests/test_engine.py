@@ -196,7 +196,7 @@ def test_a_buffer_that_learns_is_caught_before_anything_is_released():
             return self.fc(x)
 
     engine, module, optimizer, loader = private(Counting(), toy_data())
-    with pytest.raises(OrderError, match="buffer mean"):
+    with pytest.raises(OrderError, match="forward changed mean"):
         train(module, optimizer, loader)
     assert len(engine.ledger) == 0
 
@@ -431,6 +431,21 @@ def test_validate_finds_what_would_go_wrong_and_leaves_no_trace():
     (problem,) = engine.validate(batch, lambda m, b: m(b[0].reshape(1, -1)).sum())
     assert "embed got a tensor of shape (1, " in problem
     assert all(p.grad is None for p in module.parameters()) and len(engine.ledger) == 0
+
+
+def test_validate_checks_how_the_loss_is_reduced():
+    engine, *_ = private(tiny(), toy_data())
+    assert engine.validate(toy_data(), mean_loss) == []
+    (problem,) = engine.validate(toy_data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
+    assert "loss_reduction='mean'" in problem
+
+
+def test_check_parity_of_a_private_module_tests_the_rules_in_use():
+    from zetaclip import check_parity
+
+    _, module, *_ = private(tiny(), toy_data())
+    report = check_parity(module, toy_data(), mean_loss)
+    assert report.ok and {layer.path for layer in report.layers} == {"linear"}
 
 
 def test_check_parity_detects_a_loss_that_divides_by_something_else():

@@ -32,7 +32,7 @@ def test_everything_follows_from_the_releases(name, monkeypatch):
     assert len(recording) == 4 * (2 if "sam" in name else 1)
 
     replayed = iter(recording)
-    monkeypatch.setattr(Mechanism, "absorb", lambda self, chunk: None)
+    monkeypatch.setattr(Mechanism, "absorb", lambda self, chunk, last=False: None)
     monkeypatch.setattr(Mechanism, "release", lambda self, *args: next(replayed))
     no_data = (torch.zeros(24, 6), torch.zeros(24, dtype=torch.long))
     again, clips_again, history_again = run(name, no_data)

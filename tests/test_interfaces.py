@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 
-from zetaclip import Budget, Flat, Method, Plan, layer_rule
+from zetaclip import Budget, Extra, Flat, Method, Plan, layer_rule
 from zetaclip.gradients import LAYER_RULES
 from zetaclip.run import OrderError
 
@@ -169,6 +169,32 @@ def test_two_passes_on_the_same_batch_compose_as_one_gaussian():
         assert engine.ledger.steps == 2 * counted
         multipliers = sorted({e.noise_multiplier for e in engine.ledger.events()})
         assert multipliers == pytest.approx([(1.5**-2 + 2.0**-2) ** -0.5] if batch == "same" else [1.5, 2.0])
+
+
+def test_a_second_pass_that_was_tried_twice_still_composes_with_the_first():
+    """Broken off in the second pass and begun again, with dropout: the records are those of the first pass."""
+    method = two_pass("same")
+    engine, module, optimizer, loader = private(network(), toy_data(), clipping=1.0, method=method)
+    for _ in range(2):
+        batches = iter(loader)
+        for stop in (False, True):
+            mean_loss(module, next(batches)).backward()
+            if not stop:
+                optimizer.step()
+        train(module, optimizer, loader, steps=1)  # a new iterator: the second pass again
+    assert {r.batch for r in engine.ledger.rows()} == {0, 1} and len(engine.ledger) == 4
+    (event,) = engine.ledger.events()
+    assert (event.count, event.noise_multiplier) == (2, pytest.approx((1.5**-2 + 2.0**-2) ** -0.5))
+
+
+def test_an_own_query_without_noise_is_refused():
+    class Bare(Counting):
+        def extras(self, norms, clip):
+            return {"count": Extra(torch.zeros(len(norms), 1, dtype=torch.float64), sensitivity=0.5)}
+
+    _, module, optimizer, loader = private(tiny(), toy_data(), clipping=1.0, method=Method("bare", rule=Bare()))
+    with pytest.raises(ValueError, match="no noise_multiplier"):
+        train(module, optimizer, loader)
 
 
 def test_a_perturbation_is_on_while_the_batch_is_out_and_undone_bitwise():

@@ -95,6 +95,39 @@ def test_norms_that_underflow_do_not_pass_for_zero(x, g, positions, clip):
     assert 0 < float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("positions", [4, 66, 600])
+def test_gradients_that_cancel_are_still_bounded(positions, dtype):
+    """Two halves of a sequence that cancel but for a crumb: what is added must be what was measured."""
+    generator = torch.Generator().manual_seed(positions)
+    clip, size = 1e-3, 16
+    scale = 1e6 if dtype == torch.float32 else 1e14
+    half = torch.randn(positions // 2, size, generator=generator, dtype=dtype) * scale
+    targets = torch.cat([half, -half])
+    targets[0] += scale * (1e-7 if dtype == torch.float32 else 1e-16)
+    x = torch.full((1, positions, size), 16.0, dtype=dtype)
+    module = nn.Linear(size, size, bias=False, dtype=dtype)
+    with torch.no_grad():
+        module.weight.zero_()
+    data = (x, targets.unsqueeze(0))
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum")
+    train(module, optimizer, loader, lambda m, b: 0.5 * (m(b[0]) - b[1]).square().sum())
+    assert float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
+
+
+def test_a_long_text_over_a_small_table_is_bounded():
+    table = nn.Embedding(3, 4)
+    ids = torch.randint(0, 3, (5, 200))
+    _, table, optimizer, loader = private(table, (ids,), sigma=0.0, clipping=0.1, q=1.0, loss_reduction="sum")
+    before = table.weight.detach().clone()
+    expected = torch.zeros_like(before)
+    for row in ids:
+        grad = torch.autograd.grad(table(row[None]).square().sum(), table.weight)[0]
+        expected += grad * min(1.0, 0.1 / float(grad.norm()))
+    train(table, optimizer, loader, lambda m, b: m(b[0]).square().sum())
+    assert ((before - table.weight.detach()) * 5 - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_the_bound_is_tight_and_the_test_can_fail():
     """Aligned gradients move the sum by just C; clipping at 2C would be caught."""
     rows = torch.ones(5, 10)

@@ -11,6 +11,7 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 from toys import METHODS, network
 
+from zetaclip import Spectral
 from zetaclip.checkpoint import CheckpointError
 
 
@@ -303,7 +304,7 @@ def test_a_replay_by_another_loop_is_stopped_before_it_releases(tmp_path):
 
 
 def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatch):
-    """Interrupted after the row was written: the same records come again, under another batch id and other noise."""
+    """Interrupted after the row was written: the same records come again, under another name and with other noise."""
     import zetaclip.mechanism as mechanism
 
     engine, module, optimizer, loader = build()
@@ -325,7 +326,10 @@ def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatc
     assert torch.equal(first[0], again[0])
     train(module, optimizer, loader, steps=1)
     assert not torch.equal(drawn[0], drawn[1])
-    assert [r.batch for r in engine.ledger.rows()] == [0, 1] and engine.ledger.steps == 2
+    rows = [(r.batch, r.query) for r in engine.ledger.rows()]
+    assert rows == [(0, "sum"), (0, "sum, try 2")]  # the same records: they compose as one Gaussian
+    (event,) = engine.ledger.events()
+    assert event.count == 1 and event.noise_multiplier == pytest.approx(2**-0.5)
 
 
 def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(tmp_path):
@@ -340,9 +344,8 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     other.load(tmp_path / "run.pt", replay=True)
     next(iter(their))
     assert opt._run._noise_key == keys[0]
-    assert [r.batch for r in engine.ledger.rows()] == [
-        1
-    ]  # another release, which counts apart from a replay of batch 0
+    # Another release from the same records: it composes with a replay of the first try.
+    assert [(r.batch, r.query) for r in engine.ledger.rows()] == [(0, "sum, try 2")]
 
 
 def test_older_checkpoints_count_what_came_after_them(tmp_path):
@@ -367,6 +370,82 @@ def test_a_checkpoint_without_its_journal_is_said_so(tmp_path):
     with pytest.warns(UserWarning, match="can't be counted"):
         other.load(moved / "run.pt")
     assert other.ledger.steps == 1
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing_and_forgets_nothing(tmp_path):
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=3)
+    engine.save(tmp_path / "run.pt")
+
+    def grouped():
+        module = network()
+        groups = [{"params": module[0].parameters()}, {"params": module[3].parameters()}]
+        return private(module, toy_data(), method=METHODS["plain"](), clipping=None, optimizer=torch.optim.Adam(groups))
+
+    other, twin, *_ = grouped()
+    before = flat(twin)
+    with pytest.raises(CheckpointError, match=r"groups of \[4\] parameters, this one of \[2, 2\]"):
+        other.load(tmp_path / "run.pt")
+    moving, again, *_ = build(clipping=Spectral(probe="0"))
+    with pytest.raises(CheckpointError, match="another kind of state"):
+        moving.load(tmp_path / "run.pt")
+    assert torch.equal(before, flat(twin)) and torch.equal(before, flat(again)) and len(moving.ledger) == 0
+
+
+def test_replay_needs_the_journal(tmp_path):
+    """Elsewhere nobody can tell whether what is replayed is what was released: refused, now and at the next try."""
+    engine, module, optimizer, loader = build()
+    engine.save(tmp_path / "run.pt")
+    train(module, optimizer, loader, steps=1)
+    elsewhere = tmp_path / "copy"
+    elsewhere.mkdir()
+    for name in ("run.pt", "run.pt.private"):
+        (elsewhere / name).write_bytes((tmp_path / name).read_bytes())
+    for _ in range(2):
+        other, *_ = build(seed=None)
+        with pytest.raises(CheckpointError, match="journal"):
+            other.load(elsewhere / "run.pt", replay=True)
+        with pytest.warns(UserWarning, match="can't be counted"):
+            other.load(elsewhere / "run.pt")
+
+
+def test_two_runs_of_one_checkpoint_cannot_let_out_two_sums_under_one_noise(tmp_path):
+    """The original goes on while a replay with another loss runs: whoever comes second is stopped."""
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    train(module, optimizer, loader, steps=1)  # after the other one looked
+    before = flat(twin)
+    with pytest.raises(RuntimeError, match="another gradient"):
+        train(twin, opt, their, lambda m, b: 0.5 * mean_loss(m, b), steps=1)
+    assert torch.equal(before, flat(twin))
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.x, self.y = toy_data()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def test_replay_is_bit_equal_for_data_that_is_not_in_memory(tmp_path):
+    torch.manual_seed(0)
+    _, whole, optimizer, loader = build(data=Rows(), q=0.2)
+    finish(whole, optimizer, loader, 7)
+    torch.manual_seed(0)
+    engine, module, optimizer, loader = build(data=Rows(), q=0.2)
+    finish(module, optimizer, loader, 3)
+    engine.save(tmp_path / "run.pt")
+    other, twin, opt, their = build(data=Rows(), q=0.2, seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    finish(twin, opt, their, 7)
+    assert torch.equal(flat(twin), flat(whole))
 
 
 def test_the_seed_of_a_saved_run_stays_known(tmp_path):

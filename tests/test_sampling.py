@@ -176,11 +176,12 @@ class Stream_(IterableDataset):
         (lambda d: DataLoader(d, batch_size=4, sampler=WeightedRandomSampler([1.0] * 24, 24)), "WeightedRandomSampler"),
         (lambda d: DataLoader(d, batch_size=4, sampler=SubsetRandomSampler(range(5))), "Subset"),
         (lambda d: DataLoader(d, batch_sampler=_Own(SequentialSampler(d), 4, False)), "batch sampler of its own"),
+        (lambda d: DataLoader(Subset(d, [0, 0, 1, 2]), batch_size=4), "more than once"),
         (lambda d: DataLoader(Stream_(), batch_size=4), "IterableDataset"),
         (lambda d: DataLoader(d, batch_size=None), "batch_size=None"),
         (lambda d: [1, 2, 3], "torch DataLoader"),
     ],
-    ids=["weighted", "subset", "batch-sampler", "iterable", "no-batch-size", "list"],
+    ids=["weighted", "subset", "batch-sampler", "repeated", "iterable", "no-batch-size", "list"],
 )
 def test_loaders_without_a_theorem_are_refused_with_the_reason(build, word):
     module = tiny()

@@ -6,6 +6,7 @@ or batches could be told: those keys are in ``<path>.private``. Both are written
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
@@ -57,6 +59,7 @@ def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> N
                 "batch": run.batch_count,
                 "phase": run.phase,
                 "position": run.position,
+                "tries": where.tries,
             },
             "stream": run.stream,
             "ledger": run.ledger.state_dict(),
@@ -78,45 +81,42 @@ def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> N
         with replace_file(path) as file:
             torch.save(public, file)
         _write_private(path, {identity: secret})
-    run.watch(path.parent)
+    run.watch(path.parent, whole=True)
 
 
 def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], replay: bool) -> None:
     """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
     path = Path(path)
     public = _read_public(path, run.layout.device)
-    _check_module(run, public)
-    if public["configuration"]["method"] != run.method.name:
-        raise CheckpointError(
-            f"the checkpoint was made with method {public['configuration']['method']!r}, this run has {run.method.name!r}"
-        )
-    secret = _replayable(run, loader, path, public) if replay else None
+    _check_fits(run, public)
+    control = _control_state(run, public["control"])
+    releases = [Released(**released) for released in public["releases"]]
+    journal = Journal(path.parent / public["configuration"]["run"])
+    whole = journal.whole
+    secret = _replayable(run, loader, path, public, whole) if replay else None
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
-    journal = Journal(path.parent / public["configuration"]["run"])
-    if not journal.path.exists():
+    if not whole:
         warnings.warn(
-            f"{journal.path.name} is not beside the checkpoint: steps that were executed after it, elsewhere, can't be counted",
+            f"{journal.path.name} is not beside the checkpoint, or was begun without it: steps that were executed after the "
+            "checkpoint, elsewhere, can't be counted",
             stacklevel=4,
         )
     extra = executed_after([*journal.read(), *run.ledger.rows()], saved)
+    saved.header = _joined(run.ledger.header, saved.header)
+    saved.merge(extra)
 
     run.abandon()
-    run.module.load_state_dict(public["module"])
-    run.optimizer.load_state_dict(public["optimizer"])
-    header = run.ledger.header
+    # The ledger first: whatever happens next, nothing that was executed is forgotten.
     run.ledger = saved
-    run.ledger.header = _joined(header, saved.header)
-    run.ledger.merge(extra)
+    _load_weights(run, public)
     run.expected = {row.key: row for row in extra if replay and row.stream == public["stream"]}
-    run.fingerprints = journal.fingerprints() if replay else {}
-    run.control = type(run.method.controller.init())(**public["control"])
+    run.control, run.releases = control, releases
     run.rule_state, run.memory = public["rule"], public["memory"]
-    run.releases = [Released(**released) for released in public["releases"]]
     run.clip_history = [tuple(entry) for entry in public["clip_history"]]
     counts = public["counts"]
     run.step_count, run.batch_count = counts["step"], counts["batch"]
-    run.phase, run.position = counts["phase"], counts["position"]
+    run.phase, run.position, run.tries = counts["phase"], counts["position"], counts["tries"]
     run.name = public["configuration"]["run"]
     set_public_streams(public["public_streams"], run.layout.device)
     if secret is not None:
@@ -126,8 +126,30 @@ def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], repl
         )
     else:
         run.rekey(Stream.fresh(), Stream.fresh(), secrets.token_hex(8), None)
-    run.watch(path.parent)
+    run.watch(path.parent, whole)
     run.resume()
+
+
+def _control_state(run: Run, saved: dict[str, Any]) -> Any:
+    kind = type(run.method.controller.init())
+    try:
+        return kind(**saved)
+    except TypeError:
+        raise CheckpointError(
+            f"the checkpoint's controller had another kind of state than {described(run.method.controller)}; use the clipping= "
+            "that it was saved with"
+        ) from None
+
+
+def _load_weights(run: Run, public: dict[str, Any]) -> None:
+    """Module and optimizer together, or neither."""
+    before = copy.deepcopy(run.module.state_dict())
+    try:
+        run.module.load_state_dict(public["module"])
+        run.optimizer.load_state_dict(public["optimizer"])
+    except Exception as problem:
+        run.module.load_state_dict(before)
+        raise CheckpointError(f"the checkpoint does not fit: {problem}") from None
 
 
 def _joined(own: Header, saved: Header) -> Header:
@@ -183,7 +205,8 @@ def _read_public(path: Path, device: torch.device) -> dict[str, Any]:
     return public
 
 
-def _check_module(run: Run, public: dict[str, Any]) -> None:
+def _check_fits(run: Run, public: dict[str, Any]) -> None:
+    """The same model, the same method, the same groups of parameters."""
     own, saved = run.module.state_dict(), public["module"]
     if own.keys() != saved.keys():
         differing = sorted(own.keys() ^ saved.keys())[:4]
@@ -193,10 +216,25 @@ def _check_module(run: Run, public: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"a checkpoint of another model: {name} is {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
             )
+    if public["configuration"]["method"] != run.method.name:
+        raise CheckpointError(
+            f"the checkpoint was made with method {public['configuration']['method']!r}, this run has {run.method.name!r}"
+        )
+    there = [len(group["params"]) for group in public["optimizer"]["param_groups"]]
+    here = [len(group["params"]) for group in run.optimizer.param_groups]
+    if there != here:
+        raise CheckpointError(f"the checkpoint's optimizer has groups of {there} parameters, this one of {here}")
 
 
-def _replayable(run: Run, loader: DataLoader | None, path: Path, public: dict[str, Any]) -> dict[str, Any]:
+def _replayable(
+    run: Run, loader: DataLoader | None, path: Path, public: dict[str, Any], journaled: bool
+) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
+    if not journaled:
+        raise CheckpointError(
+            "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
+            "what was released before. load(path) goes on with fresh streams"
+        )
     secret = _read_private(path).get(public["identity"])
     if secret is None:
         raise CheckpointError(
@@ -290,5 +328,8 @@ def _update(digest: Any, leaf: Any) -> None:
         value = leaf.detach().cpu().contiguous()
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    elif isinstance(leaf, np.ndarray):
+        digest.update(f"{leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes() if leaf.dtype != object else repr(leaf.tolist()).encode())
     else:
         digest.update(repr(leaf).encode())

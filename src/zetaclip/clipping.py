@@ -100,12 +100,12 @@ class Flat:
 
 def check_factors(norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str) -> None:
     """Raises if an example could move the sum by more than the rule says."""
-    moved = factors * norms
+    moved = (factors * norms).abs_()
     if joint is not None:
         moved = torch.hypot(moved, torch.linalg.vector_norm(joint, dim=1))
-    worst = moved.amax().item()
-    if not worst <= sensitivity * (1 + 1e-6):  # written so that nan is refused too
+    # Written so that nan is refused too. The message names no number: they are private.
+    if len(moved) and not moved.amax().item() <= sensitivity * (1 + 1e-6):
         raise RuntimeError(
-            f"the clip rule {rule!r} scaled an example to norm {worst:.6g}, above the sensitivity {sensitivity:.6g} that it "
-            "declares; nothing was released. This is a bug in the rule"
+            f"the clip rule {rule!r} scaled an example beyond the sensitivity {sensitivity:.6g} that it declares; nothing was "
+            "released. This is a bug in the rule"
         )

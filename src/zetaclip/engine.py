@@ -24,7 +24,15 @@ from .parity import dry_run
 from .randomness import Stream
 from .run import Run, Settings
 from .sampling import PoissonLoader, check_loader
-from .validation import check_module, check_one_process, raise_refusals, structural_refusals, trained_parameters
+from .validation import (
+    check_module,
+    check_one_process,
+    claim,
+    raise_refusals,
+    release,
+    structural_refusals,
+    trained_parameters,
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ class PrivacyEngine:
         if chosen.controller.probe is not None:
             chosen.controller.probe.bind(module, named)
 
-        self._recorder.trained = set(named.values())
+        claim(named)
         self._recorder.anchor.data = self._recorder.anchor.data.to(next(iter(named.values())).device)
         self._run = Run(
             module=module,
@@ -233,14 +241,17 @@ class PrivacyEngine:
         named = trained_parameters(run.module, run.optimizer)
         for shadow in run.shadows:
             shadow.detach()
-        shadows, refusals = make_shadows(run.module, set(named.values()), self._recorder)
-        if refusals:
+        try:
+            shadows, refusals = make_shadows(run.module, set(named.values()), self._recorder)
+            raise_refusals(list(structural_refusals(run.module)) + refusals)
+        except BaseException:
             for shadow in run.shadows:
                 shadow.attach()
-            raise_refusals(refusals)
+            raise
         for shadow in shadows:
             shadow.attach()
-        self._recorder.trained = set(named.values())
+        release(run.layout.parameters)
+        claim(named)
         run.relayout(named, shadows)
 
     # -- what it tells --------------------------------------------------------------------------------
@@ -287,12 +298,14 @@ class PrivacyEngine:
         run = self._private()
         if not run.between_batches:
             raise RuntimeError("validate() while a private batch is out; call it before training")
-        return dry_run(run.module, run.layout, self._recorder, batch, loss_fn)
+        return dry_run(run.module, run.layout, self._recorder, batch, loss_fn, run.settings.loss_reduction)
 
     def detach(self) -> None:
         """Gives the module its own forward back. The ledger stays, and so does what was spent."""
         run = self._private()
         run.abandon()
+        run.detached = True
+        release(run.layout.parameters)
         for shadow in run.shadows:
             shadow.detach()
         if hasattr(run.method.controller, "finish"):

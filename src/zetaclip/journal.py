@@ -7,6 +7,7 @@ writes its rows here *before* it draws its noise; at worst a step is counted tha
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ _SEAL = "(the line above was never finished)"
 
 
 _CONFIRMED = '{"released"'
+_WHOLE = '{"journal": "whole"}'
+_PART = '{"journal": "part"}'
 
 
 def _whole(line: str) -> bool:
@@ -50,14 +53,47 @@ class Journal:
 
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = Path(os.fspath(name) + ".journal")
+        self._known: dict[Key, str] = {}  # fingerprints of releases, as far as the file has been read
+        self._read_to = 0
+
+    def begin(self, whole: bool) -> None:
+        """Starts the file, if there is none. ``whole`` says that nothing was executed that it should hold and doesn't."""
+        if not self.path.exists():
+            self._write((_WHOLE if whole else _PART) + "\n")
+
+    @property
+    def whole(self) -> bool:
+        """Whether every step since the run's first checkpoint is here."""
+        return self.path.exists() and self.path.read_bytes()[: len(_WHOLE)] == _WHOLE.encode()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
         self._write("".join(row.to_json() + "\n" for row in rows))
 
-    def confirm(self, key: Key, fingerprint: str) -> None:
-        """Notes what came out of a release that was appended before: a replay must give the same."""
-        self._write(json.dumps({"released": list(key), "fingerprint": fingerprint}) + "\n")
+    def confirm(self, key: Key, fingerprint: str) -> bool:
+        """Notes what came out of a release that was appended before; false if something else came out of it earlier.
+
+        Looks at what other processes have written meanwhile, under a lock: two runs that replay one checkpoint at the
+        same time can't both let something out under one draw of noise.
+        """
+        descriptor = self._open()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            size = os.fstat(descriptor).st_size
+            for line in os.pread(descriptor, size - self._read_to, self._read_to).decode(errors="replace").split("\n"):
+                if line.startswith(_CONFIRMED) and _whole(line):
+                    values = json.loads(line)
+                    stream, batch, query = values["released"]
+                    self._known[stream, batch, query] = values["fingerprint"]
+            if self._known.get(key, fingerprint) != fingerprint:
+                return False
+            if key not in self._known:
+                self._write(json.dumps({"released": list(key), "fingerprint": fingerprint}) + "\n")
+                self._known[key] = fingerprint
+            self._read_to = os.fstat(descriptor).st_size
+            return True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def _write(self, text: str) -> None:
         if not text:
@@ -82,7 +118,7 @@ class Journal:
         """
         found: dict[Key, Row] = {}
         for number, line in self._lines():
-            if line.startswith(_CONFIRMED):
+            if line.startswith((_CONFIRMED, _WHOLE, _PART)):
                 continue
             try:
                 row = Row.from_json(line)
@@ -91,16 +127,6 @@ class Journal:
             if found.setdefault(row.key, row) != row:
                 raise LedgerError(f"{self.path.name}, line {number}: {row.key} was released with other numbers")
         return list(found.values())
-
-    def fingerprints(self) -> dict[Key, str]:
-        """What is known of the releases that were confirmed."""
-        found: dict[Key, str] = {}
-        for _, line in self._lines():
-            if line.startswith(_CONFIRMED):
-                values = json.loads(line)
-                stream, batch, query = values["released"]
-                found[stream, batch, query] = values["fingerprint"]
-        return found
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Every line whose write ended, with its number."""

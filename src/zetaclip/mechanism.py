@@ -18,7 +18,6 @@ from torch import Tensor
 from .clipping import Affine, ClipRule, Extra, check_factors
 from .control import Released
 from .gradients import Chunk, Layout
-from .ledger import Row
 from .randomness import gaussian, generator, subkey
 
 
@@ -125,6 +124,8 @@ class Mechanism:
             if extra.sensitivity is None:
                 shared.append(extra.columns)
             else:
+                if extra.noise_multiplier is None:
+                    raise ValueError(f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier")
                 own = torch.linalg.vector_norm(extra.columns, dim=1)
                 check_factors(own, torch.ones_like(own), None, extra.sensitivity, f"{self.rule.name}: {name}")
             total = extra.columns.sum(0, dtype=torch.float64)
@@ -189,6 +190,3 @@ class Mechanism:
             "noise_std": multiplier * sensitivity,
             "sample_rate": self.draw.sample_rate,
         }
-
-
-__all__ = ["Draw", "Mechanism", "Row"]

@@ -105,8 +105,14 @@ class PrivateOptimizer(Optimizer):
         self._inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters of the module, between two batches; they are private from the next batch on."""
+        self._run.check_may_grow()
         self._inner.add_param_group(param_group)
-        self._run.refresh()
+        try:
+            self._run.refresh_requested()
+        except BaseException:
+            self._inner.param_groups.pop()
+            raise
 
     # torch.amp.GradScaler asks this before it steps; a scaled loss would be clipped at the wrong norm, and the
     # scaler skips steps by what the data did.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,6 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
 
     loop = torch.stack([_one(module, batch, loss_fn, layout, i) for i in range(rows)]).double()
     recorder = Recorder()
-    recorder.trained = set(named.values())
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
     raise_refusals(refusals)
     for shadow in shadows:
@@ -182,7 +181,29 @@ def _compare(
     return Parity(ok, tuple(layers), sum_error, note)
 
 
-def dry_run(module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, loss_fn: LossFn) -> list[str]:
+def _reduction_problem(module: nn.Module, batch: Any, loss_fn: LossFn, reduction: str) -> Iterator[str]:
+    """Whether the loss of a batch is the mean (or the sum) of the losses of its records, in evaluation mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            whole = float(loss_fn(module, batch))
+            count = rows_of(batch)
+            each = [float(loss_fn(module, select_rows(batch, torch.tensor([i])))) for i in range(count)]
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    expected = sum(each) / (count if reduction == "mean" else 1)
+    if not abs(whole - expected) <= 1e-3 * max(abs(whole), abs(expected), 1e-6):
+        yield (
+            f"the loss of {count} records is {whole:.4g}, but loss_reduction={reduction!r} of their own losses is {expected:.4g}: it "
+            "divides by something else (ignore_index, class weights, a mean over tokens), mixes records, or is reduced otherwise"
+        )
+
+
+def dry_run(
+    module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, loss_fn: LossFn, reduction: str
+) -> list[str]:
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
     rng = torch.get_rng_state()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -207,6 +228,7 @@ def dry_run(module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, l
                 problems.append(
                     f"{name}: the training forward changes this buffer, which is neither clipped nor noised"
                 )
+        problems += _reduction_problem(module, batch, loss_fn, reduction)
     except CaptureError as problem:
         problems.append(str(problem))
     finally:

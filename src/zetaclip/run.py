@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from .clipping import Affine
@@ -26,16 +24,13 @@ from .control import Released
 from .control.base import check_clip
 from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
+from .guard import Guard, OrderError
 from .journal import Journal
 from .ledger import Key, Ledger, Row
 from .mechanism import Draw, Mechanism
 from .methods import Method, Plan, at
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
-
-
-class OrderError(RuntimeError):
-    """The loop did something out of order; nothing was released."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +69,7 @@ class Position:
     noise: bytes
     same_batch: bytes | None
     public: dict[str, Tensor]
+    tries: int = 0  # how often the batch that comes next was begun and put back
 
 
 def public_streams(device: torch.device) -> dict[str, Tensor]:
@@ -118,6 +114,7 @@ class Run:
         self.layout = Layout.of(named)
         self.recorder = recorder
         self.shadows = shadows
+        self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
         self.records = records
         self.settings = settings
         self.method = method
@@ -126,7 +123,6 @@ class Run:
         # The one place where the sums of several processes would meet; with one process there is nothing to add.
         self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
-        self.fingerprints: dict[Key, str] = {}  # and what came out of them
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
         self.stream = secrets.token_hex(8)  # public name of this key lineage
         self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
@@ -144,25 +140,14 @@ class Run:
         self.position = 0  # updates done in this epoch
         self.releases: list[Released] = []
         self.stepped = False
+        self.detached = False
         self._turn: _Turn | None = None
         self._start: Position | None = None  # of the turn that is out
         self._same_batch: bytes | None = None
         self._noise_key = b""
-        self._everything = list(module.named_parameters())
-        self._all_buffers = [
-            (f"{name}.{key}" if name else key, part._buffers, key)
-            for name, part in module.named_modules()
-            for key in part._buffers
-        ]
-        self._running = [
-            (name, part)
-            for name, part in module.named_modules()
-            if isinstance(part, _NormBase) and part.track_running_stats
-        ]
+        self.tries = 0  # of the next batch, where a checkpoint says so
         self._ticket = 0
         self._resumed = False
-        self._checked = False
-        self._buffers: dict[str, tuple[int, int]] = {}
         self.refresh_requested: Callable[[], None] = lambda: None
 
     # -- what is read once per batch ------------------------------------------------------------------
@@ -190,6 +175,7 @@ class Run:
 
     def open_batch(self) -> list[Tensor]:
         """Opens the next logical batch, or the one that is still waiting, and gives its chunks."""
+        self._check_attached()
         if self._turn is not None:
             self._reopen(self._turn)
             return self._turn.chunks
@@ -198,31 +184,32 @@ class Run:
                 f"the noise of method {self.method.name!r} was planned for {self.plan.steps} updates, and they are done; a "
                 "further one would cost more than the plan. Call make_private with more epochs="
             )
-        self._check_trainable()
+        self.guard.before_batch()
         self._start = self.standing()
         fresh = self.method.passes[self.phase].batch == "fresh"
         key = self.sampling.draw() if fresh or self._same_batch is None else self._same_batch
         turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
         self._noise_key = self.noise.draw()
         turn.mechanism = self._mechanism(turn)
+        self._turn = turn  # before the weights move, so that an interrupt can't lose θ
         self._perturb(turn)
-        self._turn = turn
         return turn.chunks
 
     def _reopen(self, turn: _Turn) -> None:
         """The same records again, from the first chunk; with other noise wherever the sum could be another one.
 
         That is so if a release was begun and cut off, or if dropout would now draw another mask than a replay from
-        a checkpoint of this moment: one draw of noise must never cover two different sums.
+        a checkpoint of this moment: one draw of noise must never cover two different sums. The records are the same,
+        so the batch id is, too, and whatever was released from them composes as one Gaussian.
         """
         assert self._start is not None and turn.mechanism is not None
         self._abandon_chunk()
+        self.guard.before_batch()
         public = public_streams(self.layout.device)
         moved = any(not torch.equal(public[name], state) for name, state in self._start.public.items())
         if turn.mechanism.begun or moved:
-            self._start = replace(self._start, noise=self.noise.state, public=public)
+            self._start = replace(self._start, noise=self.noise.state, public=public, tries=self._start.tries + 1)
             self._noise_key = self.noise.draw()
-            turn.batch = self.batch_count = max(self.batch_count, turn.batch + 1)
         turn.done = 0
         turn.mechanism = self._mechanism(turn)
 
@@ -255,10 +242,12 @@ class Run:
         rule = self.method.rule
         clip = check_clip(self.control.clip)
         name = self.method.passes[self.phase].name
+        query = "sum" if len(self.method.passes) == 1 else f"{name} sum"
+        tries = 0 if self._start is None else self._start.tries
         draw = Draw(
             step=self.step_count,
             phase=self.phase,
-            query="sum" if len(self.method.passes) == 1 else f"{name} sum",
+            query=f"{query}, try {tries + 1}" if tries else query,
             batch=turn.batch,
             clip=clip,
             noise_multiplier=self.noise_multiplier,
@@ -276,11 +265,9 @@ class Run:
             raise OrderError(
                 "this loader iterator is void: a later one was started, or the engine was loaded. Iterate the loader anew"
             )
-        for parameter in self.layout.parameters:
-            parameter.grad = None
+        self.guard.hand_out()
         turn.out = True
         self.recorder.open(max(1, len(rows)))
-        self._buffers = self._buffer_versions()
 
     def check_stepped(self, ticket: int) -> None:
         """The user asks for more: the chunk before must have been stepped."""
@@ -301,20 +288,18 @@ class Run:
     def step(self) -> None:
         turn = self._turn
         self.stepped = False
+        self._check_attached()
         if turn is None or not turn.out:
             raise OrderError(
                 "step() without a private batch: every step takes a batch from the loader that make_private returned, then "
                 "forward, backward, step"
             )
-        self._check_no_foreign_gradients()
-        self._check_buffers()
         if not self.recorder.received:
             raise OrderError(
                 "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
                 "loss.backward() between zero_grad() and step()"
             )
-        if not self._checked:
-            self._report_unused()
+        self.guard.before_release()
         rows = self.recorder.rows
         received = self.recorder.take()
         assert turn.mechanism is not None
@@ -381,6 +366,7 @@ class Run:
         self._restore(turn)
         self._same_batch = turn.key
         self._turn = self._start = None
+        self.tries = 0
         self.batch_count = turn.batch + 1
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
@@ -407,14 +393,12 @@ class Run:
         numbers = [torch.linalg.vector_norm(gradient, dtype=torch.float64), gradient.sum(dtype=torch.float64)]
         numbers += [value.sum() for value in released.extras.values()]
         fingerprint = " ".join(float(number).hex() for number in numbers)
-        if self.fingerprints.pop(key, fingerprint) != fingerprint:
+        if not all(journal.confirm(key, fingerprint) for journal in self.journals):
             raise OrderError(
                 f"the replay of step {released.step} gives another gradient than the run that it replays: the loss, the "
                 "learning rate or the loop has changed. The same noise on another sum would cancel by subtraction, so nothing "
                 "is released; engine.load(path) goes on with fresh noise"
             )
-        for journal in self.journals:
-            journal.confirm(key, fingerprint)
 
     # -- perturbed weights ----------------------------------------------------------------------------
 
@@ -462,7 +446,13 @@ class Run:
         if self._turn is not None and self._start is not None:
             return self._start
         public = public_streams(self.layout.device)
-        return Position(self.sampling.state, self.noise.state, self._same_batch, public)
+        return Position(self.sampling.state, self.noise.state, self._same_batch, public, self.tries)
+
+    def _check_attached(self) -> None:
+        if self.detached:
+            raise OrderError(
+                "the engine was detached: this loader and this optimizer are private no more. Use your own"
+            )
 
     def abandon(self) -> None:
         """Puts the batch that is out back, unreleased."""
@@ -482,11 +472,14 @@ class Run:
         self.sampling, self.noise, self.stream = sampling, noise, stream
         self._same_batch = same_batch
 
-    def watch(self, folder: Path) -> None:
-        """From now on every step is journaled in this folder, where a checkpoint of the run lies."""
+    def watch(self, folder: Path, whole: bool) -> None:
+        """From now on every step is journaled in this folder, where a checkpoint of the run lies.
+
+        ``whole`` says whether a journal that is begun now will hold all that was executed after that checkpoint.
+        """
         journal = Journal(folder / self.name)
         if all(other.path != journal.path for other in self.journals):
-            journal.path.touch()  # an empty journal says that nothing was executed; a missing one says nothing
+            journal.begin(whole)
             self.journals.append(journal)
 
     def resume(self) -> None:
@@ -495,12 +488,8 @@ class Run:
 
     def relayout(self, named: dict[str, nn.Parameter], shadows: list[Shadow]) -> None:
         """Other trained parameters from now on."""
-        if hasattr(self.method.rule, "init") or self.memory:
-            raise OrderError(
-                f"method {self.method.name!r} remembers something for every coordinate, so parameters can't be added to it"
-            )
         self.layout, self.shadows = Layout.of(named), shadows
-        self._checked = False
+        self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)
 
     @property
     def between_batches(self) -> bool:
@@ -508,63 +497,12 @@ class Run:
 
     # -- checks ---------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """The optimizer got new parameters; the engine looks at the module again."""
-        if not self.between_batches:
+    def check_may_grow(self) -> None:
+        """Parameters can be added now, and to this method."""
+        self._check_attached()
+        if not self.between_batches or self.phase:
             raise OrderError("parameters can't be added while a private batch is out; finish it with step() first")
-        self.refresh_requested()
-
-    def _check_trainable(self) -> None:
-        trained = self.recorder.trained
-        for name, parameter in self._everything:
-            if parameter.requires_grad != (parameter in trained):
-                change = "was unfrozen" if parameter.requires_grad else "was frozen"
-                raise OrderError(
-                    f"{name} {change} after make_private. Freeze or unfreeze before it, or call engine.detach() and "
-                    "make_private again (the ledger of the first run still counts)"
-                )
-
-    def _check_no_foreign_gradients(self) -> None:
-        for name, parameter in zip(self.layout.names, self.layout.parameters, strict=True):
-            if parameter.grad is not None:
-                self.recorder.clear()
-                raise OrderError(
-                    f"{name}.grad was written by autograd itself: the parameter is used outside its layer's forward (as in "
-                    "F.linear(x, layer.weight), or a penalty on weights in the loss), so that gradient is neither clipped nor "
-                    "noised. Call the layer instead; for a penalty use the optimizer's weight_decay"
-                )
-
-    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
-        found = {}
-        for name, owner, key in self._all_buffers:
-            buffer = owner.get(key)
-            found[name] = (id(buffer), -1 if buffer is None else buffer._version)
-        return found
-
-    def _check_buffers(self) -> None:
-        if not self._all_buffers:
-            return
-        if (now := self._buffer_versions()) != self._buffers or any(part.training for _, part in self._running):
-            changed = [name for name in now if now[name] != self._buffers.get(name)]
-            # Some kernels write running statistics without a trace in the version; their layers are known.
-            changed += [f"{name}.running_mean" for name, part in self._running if part.training]
+        if hasattr(self.method.rule, "init") or self.memory:
             raise OrderError(
-                f"the training forward changed the buffer {', '.join(changed)}: buffers are neither clipped nor noised, so what "
-                "they learn from records would leave without privacy. Use a layer without running state (GroupNorm for "
-                "BatchNorm), or compute the buffer outside of forward"
-            )
-
-    def _report_unused(self) -> None:
-        self._checked = True
-        counts = [
-            (name, self.recorder.forwards.get(id(p), 0), len(self.recorder.received.get(id(p), ())))
-            for name, p in zip(self.layout.names, self.layout.parameters, strict=True)
-        ]
-        silent = [name for name, used, came in counts if came < max(1, used)]
-        if silent:
-            warnings.warn(
-                f"{', '.join(silent)}: no gradient came back, or fewer than the layer was used. Such a parameter counts as "
-                "having a gradient of zero there, and still gets noise; freeze it (requires_grad_(False)) if it is not meant "
-                "to be trained",
-                stacklevel=4,
+                f"method {self.method.name!r} remembers something for every coordinate, so parameters can't be added to it"
             )

@@ -50,6 +50,11 @@ def check_loader(loader: Any) -> None:
             "an IterableDataset can't be Poisson sampled: every record must be drawn independently with probability q, which "
             "needs access by index. Load it into a map-style dataset (one with __len__ and __getitem__)"
         )
+    if isinstance(loader.dataset, Subset) and len(set(loader.dataset.indices)) < len(loader.dataset.indices):
+        raise ValueError(
+            "the Subset holds a record more than once: its gradient would count as often, and one record could do more than the "
+            "sensitivity says. Remove the repetitions"
+        )
     if loader.batch_sampler is None:
         raise ValueError("the loader has batch_size=None; give it the batch size that you expect (L)")
     if type(loader.batch_sampler) is not BatchSampler:
@@ -193,6 +198,8 @@ class PoissonLoader:
             collate_fn=own.collate_fn,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,
+            # The loader would otherwise draw its seed from torch's global stream, once more after every resume.
+            generator=torch.Generator().manual_seed((torch.initial_seed() + self._run.step_count) % 2**63),
             **workers,
         )
 

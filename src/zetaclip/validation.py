@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,6 +57,10 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
                     "(opacus.validators.ModuleValidator.fix(module) replaces every BatchNorm by a GroupNorm), or freeze it with "
                     "eval()",
                 )
+        elif isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
+            yield Refusal(
+                name, kind, "max_norm rewrites the rows that the records use, in forward; build it with max_norm=None"
+            )
         elif isinstance(part, _NormBase) and part.track_running_stats and part.training:
             yield Refusal(
                 name, kind, "it keeps running statistics of the records; build it with track_running_stats=False"
@@ -91,6 +96,28 @@ def trained_parameters(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.
             "privacy. Build the optimizer from module.parameters() of this very module"
         )
     return named
+
+
+_PRIVATE: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that some engine trains, by id()
+
+
+def claim(named: dict[str, nn.Parameter]) -> None:
+    """Notes that these parameters are trained by one engine now; a second one is refused."""
+    for name, parameter in named.items():
+        held = _PRIVATE.get(id(parameter))
+        if held is not None and held() is parameter:
+            raise ValidationError(
+                f"{name} is trained privately by another engine already; one parameter can't have two ledgers. Share it within one "
+                "module, or detach() the other engine"
+            )
+    for parameter in named.values():
+        _PRIVATE[id(parameter)] = weakref.ref(parameter)
+
+
+def release(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives parameters back."""
+    for parameter in parameters:
+        _PRIVATE.pop(id(parameter), None)
 
 
 def raise_refusals(refusals: list[Refusal]) -> None:

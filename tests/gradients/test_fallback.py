@@ -137,3 +137,42 @@ def test_a_recurrent_network_trains():
     before = module.rnn.weight_hh_l0.detach().clone()
     assert train(module, optimizer, loader, mean_loss) == 2
     assert not torch.equal(before, module.rnn.weight_hh_l0)
+
+
+class Listed(nn.Module):
+    """Parameters in a list have no forward of their own: their owner uses them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(6)) for _ in range(2)])
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return x * self.weights[0] * self.temperature + self.weights[1]
+
+
+class BothWays(nn.Module):
+    """One attention that serves as self- and as cross-attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x, other):
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.attention(x, other, other, need_weights=False)[0]
+
+
+class TwoPrecisions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(6, 4).double(), nn.Linear(4, 3).float()
+
+    def forward(self, x):
+        return self.narrow(torch.tanh(self.wide(x)).float()).double()
+
+
+def test_scalars_lists_of_parameters_and_mixed_uses():
+    assert_parity(Listed().double(), (_x(6),), square_loss, 1e-11)
+    assert_parity(BothWays().double(), (_x(6, 8), _x(4, 8)), square_loss, 1e-11)
+    assert_parity(TwoPrecisions(), (_x(6),), square_loss, 1e-6)

@@ -51,7 +51,7 @@ def make_shadows(
         rule = find_rule(part)
         if rule is not None:
             shadows.append(Shadow(part, name, rule.path, rule.run, here, recorder))
-        elif any(p in trained for p in part._parameters.values() if p is not None):
+        elif any(p in trained for p in _own_parameters(part)):
             refusals.extend(_refused_inside(part, name))
             path = LOOP if isinstance(part, nn.RNNBase) else VMAP
             shadows.append(Shadow(part, name, path, run_per_example, here, recorder))
@@ -61,6 +61,14 @@ def make_shadows(
 
     visit(module, "")
     return shadows, refusals
+
+
+def _own_parameters(part: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters that the part itself must use: its own, and those in lists and dicts of parameters, which have no forward."""
+    yield from (p for p in part._parameters.values() if p is not None)
+    for child in part.children():
+        if isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+            yield from child.parameters()
 
 
 def _refused_inside(part: nn.Module, name: str) -> Iterator[Refusal]:

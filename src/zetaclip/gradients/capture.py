@@ -10,8 +10,8 @@ gradient. Copies and pickles of the module carry the plain forward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,10 +40,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows = 0  # records handed out; 0 when no batch is out
+        self.turn = 0  # counts what was handed out, so that a graph of an earlier chunk is known as such
         # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
         self.forwards: dict[int, int] = {}  # uses of each parameter in forward
         self.received: Received = {}
-        self.trained: set[nn.Parameter] = set()
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
         # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
         self.anchor = torch.zeros((), requires_grad=True)
@@ -55,6 +55,7 @@ class Recorder:
 
     def open(self, rows: int) -> None:
         self.rows = rows
+        self.turn += 1
         self.clear()
 
     def close(self) -> None:
@@ -76,22 +77,28 @@ class Recorder:
             for parameter in parameters:
                 self.forwards[id(parameter)] = self.forwards.get(id(parameter), 0) + 1
 
-    def wants(self) -> bool:
-        """Whether the backward that is running now would fill ``.grad`` fields."""
+    def wants(self, turn: int) -> bool:
+        """Whether the backward that is running now would fill ``.grad`` fields, for a graph recorded in ``turn``."""
         if torch.is_grad_enabled():
             raise CaptureError(
                 "backward(create_graph=True) while a private batch is out: gradients of gradients have no "
                 "per-example form here; drop create_graph, or compute the penalty without the private module"
             )
-        # Nothing is out (for example a graph of the last batch that is run backward again): nothing to keep.
-        return self.rows > 0 and torch._C._will_engine_execute_node(self._anchor_node)
+        if not torch._C._will_engine_execute_node(self._anchor_node):
+            return False
+        if turn != self.turn or self.rows == 0:
+            raise CaptureError(
+                "backward ran through the graph of a batch that is not out any more: its records would be taken for "
+                "those of another batch. Call backward once per batch, on the loss of that batch alone"
+            )
+        return True
 
     def receive(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         self.received.setdefault(id(parameter), []).append(contribution)
 
-    def check_rows(self, tensor: Tensor, where: str) -> None:
-        """Refuses a tensor whose first dimension is not the records that were handed out."""
-        if tensor.dim() == 0 or tensor.shape[0] != self.rows:
+    def check_rows(self, tensor: Tensor, where: str, dims: int = 1) -> None:
+        """Refuses a tensor whose first dimension is not the records that were handed out, or that has too few."""
+        if tensor.dim() < dims or tensor.shape[0] != self.rows:
             raise CaptureError(
                 f"{where} got a tensor of shape {tuple(tensor.shape)}, but {self.rows} records are out and one record "
                 "must be one row of the first dimension. If rows were merged (as in view(batch * time, ...)), keep the "
@@ -124,37 +131,23 @@ class _Record(Node):
     def forward(ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor) -> Tensor:
         ctx.mark_dirty(y)
         ctx.save_for_backward(*saved)
-        ctx.shadow, ctx.handler = shadow, backward
+        ctx.shadow, ctx.handler, ctx.turn = shadow, backward, shadow.recorder.turn
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        if ctx.shadow.recorder.wants():
+        if ctx.shadow.recorder.wants(ctx.turn):
             with exact(g.device):
                 ctx.shadow.hand_over(ctx.handler(ctx.shadow, widen(g), *(widen(t.detach()) for t in ctx.saved_tensors)))
         return g, None, None, None, *(None for _ in ctx.saved_tensors)
 
 
-@contextmanager
-def _no_autocast(device_type: str) -> Iterator[None]:
-    with torch.autocast(device_type, enabled=False):
-        yield
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        return None
-
-
-_NOTHING = _Nothing()
+_NOTHING = nullcontext()
 
 
 def exact(device: torch.device) -> Any:
     """No autocast inside: norms and sums are never taken in half precision, whatever the user's context."""
-    return _no_autocast(device.type) if torch.is_autocast_enabled(device.type) else _NOTHING
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _NOTHING
 
 
 class Shadow:

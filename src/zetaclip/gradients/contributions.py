@@ -24,8 +24,10 @@ from torch import Tensor
 # A float that passes through memory (written, read for the norm, read for the sum) costs about as much as
 # this many multiply-adds of a matrix product; `bench/kernels.py` measures it. It only decides speed.
 MEMORY_COST = 40
-# Below this share of the largest value that the Gram form could have had, its float32 digits are gone.
-CANCELLATION = 1e-4
+# A sum that comes out below this share of Σ_t |x_t||g_t|, the value it would have without cancellation, has lost
+# too many digits to bound anything with: by Gram matrices (which see its square) and by making the gradient.
+TRUSTED_GRAM = {torch.float32: 1e-2, torch.float64: 1e-6}
+TRUSTED_DENSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 class Contribution(Protocol):
@@ -60,7 +62,7 @@ def widen(tensor: Tensor) -> Tensor:
 
 def row_norms(rows: Tensor) -> Tensor:
     """Norm of each row; ``vector_norm`` is many times faster here than a sum of squares."""
-    return torch.linalg.vector_norm(rows.flatten(1) if rows.dim() > 2 else rows, dim=1)
+    return torch.linalg.vector_norm(rows if rows.dim() == 2 else rows.reshape(len(rows), -1), dim=1)
 
 
 def floor(width: int, dtype: torch.dtype) -> float:
@@ -94,7 +96,7 @@ class Dense:
         return row_norms(self.stored) if self.known is None else self.known
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        flat = self.stored.flatten(1)
+        flat = self.stored if self.stored.dim() == 2 else self.stored.reshape(len(self.stored), -1)
         if self.unpack is None and out.is_contiguous():
             out.view(-1).addmv_(flat.t(), factors, beta=int(accumulate))
             return
@@ -130,27 +132,27 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
 def gram_norms(x: Tensor, g: Tensor) -> Tensor:
     """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices.
 
-    **Edge cases.** The double sum may cancel. Where less than ``CANCELLATION`` of the largest possible value
-    is left, float32 has no digits to vouch for, and the answer is NaN.
+    **Edge cases.** The double sum may cancel. Where too little is left of the largest possible value, the answer is NaN.
     """
     gram_x = torch.bmm(x, x.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
-    lost_x, lost_g = floor(x.shape[2], x.dtype), floor(g.shape[2], g.dtype)
+    squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
-    # The largest value possible: all terms aligned.
+    return _trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype])
+
+
+def _trusted(norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float) -> Tensor:
+    """``norms``, NaN where cancellation took the digits, and never below what underflow can hide.
+
+    ``lengths`` are the norms of x_t and g_t, (B, T).
+    """
     largest = torch.linalg.vecdot(lengths_x, lengths_g)
-    with_lost = torch.linalg.vecdot(lengths_x + lost_x, lengths_g + lost_g)
-    squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1))
-    return _trusted(squares, largest.square()).add_(with_lost - largest)
-
-
-def _trusted(squares: Tensor, largest: Tensor) -> Tensor:
-    """Square roots, NaN where float32 has lost the digits: ``largest`` is what the sum would be without cancellation."""
-    if squares.dtype == torch.float64:
-        return squares.clamp_min_(0).sqrt_()
+    hidden = torch.linalg.vecdot(lengths_x + floor(inputs, norms.dtype), lengths_g + floor(outputs, norms.dtype)).sub_(
+        largest
+    )
     # Written so that an overflow (inf or nan) is flagged as well.
-    return squares.masked_fill_(~(squares >= CANCELLATION * largest), torch.nan).sqrt_()
+    return norms.masked_fill_(~(norms >= share * largest), torch.nan).add_(hidden)
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,14 @@ class Outer:
         if gram_is_cheaper(self.x.shape[1], inputs, outputs):
             return gram_norms(self.x, self.g)
         # Long sequences: the gradients are smaller than the Gram matrices, so make them, a few at a time.
-        some = max(1, (1 << 22) // (inputs * outputs))
+        some = max(1, (1 << 22) // max(1, inputs * outputs))
         pieces = [
             row_norms(torch.bmm(g.transpose(1, 2), x))
             for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
         ]
-        return torch.cat(pieces)
+        # The sum is formed in another order than these norms, so it is trusted no further than its digits go.
+        lengths_x, lengths_g = torch.linalg.vector_norm(self.x, dim=2), torch.linalg.vector_norm(self.g, dim=2)
+        return _trusted(torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype])
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.view(-1, 1, 1)
@@ -244,10 +248,21 @@ class Lookup:
     def norms(self) -> Tensor:
         if self.ids.shape[1] == 1:
             return row_norms(self.g)
+        positions = self.ids.shape[1]
+        lengths = torch.linalg.vector_norm(self.g, dim=2)
+        ones = torch.ones_like(lengths)
+        if positions * positions > MEMORY_COST * self.shape.numel():
+            # Long texts over a small table: the gradients are smaller than the positions' Gram matrix.
+            some = max(1, (1 << 22) // self.shape.numel())
+            rows = torch.arange(len(self.ids), device=self.ids.device).split(some)
+            norms = torch.cat([row_norms(self.take(part).dense()) for part in rows])
+            return _trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
         gram = torch.bmm(self.g, self.g.transpose(1, 2))
-        largest = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
-        return _trusted(torch.linalg.vecdot(same.flatten(1), gram.flatten(1)), largest)
+        squares = torch.linalg.vecdot(same.flatten(1), gram.flatten(1)).clamp_min_(0)
+        # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
+        # flags a few more.
+        return _trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype])
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         if not accumulate:
@@ -289,8 +304,14 @@ def combine(parts: list[Contribution]) -> list[Contribution]:
         if all(first[1] <= second[0] for first, second in pairwise(spans)):
             return [_join(group) for group in blocks.values()]
         raise RuntimeError("overlapping blocks of one parameter; a layer rule must use the same blocks every time")
-    if any(part.block is not None for part in parts):
-        raise RuntimeError("one parameter came back both whole and in blocks; make every use of it the same")
+    whole = [part for part in parts if part.block is None]
+    if len(whole) < len(parts):
+        # One use took all of it, another a block (an attention that serves as self- and as cross-attention).
+        total = _join(whole).dense().clone()
+        for part in parts:
+            if part.block is not None:
+                total[:, part.block] += part.dense()
+        return [Dense(total, total.shape[1:])]
     return [_join(parts)]
 
 

@@ -29,12 +29,12 @@ class _Alias(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int) -> Tensor:
-        ctx.shadow, ctx.parameter_name = shadow, name
+        ctx.shadow, ctx.parameter_name, ctx.turn = shadow, name, shadow.recorder.turn
         return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        if ctx.shadow.recorder.wants():
+        if ctx.shadow.recorder.wants(ctx.turn):
             with exact(g.device):
                 g = widen(g)
                 ctx.shadow.hand_over({ctx.parameter_name: Dense(g.contiguous(), g.shape[1:])})
@@ -89,7 +89,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
             shadow.path = LOOP
             warnings.warn(
                 f"{shadow.name} ({type(shadow.module).__name__}) can't be vectorised over examples "
-                f"({str(problem).splitlines()[0][:120]}); its gradients come from a loop over examples, which is exact "
+                f"({(str(problem) or type(problem).__name__).splitlines()[0][:120]}); its gradients come from a loop over examples, which is exact "
                 "but slow",
                 stacklevel=3,
             )
@@ -116,17 +116,19 @@ def _vectorised(
         outputs = vmap(one, in_dims=(0, *dims), randomness="different")(aliases, *tensors)
     shadow.proven = True  # type: ignore[attr-defined]
     leaves, structure = tree_flatten(outputs)
-    joined = [_without_single(shadow, leaf, 1) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return tree_unflatten(joined, structure)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            _check_single(shadow, leaf.shape[1:], 0)
+    return tree_unflatten([leaf.squeeze(1) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
 
 
-def _without_single(shadow: Shadow, leaf: Tensor, dim: int) -> Tensor:
-    if leaf.dim() <= dim or leaf.shape[dim] != 1:
+def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
+    """What the module returned for one record must have one row for it."""
+    if len(shape) <= dim or shape[dim] != 1:
         raise CaptureError(
-            f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(leaf.shape[1:])} for a single record; every "
-            "tensor it returns must have one row per record in the first dimension"
+            f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(shape)} for a single record; every tensor it "
+            "returns must have one row per record in the first dimension"
         )
-    return leaf.squeeze(dim)
 
 
 def _looped(
@@ -150,11 +152,7 @@ def _looped(
             joined.append(rows[0])
             continue
         dim = 1 if recurrent and position > 0 else 0
-        if rows[0].dim() <= dim or rows[0].shape[dim] != 1:
-            raise CaptureError(
-                f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(rows[0].shape)} for a single record; every "
-                "tensor it returns must have one row per record in the first dimension"
-            )
+        _check_single(shadow, rows[0].shape, dim)
         joined.append(torch.cat(rows, dim=dim))
     assert structure is not None
     return tree_unflatten(joined, structure)

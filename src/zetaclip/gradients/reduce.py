@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contribution, Dense, combine, floor
+from .contributions import Contribution, combine, floor
 
 # A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
 TOO_LONG = 1e150
@@ -36,7 +36,7 @@ class Layout:
             offsets.append(total)
             total += parameter.numel()
         parameters = tuple(named.values())
-        wide = all(p.dtype == torch.float64 for p in parameters)
+        wide = any(p.dtype == torch.float64 for p in parameters)
         devices = {p.device for p in parameters}
         if len(devices) > 1:
             raise ValueError(
@@ -136,6 +136,3 @@ class Chunk:
             flat = self._flat(rows, self.layout.dtype)
             bad = ~torch.isfinite(torch.linalg.vector_norm(flat.double(), dim=1))
             yield flat.masked_fill_(bad.unsqueeze(1), 0) if bool(bad.any()) else flat
-
-
-__all__ = ["Chunk", "Dense", "Layout"]

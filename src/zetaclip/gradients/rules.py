@@ -35,12 +35,13 @@ class LayerRule:
     refuse: Callable[[Any], str | None] = lambda module: None
     skip: Callable[[Any], bool] = lambda module: False
     names: frozenset[str] = frozenset({"weight", "bias"})
+    dims: Callable[[Any], int] = lambda module: 1  # the least that a batch of inputs must have
 
     def run(self, shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         if self.forward is not None:
             return self.forward(shadow, *args, **kwargs)
         (x,) = (*args, *kwargs.values())
-        shadow.recorder.check_rows(x, shadow.name)
+        shadow.recorder.check_rows(x, shadow.name, self.dims(shadow.module))
         return shadow.record(shadow.detached_forward(x), self.backward, x)
 
 
@@ -94,14 +95,14 @@ class _Linear(Node):
         weight = own["weight"]
         assert weight is not None
         ctx.save_for_backward(x, weight)
-        ctx.shadow = shadow
+        ctx.shadow, ctx.turn = shadow, shadow.recorder.turn
         return F.linear(x, weight, own["bias"])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         shadow = ctx.shadow
-        if shadow.recorder.wants():
+        if shadow.recorder.wants(ctx.turn):
             with exact(g.device):
                 shadow.hand_over(linear_contributions(shadow, widen(g), widen(x.detach()), "weight", "bias"))
         return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
@@ -110,7 +111,7 @@ class _Linear(Node):
 def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
     recorder = shadow.recorder
     if input.dim() < 2 or input.shape[0] != recorder.rows:
-        recorder.check_rows(input, shadow.name)
+        recorder.check_rows(input, shadow.name, 2)
     weight = shadow.module._parameters["weight"]
     assert weight is not None
     if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
@@ -124,7 +125,7 @@ def _linear(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     return linear_contributions(shadow, g, x, "weight", "bias")
 
 
-@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, path="convolution")
+@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, path="convolution", dims=lambda module: len(module.kernel_size) + 2)
 def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     found: Contributions = {}
     module: Any = shadow.module
@@ -220,6 +221,7 @@ class _FoldedGroupNorm(Node):
         )
         ctx.save_for_backward(x, mean, rstd, module.weight)
         ctx.shadow, ctx.area, ctx.groups = shadow, area, module.num_groups
+        ctx.turn = shadow.recorder.turn
         result: Tensor = y
         return result
 
@@ -227,7 +229,7 @@ class _FoldedGroupNorm(Node):
     def backward(ctx: Any, g: Tensor) -> tuple:
         x, mean, rstd, weight = ctx.saved_tensors
         batch, channels = x.shape[:2]
-        wanted = ctx.shadow.recorder.wants()
+        wanted = ctx.shadow.recorder.wants(ctx.turn)
         dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
             g.reshape(1, batch * channels, *x.shape[2:]),
             x.view(1, batch * channels, *x.shape[2:]),
@@ -272,9 +274,15 @@ def find_rule(module: nn.Module) -> LayerRule | None:
     instance, a reparametrization, parameters of other names) rules the rule out.
     """
     rule = LAYER_RULES.get(type(module))
-    if rule is None or "forward" in module.__dict__ or rule.skip(module):
+    if rule is None or not _runs_its_own_forward(module) or rule.skip(module):
         return None
     return rule if {name for name, _ in module.named_parameters()} <= rule.names else None
+
+
+def _runs_its_own_forward(module: nn.Module) -> bool:
+    """Copies of a private module carry their class's own forward as an attribute: that changes nothing."""
+    own = module.__dict__.get("forward")
+    return own is None or (getattr(own, "__func__", None) is type(module).forward and own.__self__ is module)
 
 
 def refusal(module: nn.Module) -> str | None:
