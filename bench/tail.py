@@ -9,7 +9,7 @@ Wherever C + σC z > σC z_max the neighbour can't have given that output, whate
 output is a part of δ. It is q P(z > z_max - 1/σ) per step, and 1 - (1 - that)^T in T steps.
 
 The setting is N = 60000, L = 256, 8 epochs of 235 steps. P(z > ...) is summed over the generator's own radii, with
-the angle taken as continuous. zetaclip draws values beyond 4.75 again in float64 (``randomness.gaussian``), which moves
+the angle taken as continuous. zetaclip draws values beyond 5 again in float64 (``randomness.gaussian``), which moves
 z_max; the script also checks that the chance to be drawn again is that of a true normal.
 """
 

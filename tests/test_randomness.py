@@ -8,6 +8,7 @@ import torch
 from helpers import flat, private, tiny, toy_data, train
 from scipy import stats
 
+import zetaclip.randomness as randomness
 from zetaclip.randomness import TAIL, Stream, gaussian, generator, subkey
 
 
@@ -27,7 +28,7 @@ def test_the_whole_state_comes_from_the_key():
 def test_keys_that_differ_above_bit_32_give_other_noise():
     low = (123).to_bytes(32, "little")
     high = (123 + (1 << 40)).to_bytes(32, "little")
-    ours = [gaussian(1000, torch.float32, generator(k)) for k in (low, high)]
+    ours = [gaussian(k, 1000, torch.float32) for k in (low, high)]
     assert not torch.equal(*ours) and abs(float(torch.corrcoef(torch.stack(ours))[0, 1])) < 0.15
     # What a plain seed does with the same two numbers.
     seeded = [torch.randn(1000, generator=torch.Generator().manual_seed(n)) for n in (123, 123 + (1 << 40))]
@@ -50,28 +51,46 @@ def test_a_stream_moves_one_way_and_never_repeats():
         Stream(b"short")
 
 
-def test_the_normal_law_has_tails():
-    """torch's own float32 normals end at 5.77; ours reach further, and as often as they should."""
-    source = generator(b"\1" * 32)
-    count, beyond_five, largest = 0, 0, 0.0
-    plain = 0.0
-    for _ in range(40):
-        values = gaussian(1_000_000, torch.float32, source).abs()
-        beyond_five += int((values > 5).sum())
-        largest = max(largest, float(values.max()))
+@pytest.fixture(params=["compiled", "torch"])
+def source(request, monkeypatch):
+    """Each test below runs with both sources of float32 noise."""
+    if request.param == "torch":
+        monkeypatch.setattr(randomness, "_compiled", None)
+    elif randomness._compiled is None:
+        pytest.skip("zetaclip was built without a C compiler")
+    return request.param
+
+
+def key(number):
+    return number.to_bytes(32, "little")
+
+
+def test_the_normal_law_has_tails(source):
+    """torch's own float32 normals end at 5.77; ours go on, as often as they should."""
+    beyond = np.zeros(3)
+    limits = np.array([4.0, 5.0, 5.3])
+    count, plain = 0, 0.0
+    for number in range(40):
+        values = gaussian(key(number), 1_000_000, torch.float32).abs()
+        beyond += [int((values > limit).sum()) for limit in limits]
         count += len(values)
-        plain = max(plain, float(torch.randn(1_000_000, generator=source).abs().max()))
-    expected = count * 2 * stats.norm.sf(5)
-    assert stats.poisson.sf(beyond_five - 1, expected) > 1e-4 and stats.poisson.cdf(beyond_five, expected) > 1e-4
+        if number < 5:
+            plain = max(plain, float(torch.randn(1_000_000).abs().max()))
+    expected = count * 2 * stats.norm.sf(limits)
+    assert (stats.poisson.sf(beyond - 1, expected) > 1e-4).all() and (stats.poisson.cdf(beyond, expected) > 1e-4).all()
+    # A tail that is a tenth too heavy or too light would be seen.
+    assert (
+        stats.poisson.sf(beyond[0] - 1, expected[0] / 1.1) < 1e-3
+        and stats.poisson.cdf(beyond[0], expected[0] * 1.1) < 1e-3
+    )
     assert plain < 5.78
 
 
-def test_far_values_follow_the_exact_conditional_law(monkeypatch):
+def test_far_values_of_torchs_normals_follow_the_exact_conditional_law(monkeypatch):
     """With the threshold moved to 1 the redrawn part is large enough to test: still normal, and not otherwise."""
-    import zetaclip.randomness as randomness
-
+    monkeypatch.setattr(randomness, "_compiled", None)
     monkeypatch.setattr(randomness, "TAIL", 1.0)
-    values = gaussian(200_000, torch.float32, generator(b"\2" * 32)).double().numpy()
+    values = gaussian(key(2), 200_000, torch.float32).double().numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-3
     far = np.abs(values[np.abs(values) > 1.0])
     assert stats.kstest(stats.norm.sf(far) / stats.norm.sf(1.0), "uniform").pvalue > 1e-3
@@ -80,10 +99,44 @@ def test_far_values_follow_the_exact_conditional_law(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_normals_are_standard(dtype):
-    values = gaussian(200_001, dtype, generator(b"\3" * 32))
-    assert values.dtype == dtype and stats.kstest(values.double().numpy(), "norm").pvalue > 1e-3
-    assert stats.kstest(values.double().numpy() * 1.02, "norm").pvalue < 1e-3
+@pytest.mark.parametrize("numel", [0, 1, 63, 129, 200_001])
+def test_normals_are_standard(dtype, numel, source):
+    values = gaussian(key(3), numel, dtype)
+    assert values.dtype == dtype and values.shape == (numel,) and torch.isfinite(values).all()
+    assert torch.equal(values, gaussian(key(3), numel, dtype))
+    if numel > 1000:
+        plain = values.double().numpy()
+        assert stats.kstest(plain, "norm").pvalue > 1e-3 and stats.kstest(plain * 1.02, "norm").pvalue < 1e-3
+        # Neighbours in memory, partners of one pair, and squares: no correlation that a normal sample would not have.
+        for lag in (1, 8, 16, 64, 128):
+            for power in (1, 2):
+                a, b = plain[:-lag] ** power, plain[lag:] ** power
+                assert abs(np.corrcoef(a, b)[0, 1]) < 5 / len(a) ** 0.5
+
+
+def test_the_stream_cipher_is_chacha():
+    """The first block under a key of zeros, as published for 20 rounds and for 12."""
+    if randomness._compiled is None:
+        pytest.skip("zetaclip was built without a C compiler")
+    published = {
+        20: "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7",
+        12: "9bf49a6a0755f953811fce125f2683d5",
+    }
+    for rounds, start in published.items():
+        assert randomness._compiled.stream(bytes(32), rounds).hex().startswith(start)
+
+
+def test_pairs_lie_evenly_on_the_circle():
+    """Angle and radius of a pair are independent, and the angle is uniform: the compiled source turns each point itself."""
+    if randomness._compiled is None:
+        pytest.skip("zetaclip was built without a C compiler")
+    values = gaussian(key(5), 128 * 2000, torch.float32).view(-1, 2, 64).double()
+    x, y = values[:, 0].flatten().numpy(), values[:, 1].flatten().numpy()
+    angle, radius = (np.arctan2(y, x) / (2 * np.pi)) % 1.0, np.hypot(x, y)
+    assert stats.kstest(angle, "uniform").pvalue > 1e-3
+    assert stats.kstest(np.exp(-(radius**2) / 2), "uniform").pvalue > 1e-3
+    assert abs(stats.spearmanr(angle, radius).statistic) < 0.02
+    assert stats.kstest((angle * 4) % 1.0, "uniform").pvalue > 1e-3  # within quadrants, where a kink would show
 
 
 def test_a_seed_fixes_the_streams_and_the_ledger_says_so():

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from .control import Released
 from .journal import Journal, executed_after
 from .ledger import Header, Ledger, replace_file
-from .randomness import Stream
+from .randomness import Stream, noise_source
 from .run import Run, set_public_streams
 
 _FORMAT = 1
@@ -42,7 +42,7 @@ def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> N
     path = Path(path)
     where = run.standing()
     identity = secrets.token_hex(16)
-    with run.unperturbed():
+    with run.weights.restored():
         public = {
             "zetaclip_checkpoint": _FORMAT,
             "identity": identity,
@@ -177,6 +177,7 @@ def configuration(run: Run) -> dict[str, Any]:
         "optimizer": type(run.optimizer).__name__,
         "noise_multipliers": multipliers,
         "parameters": list(run.layout.names),
+        "noise_source": noise_source(),
     }
 
 

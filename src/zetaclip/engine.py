@@ -21,7 +21,7 @@ from .ledger import Header, Ledger
 from .methods import Budget, Method, Schedule, at
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
-from .randomness import Stream
+from .randomness import Stream, noise_source
 from .run import Run, Settings
 from .sampling import PoissonLoader, check_loader
 from .validation import (
@@ -232,7 +232,10 @@ class PrivacyEngine:
             method=method.name,
             claim="none: " + "; ".join(literal) if literal else "differential privacy",
             noise_seed_known=self._seed is not None,
-            notes=(f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",),
+            notes=(
+                f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",
+                f"float32 noise by {noise_source()}",
+            ),
         )
 
     def _refresh(self) -> None:

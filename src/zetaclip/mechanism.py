@@ -159,8 +159,8 @@ class Mechanism:
         self.begun = True
         self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
 
-        source = generator(subkey(draw.noise_key, "sum"))
-        gradient = gaussian(self.layout.numel, self.layout.dtype, source).to(self.layout.device).mul_(std / divisor)
+        noise = gaussian(subkey(draw.noise_key, "sum"), self.layout.numel, self.layout.dtype)
+        gradient = noise.to(self.layout.device).mul_(std / divisor)
         # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
         if self._sum is not None:
             gradient.add_(self._sum, alpha=1 / divisor)
@@ -176,7 +176,7 @@ class Mechanism:
             extra = self._kinds[name]
             values = self._extras[name] if reduce is None else reduce(self._extras[name])
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
-            coins = gaussian(len(values), torch.float64, generator(subkey(draw.noise_key, f"extra {name}")))
+            coins = gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
             released[name] = (values.cpu() + scale * coins) / divisor
         return Released(draw.step, draw.phase, draw.clip, self.sensitivity, std / divisor, gradient, released)
 

@@ -5,8 +5,9 @@ replaced, again one way: whoever sees a saved state can't recover an earlier dra
 can be run backwards, and its ``manual_seed`` keeps 32 bits, which anyone can try out.)
 
 **Guarantee.** Keys come from the operating system unless the user fixes a seed, and no key is used twice.
-**Edge cases.** The generator behind a key is torch's Mersenne Twister with all of its state set from the key:
-good statistics, not cryptography. Its arithmetic is floating point; see docs/sharp-edges.md.
+**Edge cases.** float32 noise comes from a stream cipher (``_gaussian.c``) where that could be compiled. Batches, float64
+noise, and all noise where there was no compiler come from torch's Mersenne Twister with all of its state set from the
+key: good statistics, not cryptography. The arithmetic is floating point; see docs/sharp-edges.md.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import functools
 import hashlib
 import os
 
-import numpy as np
 import torch
 from torch import Tensor
 
+try:
+    from . import _gaussian as _compiled
+except ImportError:  # built where there was no C compiler
+    _compiled = None  # type: ignore[assignment]
+
 _WORDS = 624  # of the Mersenne Twister's state
-_HEADER = 24  # bytes before them in torch's serialised state: seed, left, seeded, next
+_HEADER = 3  # 64-bit words before them in torch's serialised state: the seed, two flags, the position
 # Beyond this many standard deviations torch's float32 normals are too coarse, and at 5.77 they end.
 TAIL = 5.0
 
@@ -62,6 +67,11 @@ class Stream:
         return self._key
 
 
+def noise_source() -> str:
+    """Where float32 noise comes from here: part of what an exact replay depends on."""
+    return "mt19937" if _compiled is None else "chacha12"
+
+
 def subkey(key: bytes, label: str) -> bytes:
     """Another key from a drawn one, for another purpose of the same batch."""
     return _derive(key, label.encode())
@@ -69,10 +79,10 @@ def subkey(key: bytes, label: str) -> bytes:
 
 def generator(key: bytes) -> torch.Generator:
     """A CPU generator whose whole state, not only a 32-bit seed, comes from the key."""
-    words = np.frombuffer(hashlib.shake_256(b"state\0" + key).digest(4 * _WORDS), dtype="<u4")
+    drawn = bytearray(hashlib.shake_256(b"state\0" + key).digest(4 * _WORDS))
     state = _blank_state().clone()
-    # torch keeps each 32-bit word in 64 bits.
-    state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(words.astype("<u8").view(np.uint8))
+    # torch keeps each 32-bit word in 64 bits, of which it reads the lower half.
+    state.view(torch.int64)[_HEADER : _HEADER + _WORDS] = torch.frombuffer(drawn, dtype=torch.int32)
     made = torch.Generator()
     made.set_state(state)
     return made
@@ -84,14 +94,20 @@ def _blank_state() -> Tensor:
     return torch.Generator().manual_seed(0).get_state()
 
 
-def gaussian(numel: int, dtype: torch.dtype, source: torch.Generator) -> Tensor:
+def gaussian(key: bytes, numel: int, dtype: torch.dtype) -> Tensor:
     """Standard normal values, with tails.
 
     torch makes float32 normals from uniforms of 24 bits: none lies beyond 5.77, and near there only a few values
     are possible. An output that one data set can give and its neighbour can't is a privacy failure, and at small
-    noise multipliers this one is not small against δ (docs/sharp-edges.md has the figures). So values beyond
-    ``TAIL`` are drawn again from the exact conditional law, in float64; they are about six in ten million.
+    noise multipliers this one is not small against δ (docs/sharp-edges.md has the figures). The compiled source places
+    values beyond 5 with 64 bits; after torch's they are drawn again from the exact conditional law, in float64. They
+    are about six in ten million.
     """
+    if dtype == torch.float32 and _compiled is not None:
+        values = torch.empty(numel)
+        _compiled.fill(key, values.data_ptr(), numel)
+        return values
+    source = generator(key)
     values = torch.randn(numel, generator=source, dtype=dtype)
     if dtype == torch.float32 and numel and max(-values.amin().item(), values.amax().item()) > TAIL:
         far = (values.abs() > TAIL).nonzero().flatten()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from .mechanism import Draw, Mechanism
 from .methods import Method, Plan, at
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
+from .weights import Weights
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class _Turn:
         self.done = 0  # chunks that step() has closed
         self.out = False  # whether a chunk is with the user
         self.mechanism: Mechanism | None = None
-        self.weights: list[Tensor] | None = None  # θ, while a perturbation is applied
 
 
 @dataclass
@@ -115,6 +114,7 @@ class Run:
         self.recorder = recorder
         self.shadows = shadows
         self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
+        self.weights = Weights(self.layout)
         self.records = records
         self.settings = settings
         self.method = method
@@ -191,8 +191,10 @@ class Run:
         turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
         self._noise_key = self.noise.draw()
         turn.mechanism = self._mechanism(turn)
-        self._turn = turn  # before the weights move, so that an interrupt can't lose θ
-        self._perturb(turn)
+        self._turn = turn
+        perturb = self.method.passes[self.phase].perturb
+        if perturb is not None:
+            self.weights.move(perturb(self.releases, self.memory))
         return turn.chunks
 
     def _reopen(self, turn: _Turn) -> None:
@@ -363,7 +365,7 @@ class Run:
         self.position += 1
 
     def _close(self, turn: _Turn) -> None:
-        self._restore(turn)
+        self.weights.restore()
         self._same_batch = turn.key
         self._turn = self._start = None
         self.tries = 0
@@ -400,45 +402,6 @@ class Run:
                 "is released; engine.load(path) goes on with fresh noise"
             )
 
-    # -- perturbed weights ----------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _perturb(self, turn: _Turn) -> None:
-        perturb = self.method.passes[self.phase].perturb
-        direction = perturb(self.releases, self.memory) if perturb is not None else None
-        if direction is None:
-            return
-        turn.weights = [p.detach().clone() for p in self.layout.parameters]
-        for parameter, view in zip(self.layout.parameters, self.layout.views(direction), strict=True):
-            parameter.add_(view.to(parameter.dtype))
-
-    @torch.no_grad()
-    def _restore(self, turn: _Turn) -> None:
-        """θ again, bit for bit: copied back, not subtracted."""
-        if turn.weights is not None:
-            for parameter, kept in zip(self.layout.parameters, turn.weights, strict=True):
-                parameter.copy_(kept)
-            turn.weights = None
-
-    @contextmanager
-    def unperturbed(self) -> Iterator[None]:
-        """The module holds θ inside, whatever is out."""
-        turn = self._turn
-        if turn is None or turn.weights is None:
-            yield
-            return
-        moved = [p.detach().clone() for p in self.layout.parameters]
-        kept = turn.weights
-        with torch.no_grad():
-            for parameter, value in zip(self.layout.parameters, kept, strict=True):
-                parameter.copy_(value)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, value in zip(self.layout.parameters, moved, strict=True):
-                    parameter.copy_(value)
-
     # -- saving and loading ---------------------------------------------------------------------------
 
     def standing(self) -> Position:
@@ -458,7 +421,7 @@ class Run:
         """Puts the batch that is out back, unreleased."""
         if self._turn is not None:
             self._abandon_chunk()
-            self._restore(self._turn)
+            self.weights.restore()
             self._turn = self._start = None
         self._ticket += 1
 
@@ -490,6 +453,7 @@ class Run:
         """Other trained parameters from now on."""
         self.layout, self.shadows = Layout.of(named), shadows
         self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)
+        self.weights = Weights(self.layout)
 
     @property
     def between_batches(self) -> bool:

@@ -13,6 +13,7 @@ out again in float64.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -65,6 +66,7 @@ def row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows if rows.dim() == 2 else rows.reshape(len(rows), -1), dim=1)
 
 
+@functools.cache
 def floor(width: int, dtype: torch.dtype) -> float:
     """How much of a norm over ``width`` values can be lost because tiny squares underflow to zero.
 

@@ -1,0 +1,58 @@
+"""θ, and the perturbed weights that some methods take a gradient at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .gradients import Layout
+
+
+class Weights:
+    """Moves the trained parameters while a batch is out, and puts them back.
+
+    **Guarantee.** After ``restore`` the parameters are bit for bit what they were before ``move``: copied back, not
+    subtracted. θ is kept before anything moves, so an interrupt in between can't lose it.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._kept: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def move(self, direction: Tensor | None) -> None:
+        """Adds a flat direction; None leaves the weights where they are."""
+        if direction is None:
+            return
+        self._kept = self._copies()
+        for parameter, view in zip(self._layout.parameters, self._layout.views(direction), strict=True):
+            parameter.add_(view.to(parameter.dtype))
+
+    def restore(self) -> None:
+        if self._kept is not None:
+            self._put(self._kept)
+            self._kept = None
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """The module holds θ inside, whatever is out."""
+        if self._kept is None:
+            yield
+            return
+        moved = self._copies()
+        self._put(self._kept)
+        try:
+            yield
+        finally:
+            self._put(moved)
+
+    def _copies(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._layout.parameters]
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._layout.parameters, values, strict=True):
+            parameter.copy_(value)

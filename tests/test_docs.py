@@ -1,0 +1,54 @@
+"""The code in README and docs runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from zetaclip.gradients import LAYER_RULES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_blocks_run(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    known = dict(LAYER_RULES)
+    try:
+        exec(compile("\n".join(blocks), page, "exec"), {"__name__": "docs"})
+    finally:
+        LAYER_RULES.clear()
+        LAYER_RULES.update(known)
+    if page == "README.md":
+        printed = capsys.readouterr().out
+        epsilon, steps = re.search(r"ε = ([\d.]+) after (\d+) steps", printed).groups()
+        assert 2.9 < float(epsilon) <= 3.0 and steps == "100"
+        assert "OFF" not in printed and "clipped sum" in printed
+
+
+def test_the_slow_container_is_slow_and_the_advice_helps():
+    from helpers import private
+
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sharp-edges.md").read_text(), re.DOTALL)
+    names = {"torch": torch, "nn": nn, "__name__": "docs"}
+    exec("\n".join(blocks), names)
+    data = (torch.randn(8, 64), torch.randint(0, 2, (8,)))
+    slow, *_ = private(names["Slow"](), data)
+    fast, *_ = private(names["Fast"](), data)
+    assert {line.path for line in slow.describe()} == {"per example (vmap)"}
+    assert [line.parameter for line in fast.describe() if "per example" in line.path] == ["scale.weight"]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, "docs/privacy.md", "docs/spectral-control.md", "docs/paper-vs-code.md", "CONTRIBUTING.md"]
+)
+def test_files_that_pages_name_exist(page):
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`((?:tests|bench|docs|src)/[\w./-]+\.(?:py|md))`", text))
+    named |= {str(Path(page).parent / link) for link in re.findall(r"\]\(([\w./-]+\.md)\)", text)}
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
