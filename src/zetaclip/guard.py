@@ -42,14 +42,8 @@ class Guard:
         self._trained = {id(p) for p in layout.parameters}
         self._parameters = list(module.named_parameters())
         self._kinds = [(p.dtype, p.device) for p in layout.parameters]
-        # Every place in the tree of modules where a part hangs: (the dict, its key, what hangs there).
-        self._places = [
-            (f"{name}.{key}" if name else key, held, key, value)
-            for name, part in module.named_modules()
-            for held in (part._modules, part._parameters)
-            for key, value in held.items()
-        ]
-        self._sizes = [(part, len(part._modules) + len(part._parameters)) for part in module.modules()]
+        # What hangs where in the tree of modules: (name, part, ids of its children and parameters).
+        self._parts = [(name, part, _held(part)) for name, part in module.named_modules()]
         self._running = [
             (name, part)
             for name, part in module.named_modules()
@@ -70,12 +64,13 @@ class Guard:
 
     def before_batch(self) -> None:
         """The module is the one that was made private."""
-        for name, held, key, value in self._places:
-            if held.get(key) is not value:
-                raise OrderError(_replaced(name))
-        for part, size in self._sizes:
-            if len(part._modules) + len(part._parameters) != size:
-                raise OrderError(_replaced(f"something in {type(part).__name__}"))
+        for name, part, held in self._parts:
+            if _held(part) != held:
+                raise OrderError(
+                    f"a layer or parameter of {name or 'the module'} ({type(part).__name__}) was added, removed or replaced after "
+                    "make_private (by an assignment, or by load_state_dict(assign=True)). Change the module before make_private, or "
+                    "call engine.detach() and make_private again (the ledger of the first run still counts)"
+                )
         for shadow in self.shadows:
             if shadow.module.__dict__.get("forward") is not shadow:
                 raise OrderError(
@@ -187,8 +182,6 @@ class Guard:
             )
 
 
-def _replaced(name: str) -> str:
-    return (
-        f"{name} was added, removed or replaced after make_private (by an assignment, or by load_state_dict(assign=True)). Change "
-        "the module before make_private, or call engine.detach() and make_private again (the ledger of the first run still counts)"
-    )
+def _held(part: nn.Module) -> list[int]:
+    """Identities of what a part is made of; one pass in C, because it is done before every batch."""
+    return [*map(id, part._modules.values()), *map(id, part._parameters.values())]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from zetaclip.gradients import convolution
 from zetaclip.gradients.contributions import TRUSTED_GRAM, Dense, gram_norms
-from zetaclip.gradients.convolution import ConvGram, Geometry, _folded, _shifted, convolution_contribution
+from zetaclip.gradients.convolution import ConvGram, ConvPieces, Geometry, _folded, _shifted, convolution_contribution
 
 GEOMETRIES = list(
     itertools.product([(3, 3), (1, 1), (2, 5)], [(1, 1), (2, 3), (3, 2)], [(0, 0), (1, 1), (2, 1)], [(1, 1), (2, 1)])
@@ -33,6 +33,7 @@ def test_all_kernels_agree(monkeypatch, piece):
             Dense(_folded(x, g, geometry, weight.shape), weight.shape),
             _shifted(x, g, geometry, weight.shape),
             ConvGram(x, g, geometry),
+            ConvPieces(x, g, geometry),
         ):
             torch.testing.assert_close(found.dense(), expected, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(found.norms(), expected.flatten(1).norm(dim=1), rtol=1e-10, atol=1e-10)
@@ -50,7 +51,7 @@ def test_the_choice_depends_on_shapes_alone():
         return convolution_contribution(x, torch.randn(2, channels, size, size), geometry)
 
     assert isinstance(chosen(256, 4), ConvGram)
-    assert not isinstance(chosen(24, 2), ConvGram)  # small weights are cheaper to make
+    assert type(chosen(24, 2)) is ConvPieces  # small weights are cheaper to make, but not to keep
     assert chosen(64, 16).unpack is not None  # shifted
     assert chosen(8, 16).unpack is None  # folded
     assert chosen(64, 16, groups=64).unpack is None

@@ -83,6 +83,8 @@ CASES = {
         (lambda: nn.Conv2d(2, 4, 2, padding="same", padding_mode="reflect"), (2, 6, 6)),
         (lambda: nn.Conv2d(48, 48, 3, stride=2, padding=1), (48, 20, 20)),  # shifted windows
         (lambda: nn.Conv2d(96, 96, 3, padding=1), (96, 2, 2)),  # Gram
+        (lambda: nn.Conv2d(24, 24, 3, padding=1), (24, 2, 2)),  # in pieces
+        (lambda: nn.Conv2d(24, 48, 3, padding=1, groups=3), (24, 2, 2)),
         (lambda: Pooled(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1)), (3, 6, 6)),
     ],
     nn.Conv3d: [(lambda: nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1), (2, 4, 5, 4))],

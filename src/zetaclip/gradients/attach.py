@@ -50,7 +50,7 @@ def make_shadows(
             return
         rule = find_rule(part)
         if rule is not None:
-            shadows.append(Shadow(part, name, rule.path, rule.run, here, recorder))
+            shadows.append(Shadow(part, name, rule.path, rule.forward or rule.run, here, recorder))
         elif any(p in trained for p in _own_parameters(part)):
             refusals.extend(_refused_inside(part, name))
             path = LOOP if isinstance(part, nn.RNNBase) else VMAP

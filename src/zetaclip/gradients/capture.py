@@ -49,10 +49,6 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)
         self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
-    @property
-    def active(self) -> bool:
-        return self.rows > 0 and torch.is_grad_enabled()
-
     def open(self, rows: int) -> None:
         self.rows = rows
         self.turn += 1
@@ -176,7 +172,7 @@ class Shadow:
         self.inner: Callable[..., Any] = module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.recorder.active:
+        if not (self.recorder.rows and torch.is_grad_enabled()):
             return self.inner(*args, **kwargs)
         if torch.compiler.is_compiling() or _inside_compiled_code():
             # A compiler would trace the records away, or leave out half of them.

@@ -141,10 +141,10 @@ def gram_norms(x: Tensor, g: Tensor) -> Tensor:
     squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
-    return _trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype])
+    return trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype])
 
 
-def _trusted(norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float) -> Tensor:
+def trusted(norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float) -> Tensor:
     """``norms``, NaN where cancellation took the digits, and never below what underflow can hide.
 
     ``lengths`` are the norms of x_t and g_t, (B, T).
@@ -216,7 +216,7 @@ class Outer:
         ]
         # The sum is formed in another order than these norms, so it is trusted no further than its digits go.
         lengths_x, lengths_g = torch.linalg.vector_norm(self.x, dim=2), torch.linalg.vector_norm(self.g, dim=2)
-        return _trusted(torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype])
+        return trusted(torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype])
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.view(-1, 1, 1)
@@ -258,13 +258,13 @@ class Lookup:
             some = max(1, (1 << 22) // self.shape.numel())
             rows = torch.arange(len(self.ids), device=self.ids.device).split(some)
             norms = torch.cat([row_norms(self.take(part).dense()) for part in rows])
-            return _trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
+            return trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
         gram = torch.bmm(self.g, self.g.transpose(1, 2))
         squares = torch.linalg.vecdot(same.flatten(1), gram.flatten(1)).clamp_min_(0)
         # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
         # flags a few more.
-        return _trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype])
+        return trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype])
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         if not accumulate:

@@ -6,7 +6,7 @@
   that buffer, so a batched matrix product reads it without another copy. Worked through in pieces that fit
   the cache. Best for many channels.
 - *Gram*: for late layers with few positions and large weights the gradients are never made; see
-  ``ConvGram``.
+  ``ConvGram``. In between stand layers whose gradients are cheap to make and expensive to keep: ``ConvPieces``.
 
 The choice depends on shapes alone, never on a timing, so that a replayed run rounds the same way.
 """
@@ -20,12 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contributions import Contribution, Dense, gram_is_cheaper, gram_norms
+from .contributions import TRUSTED_DENSE, Contribution, Dense, gram_is_cheaper, gram_norms, row_norms, trusted
 
 # From this many weights per kernel position on, matrix products beat the grouped convolution.
 SHIFTED_FROM = 2048
 # Below this many weights the gradients are so cheap to make that unfolding for the Gram form does not pay.
 GRAM_FROM = 1 << 16
+# Gradients that take more than this many times the room of input and output gradient are not held until the sum. The
+# folded kernel needs their room twice while it runs.
+HELD_FOLDED, HELD_SHIFTED = 2.25, 6.0
 # Floats in one piece of the unfolded image: small enough to stay in the cache between its two uses.
 PIECE = 1 << 18
 
@@ -45,17 +48,31 @@ def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contri
     """The weight's contribution, for input x (B, C, *space) and output gradient g (B, O, *space)."""
     inputs, outputs = x.shape[1], g.shape[1]
     area = _product(geometry.kernel)
+    weights = inputs // geometry.groups * area * outputs
     if (
         geometry.groups == 1
         and len(geometry.kernel) <= 2
-        and inputs * area * outputs >= GRAM_FROM
+        and weights >= GRAM_FROM
         and gram_is_cheaper(_product(g.shape[2:]), inputs * area, outputs)
     ):
         return ConvGram(x, g, geometry)
+    held = HELD_SHIFTED if _shiftable(geometry, inputs, outputs) else HELD_FOLDED
+    if weights > held * (_product(x.shape[1:]) + _product(g.shape[1:])):
+        return ConvPieces(x, g, geometry)
+    return _gradients(x, g, geometry)
+
+
+def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Dense:
+    """The per-example gradients themselves, by the faster of two kernels."""
+    inputs, outputs = x.shape[1], g.shape[1]
     shape = torch.Size((outputs, inputs // geometry.groups, *geometry.kernel))
-    if geometry.groups == 1 and len(geometry.kernel) <= 2 and inputs * outputs >= SHIFTED_FROM:
+    if _shiftable(geometry, inputs, outputs):
         return _shifted(x, g, geometry, shape)
     return Dense(_folded(x, g, geometry, shape), shape)
+
+
+def _shiftable(geometry: Geometry, inputs: int, outputs: int) -> bool:
+    return geometry.groups == 1 and len(geometry.kernel) <= 2 and inputs * outputs >= SHIFTED_FROM
 
 
 def _folded(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
@@ -201,7 +218,7 @@ class ConvGram:
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.g.shape[1], self.x.shape[1], *self.geometry.kernel))
+        return torch.Size((self.g.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel))
 
     def _unfolded(self) -> Tensor:
         """(B, positions, C * area)."""
@@ -238,3 +255,26 @@ class ConvGram:
 
     def double(self) -> ConvGram:
         return replace(self, x=self.x.double(), g=self.g.double())
+
+
+@dataclass(frozen=True)
+class ConvPieces(ConvGram):
+    """Input and output gradient of a convolution whose gradients are made a few at a time, for their norms only.
+
+    The sum then comes from one ordinary weight gradient: a little more work, and far less memory.
+    """
+
+    def norms(self) -> Tensor:
+        weights = self.shape.numel()
+        some = max(1, (1 << 19) // weights)
+        pieces = [
+            _gradients(x, g, self.geometry).norms() for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
+        ]
+        # What the positions could add up to without cancellation, from above: each input value is met `area` times.
+        reach = row_norms(self.x).mul_(_product(self.geometry.kernel) ** 0.5).unsqueeze(1)
+        inputs, outputs = self.x[0].numel(), self.g[0].numel()
+        share = TRUSTED_DENSE[self.x.dtype]
+        return trusted(torch.cat(pieces), reach, row_norms(self.g).unsqueeze(1), inputs, outputs, share)
+
+    def dense(self) -> Tensor:
+        return _gradients(self.x, self.g, self.geometry).dense()
