@@ -39,7 +39,7 @@ from zetaclip.gradients.convolution import (  # noqa: E402
     Geometry,
     _folded,
     _shifted,
-    _summed,
+    _weight_gradient,
     convolution_contribution,
 )
 
@@ -122,7 +122,7 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
                 lambda: torch.nn.grad.conv2d_input(x.shape, weight, g, stride, padding),  # noqa: B023
                 repeats,
             ),
-            "summed": milliseconds(lambda: _summed(x, g, geometry, shape), repeats),  # noqa: B023
+            "summed": milliseconds(lambda: _weight_gradient(x, g, geometry, shape, geometry.groups), repeats),  # noqa: B023
         }
         private = {way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()}
         chosen = convolution_contribution(x, g, geometry)

@@ -138,21 +138,27 @@ static void gaussian(const uint32_t key[8], float *out, size_t count)
     memset(k, 0, sizeof k);
 }
 
+static int read_key(const char *bytes, Py_ssize_t length, uint32_t key[8])
+{
+    if (length != 32) {
+        PyErr_SetString(PyExc_ValueError, "the key has 32 bytes");
+        return 0;
+    }
+    for (int w = 0; w < 8; w++) {
+        const unsigned char *b = (const unsigned char *)bytes + 4 * w;
+        key[w] = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+    }
+    return 1;
+}
+
 static PyObject *fill(PyObject *self, PyObject *args)
 {
     const char *bytes;
     Py_ssize_t length;
     unsigned long long address, count;
     if (!PyArg_ParseTuple(args, "y#KK", &bytes, &length, &address, &count)) return NULL;
-    if (length != 32) {
-        PyErr_SetString(PyExc_ValueError, "the key has 32 bytes");
-        return NULL;
-    }
     uint32_t key[8];
-    for (int w = 0; w < 8; w++) {
-        const unsigned char *b = (const unsigned char *)bytes + 4 * w;
-        key[w] = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-    }
+    if (!read_key(bytes, length, key)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     gaussian(key, (float *)(uintptr_t)address, (size_t)count);
     Py_END_ALLOW_THREADS
@@ -166,16 +172,9 @@ static PyObject *stream(PyObject *self, PyObject *args)
     Py_ssize_t length;
     int rounds;
     if (!PyArg_ParseTuple(args, "y#i", &bytes, &length, &rounds)) return NULL;
-    if (length != 32) {
-        PyErr_SetString(PyExc_ValueError, "the key has 32 bytes");
-        return NULL;
-    }
     uint32_t key[8], words[16 * LANES];
     unsigned char block[64];
-    for (int w = 0; w < 8; w++) {
-        const unsigned char *b = (const unsigned char *)bytes + 4 * w;
-        key[w] = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-    }
+    if (!read_key(bytes, length, key)) return NULL;
     blocks(key, 0, 0, rounds, words);
     for (int w = 0; w < 16; w++)
         for (int b = 0; b < 4; b++) block[4 * w + b] = (unsigned char)(words[w * LANES] >> (8 * b));

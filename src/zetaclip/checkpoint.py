@@ -280,20 +280,8 @@ def _read_private(path: Path) -> dict[str, Any]:
 
 
 def _write_private(path: Path, values: dict[str, Any]) -> None:
-    target = _private_path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    # Created with its mode: at no moment can anybody else read it.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replace_file(_private_path(path), mode=0o600) as file:
+        file.write(json.dumps(values).encode())
 
 
 def _digest(run: Run, loader: DataLoader | None) -> str:

@@ -78,37 +78,24 @@ def _shiftable(geometry: Geometry, inputs: int, outputs: int) -> bool:
 def _folded(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
     """Each example becomes a group of its own: the "summed" weight gradient then sums over one example."""
     batch = len(x)
-    # The kernel is asked for its own shape only; its values don't enter the weight gradient.
-    weight = x.new_empty(1).expand(batch * shape[0], *shape[1:])
-    folded: Tensor = torch.ops.aten.convolution_backward(
-        g.reshape(1, -1, *g.shape[2:]),
-        x.reshape(1, -1, *x.shape[2:]),
-        weight,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        [0] * len(geometry.kernel),
-        batch * geometry.groups,
-        (False, True, False),
-    )[1]
-    return folded.view(batch, -1)
+    wide_x, wide_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
+    many = torch.Size((batch * shape[0], *shape[1:]))
+    return _weight_gradient(wide_x, wide_g, geometry, many, batch * geometry.groups).view(batch, -1)
 
 
-def _summed(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """The ordinary weight gradient."""
+def _weight_gradient(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size, groups: int) -> Tensor:
+    """The ordinary weight gradient, summed over the batch, by torch's own kernel."""
     total: Tensor = torch.ops.aten.convolution_backward(
         g,
         x,
-        x.new_empty(1).expand(shape),
+        x.new_empty(1).expand(shape),  # asked for its shape only; its values don't enter the weight gradient
         None,
         geometry.stride,
         geometry.padding,
         geometry.dilation,
         False,
         [0] * len(geometry.kernel),
-        geometry.groups,
+        groups,
         (False, True, False),
     )[1]
     return total
@@ -238,7 +225,7 @@ class ConvGram:
 
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
         scaled = self.g * factors.view(-1, *([1] * (self.g.dim() - 1)))
-        total = _summed(self.x, scaled, self.geometry, self.shape)
+        total = _weight_gradient(self.x, scaled, self.geometry, self.shape, self.geometry.groups)
         if accumulate:
             out.add_(total)
         else:
