@@ -38,6 +38,7 @@ from zetaclip.gradients.convolution import (  # noqa: E402
     ConvGram,
     Geometry,
     _folded,
+    _shiftable,
     _shifted,
     _weight_gradient,
     convolution_contribution,
@@ -126,7 +127,8 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         }
         private = {way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()}
         chosen = convolution_contribution(x, g, geometry)
-        rule = "Gram" if isinstance(chosen, ConvGram) else "shifted" if chosen.unpack else "folded"
+        # A layer whose gradients are made in pieces uses one of the two kernels for them.
+        rule = "Gram" if type(chosen) is ConvGram else "shifted" if _shiftable(geometry, inputs, outputs) else "folded"
         best = min(private, key=lambda way: private[way])
         name = f"{inputs} to {outputs}, {kernel}x{kernel} / {stride}, {image}x{image}, batch {batch}"
         cells = [f"{times[part]:.1f}" for part in ("forward", "input", "summed")]
