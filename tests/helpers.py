@@ -24,6 +24,12 @@ def looped_gradients(module, batch, loss_fn):
     return torch.stack(rows)
 
 
+def clipped_sum(module, batch, clip):
+    """Autograd one example at a time, each clipped, added up."""
+    loop = looped_gradients(module, batch, mean_loss)
+    return (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip))).sum(0)
+
+
 def recorded(module, batch, loss_fn, scale=None):
     """The chunk that one forward and backward leaves, and what it was recorded with."""
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}

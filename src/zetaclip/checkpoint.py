@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from .control import Released
 from .journal import Journal, executed_after
@@ -37,7 +37,7 @@ class CheckpointError(ValueError):
     """The file can't be used here; the message says why, and nothing has been changed."""
 
 
-def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> None:
+def save(run: Run, path: str | os.PathLike[str]) -> None:
     """See ``PrivacyEngine.save``."""
     path = Path(path)
     where = run.standing()
@@ -69,7 +69,7 @@ def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> N
             "sampling": where.sampling.hex(),
             "noise": where.noise.hex(),
             "same_batch": None if where.same_batch is None else where.same_batch.hex(),
-            "data": _digest(run, loader),
+            "data": _digest(run),
             "threads": torch.get_num_threads(),
             "device": str(run.layout.device),
             "ranks": 1,
@@ -84,7 +84,7 @@ def save(run: Run, loader: DataLoader | None, path: str | os.PathLike[str]) -> N
     run.watch(path.parent, whole=True)
 
 
-def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], replay: bool) -> None:
+def load(run: Run, path: str | os.PathLike[str], replay: bool) -> None:
     """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
     path = Path(path)
     public = _read_public(path, run.layout.device)
@@ -93,7 +93,7 @@ def load(run: Run, loader: DataLoader | None, path: str | os.PathLike[str], repl
     releases = [Released(**released) for released in public["releases"]]
     journal = Journal(path.parent / public["configuration"]["run"])
     whole = journal.whole
-    secret = _replayable(run, loader, path, public, whole) if replay else None
+    secret = _replayable(run, path, public, whole) if replay else None
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
     if not whole:
@@ -227,9 +227,7 @@ def _check_fits(run: Run, public: dict[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint's optimizer has groups of {there} parameters, this one of {here}")
 
 
-def _replayable(
-    run: Run, loader: DataLoader | None, path: Path, public: dict[str, Any], journaled: bool
-) -> dict[str, Any]:
+def _replayable(run: Run, path: Path, public: dict[str, Any], journaled: bool) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
     if not journaled:
         raise CheckpointError(
@@ -244,7 +242,7 @@ def _replayable(
         )
     here = {
         **configuration(run),
-        "data": _digest(run, loader),
+        "data": _digest(run),
         "threads": torch.get_num_threads(),
         "device": str(run.layout.device),
         "ranks": 1,
@@ -284,11 +282,10 @@ def _write_private(path: Path, values: dict[str, Any]) -> None:
         file.write(json.dumps(values).encode())
 
 
-def _digest(run: Run, loader: DataLoader | None) -> str:
+def _digest(run: Run) -> str:
     """Tells data sets apart: all of an in-memory one, the size and some records of any other. Secret."""
-    assert loader is not None
     if run.data_digest is None:
-        run.data_digest = _compute_digest(loader.dataset)
+        run.data_digest = _compute_digest(run.dataset)
     return run.data_digest
 
 

@@ -75,7 +75,6 @@ class PrivacyEngine:
         self.accountant = accountant
         self._seed = seed
         self._run: Run | None = None
-        self._loader: DataLoader | None = None
         self._recorder = Recorder()
 
     # -- making private -------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ class PrivacyEngine:
             named=named,
             recorder=self._recorder,
             shadows=shadows,
-            records=len(data_loader.dataset),  # type: ignore[arg-type]
+            dataset=data_loader.dataset,
             settings=settings,
             method=chosen,
             plan=plan,
@@ -171,7 +170,6 @@ class PrivacyEngine:
             noise=self._stream("noise"),
         )
         self._run.refresh_requested = self._refresh
-        self._loader = data_loader
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)
@@ -322,8 +320,7 @@ class PrivacyEngine:
         Never publish the second file. A checkpoint taken while a batch is out holds the state at that batch's start.
         From now on each step is also noted, before it is executed, in a journal beside the checkpoint.
         """
-        assert self._loader is not None or self._run is None
-        checkpoint.save(self._private(), self._loader, path)
+        checkpoint.save(self._private(), path)
 
     def load(self, path: str | PathLike[str], replay: bool = False) -> None:
         """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``).
@@ -332,8 +329,7 @@ class PrivacyEngine:
         noise come again bit for bit, so those steps count once; refused unless configuration, data, device and thread
         count are what they were.
         """
-        assert self._loader is not None or self._run is None
-        checkpoint.load(self._private(), self._loader, path, replay)
+        checkpoint.load(self._private(), path, replay)
 
 
 def _composition(method: Method | None, clipping: Any, max_grad_norm: float | None) -> Method:

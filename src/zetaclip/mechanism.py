@@ -176,8 +176,8 @@ class Mechanism:
             extra = self._kinds[name]
             values = self._extras[name] if reduce is None else reduce(self._extras[name])
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
-            coins = gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
-            released[name] = (values.cpu() + scale * coins) / divisor
+            own = gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
+            released[name] = (values.cpu() + scale * own) / divisor
         return Released(draw.step, draw.phase, draw.clip, self.sensitivity, std / divisor, gradient, released)
 
     def _row(self, query: str, sensitivity: float, multiplier: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +40,11 @@ class PrivateOptimizer(Optimizer):
     def __init__(self, inner: Optimizer, run: Run) -> None:
         self._inner = inner
         self._run = run
-        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
-        self._optimizer_state_dict_pre_hooks: OrderedDict = OrderedDict()
-        self._optimizer_state_dict_post_hooks: OrderedDict = OrderedDict()
-        self._optimizer_load_state_dict_pre_hooks: OrderedDict = OrderedDict()
-        self._optimizer_load_state_dict_post_hooks: OrderedDict = OrderedDict()
+        # Hooks that are registered here are called where the work is done: once per update, by the inner optimizer.
+        for kind in ("step", "state_dict", "load_state_dict"):
+            for when in ("pre", "post"):
+                name = f"_optimizer_{kind}_{when}_hooks"
+                setattr(self, name, getattr(inner, name))
 
     @property
     def inner(self) -> Optimizer:

@@ -100,7 +100,7 @@ class Run:
         named: dict[str, nn.Parameter],
         recorder: Recorder,
         shadows: list[Shadow],
-        records: int,
+        dataset: Any,
         settings: Settings,
         method: Method,
         plan: Plan,
@@ -115,7 +115,8 @@ class Run:
         self.shadows = shadows
         self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
         self.weights = Weights(self.layout)
-        self.records = records
+        self.dataset = dataset
+        self.records = len(dataset)
         self.settings = settings
         self.method = method
         self.plan = plan
