@@ -13,3 +13,7 @@ class AccountingError(RuntimeError):
 
 class LedgerError(ValueError):
     """A ledger or journal contradicts itself, is cut off, or was edited."""
+
+
+class CommandError(Exception):
+    """Something the user of a command can put right: printed without a traceback, exit code 2."""
