@@ -37,9 +37,15 @@ class CheckpointError(ValueError):
     """The file can't be used here; the message says why, and nothing has been changed."""
 
 
-def save(run: Run, path: str | os.PathLike[str]) -> None:
+def save(
+    run: Run,
+    path: str | os.PathLike[str],
+    extra: dict[str, Any] | None = None,
+    private: str | os.PathLike[str] | None = None,
+) -> None:
     """See ``PrivacyEngine.save``."""
     path = Path(path)
+    hidden = _private_path(path, private)
     where = run.standing()
     identity = secrets.token_hex(16)
     with run.weights.restored():
@@ -64,6 +70,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
             "stream": run.stream,
             "ledger": run.ledger.state_dict(),
             "public_streams": where.public,
+            "extra": extra,
         }
         secret = {
             "sampling": where.sampling.hex(),
@@ -76,15 +83,17 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
         }
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
         # crash in between leaves a checkpoint whose secrets are there.
-        kept = _read_private(path)
-        _write_private(path, {**kept, identity: secret})
+        kept = _read_private(hidden)
+        _write_private(hidden, {**kept, identity: secret})
         with replace_file(path) as file:
             torch.save(public, file)
-        _write_private(path, {identity: secret})
+        _write_private(hidden, {identity: secret})
     run.watch(path.parent, whole=True)
 
 
-def load(run: Run, path: str | os.PathLike[str], replay: bool) -> None:
+def load(
+    run: Run, path: str | os.PathLike[str], replay: bool, private: str | os.PathLike[str] | None = None
+) -> dict[str, Any] | None:
     """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
     path = Path(path)
     public = _read_public(path, run.layout.device)
@@ -93,7 +102,7 @@ def load(run: Run, path: str | os.PathLike[str], replay: bool) -> None:
     releases = [Released(**released) for released in public["releases"]]
     journal = Journal(path.parent / public["configuration"]["run"])
     whole = journal.whole
-    secret = _replayable(run, path, public, whole) if replay else None
+    secret = _replayable(run, _private_path(path, private), public, whole) if replay else None
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
     if not whole:
@@ -102,15 +111,15 @@ def load(run: Run, path: str | os.PathLike[str], replay: bool) -> None:
             "checkpoint, elsewhere, can't be counted",
             stacklevel=4,
         )
-    extra = executed_after([*journal.read(), *run.ledger.rows()], saved)
+    executed = executed_after([*journal.read(), *run.ledger.rows()], saved)
     saved.header = _joined(run.ledger.header, saved.header)
-    saved.merge(extra)
+    saved.merge(executed)
 
     run.abandon()
     # The ledger first: whatever happens next, nothing that was executed is forgotten.
     run.ledger = saved
     _load_weights(run, public)
-    run.expected = {row.key: row for row in extra if replay and row.stream == public["stream"]}
+    run.expected = {row.key: row for row in executed if replay and row.stream == public["stream"]}
     run.control, run.releases = control, releases
     run.rule_state, run.memory = public["rule"], public["memory"]
     run.clip_history = [tuple(entry) for entry in public["clip_history"]]
@@ -128,6 +137,8 @@ def load(run: Run, path: str | os.PathLike[str], replay: bool) -> None:
         run.rekey(Stream.fresh(), Stream.fresh(), secrets.token_hex(8), None)
     run.watch(path.parent, whole)
     run.resume()
+    extra = public["extra"]
+    return extra if extra is None else dict(extra)
 
 
 def _control_state(run: Run, saved: dict[str, Any]) -> Any:
@@ -227,17 +238,17 @@ def _check_fits(run: Run, public: dict[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint's optimizer has groups of {there} parameters, this one of {here}")
 
 
-def _replayable(run: Run, path: Path, public: dict[str, Any], journaled: bool) -> dict[str, Any]:
+def _replayable(run: Run, hidden: Path, public: dict[str, Any], journaled: bool) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
     if not journaled:
         raise CheckpointError(
             "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
             "what was released before. load(path) goes on with fresh streams"
         )
-    secret = _read_private(path).get(public["identity"])
+    secret = _read_private(hidden).get(public["identity"])
     if secret is None:
         raise CheckpointError(
-            f"replay=True needs {path.name}.private, the secret streams that were saved with this checkpoint; it is missing or "
+            f"replay=True needs {hidden.name}, the secret streams that were saved with this checkpoint; it is missing or "
             "belongs to another one. load(path) goes on with fresh streams"
         )
     here = {
@@ -265,20 +276,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _private_path(path: Path) -> Path:
-    return path.with_name(path.name + ".private")
+def _private_path(path: Path, private: str | os.PathLike[str] | None) -> Path:
+    return path.with_name(path.name + ".private") if private is None else Path(private)
 
 
-def _read_private(path: Path) -> dict[str, Any]:
+def _read_private(hidden: Path) -> dict[str, Any]:
     try:
-        values = json.loads(_private_path(path).read_text())
+        values = json.loads(hidden.read_text())
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
-def _write_private(path: Path, values: dict[str, Any]) -> None:
-    with replace_file(_private_path(path), mode=0o600) as file:
+def _write_private(hidden: Path, values: dict[str, Any]) -> None:
+    with replace_file(hidden, mode=0o600) as file:
         file.write(json.dumps(values).encode())
 
 

@@ -168,6 +168,8 @@ class PrivacyEngine:
             ledger=Ledger(self._header(settings, declared, chosen)),
             sampling=self._stream("sampling"),
             noise=self._stream("noise"),
+            stream=None if self._seed is None else Stream.seeded(self._seed, "name").state.hex()[:16],
+            planned_steps=steps,
         )
         self._run.refresh_requested = self._refresh
         for shadow in shadows:
@@ -301,6 +303,13 @@ class PrivacyEngine:
             raise RuntimeError("validate() while a private batch is out; call it before training")
         return dry_run(run.module, run.layout, self._recorder, batch, loss_fn, run.settings.loss_reduction)
 
+    def observe(self, observer: Callable[[Any, Any, Any], None] | None) -> None:
+        """Calls ``observer(reading, state before, state after)`` whenever the controller has updated C.
+
+        **Guarantee.** It sees what the controller sees: released values and weights, never data.
+        """
+        self._private().observer = observer
+
     def detach(self) -> None:
         """Gives the module its own forward back. The ledger stays, and so does what was spent."""
         run = self._private()
@@ -314,22 +323,31 @@ class PrivacyEngine:
 
     # -- saving and loading ---------------------------------------------------------------------------
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        extra: dict[str, Any] | None = None,
+        private: str | PathLike[str] | None = None,
+    ) -> None:
         """Writes a checkpoint to ``path`` and the secret streams to ``<path>.private`` (mode 0600), each atomically.
 
-        Never publish the second file. A checkpoint taken while a batch is out holds the state at that batch's start.
+        Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain values, nothing of the
+        data) goes into the checkpoint and comes back from ``load``. A checkpoint taken while a batch is out holds the state at that batch's start.
         From now on each step is also noted, before it is executed, in a journal beside the checkpoint.
         """
-        checkpoint.save(self._private(), path)
+        checkpoint.save(self._private(), path, extra, private)
 
-    def load(self, path: str | PathLike[str], replay: bool = False) -> None:
-        """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``).
+    def load(
+        self, path: str | PathLike[str], replay: bool = False, *, private: str | PathLike[str] | None = None
+    ) -> dict[str, Any] | None:
+        """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``); returns its ``extra``.
 
         Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay: the same batches and
         noise come again bit for bit, so those steps count once; refused unless configuration, data, device and thread
         count are what they were.
         """
-        checkpoint.load(self._private(), path, replay)
+        return checkpoint.load(self._private(), path, replay, private)
 
 
 def _composition(method: Method | None, clipping: Any, max_grad_norm: float | None) -> Method:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,6 +108,8 @@ class Run:
         ledger: Ledger,
         sampling: Stream,
         noise: Stream,
+        stream: str | None = None,
+        planned_steps: int | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -125,8 +128,11 @@ class Run:
         self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
-        self.stream = secrets.token_hex(8)  # public name of this key lineage
-        self.name = f"zetaclip-{self.stream}"  # of the run, and of its journal; survives new keys
+        # Public name of this key lineage. The same seed draws the same keys, and so has the same name.
+        self.stream = secrets.token_hex(8) if stream is None else stream
+        self.name = f"zetaclip-{secrets.token_hex(8)}"  # of the run, and of its journal; survives new keys
+        self.planned_steps = planned_steps
+        self.observer: Callable[[Any, Any, Any], None] | None = None
         self.data_digest: str | None = None
         self.sampling, self.noise = sampling, noise
         self.control = method.controller.init()
@@ -185,6 +191,13 @@ class Run:
                 f"the noise of method {self.method.name!r} was planned for {self.plan.steps} updates, and they are done; a "
                 "further one would cost more than the plan. Call make_private with more epochs="
             )
+        if self.step_count == self.planned_steps and not self.phase:
+            warnings.warn(
+                f"the {self.planned_steps} updates that the noise was chosen for are done; every further one costs more than was "
+                "planned (engine.get_epsilon says what)",
+                stacklevel=3,
+            )
+            self.planned_steps = None
         self.guard.before_batch()
         self._start = self.standing()
         fresh = self.method.passes[self.phase].batch == "fresh"
@@ -356,7 +369,10 @@ class Run:
         controller = self.method.controller
         reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
         if reading is not None:
-            self.control = controller.update(reading, self.control)
+            before = self.control
+            self.control = controller.update(reading, before)
+            if self.observer is not None:
+                self.observer(reading, before, self.control)
             entry = controller.entry(self.control)
             if entry is not None:
                 self.clip_history.append(entry)

@@ -10,7 +10,7 @@ import copy
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the weights after ``step`` updates: a fit and a matrix shape per layer."""
+    """One look at the weights after ``step`` updates: a fit, a matrix shape and, if at hand, the spectrum per layer."""
 
     step: int
     fits: dict[str, TailFit]
     shapes: dict[str, tuple[int, int]]
+    spectra: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Probe:
@@ -111,15 +112,16 @@ class Probe:
             raise RuntimeError("the probe is not bound to a module yet: call bind(module, trained) first")
         if step % self.period:
             return None
-        fits, shapes = {}, {}
+        fits, shapes, spectra = {}, {}, {}
         for label, name in self.bound.items():
             matrix = as_matrix(module.get_parameter(name))
             shape = (int(matrix.shape[0]), int(matrix.shape[1]))
             if self.shuffle:
                 matrix = _shuffled(matrix, step)
-            fits[label] = fit_tail(eigenvalues(matrix), self.fit, self.k, shape)
+            spectra[label] = eigenvalues(matrix)
+            fits[label] = fit_tail(spectra[label], self.fit, self.k, shape)
             shapes[label] = shape
-        return Reading(step, fits, shapes)
+        return Reading(step, fits, shapes, spectra)
 
     def __repr__(self) -> str:
         layers = "default" if self.layers is None else ", ".join(self.layers)
