@@ -17,3 +17,11 @@ class LedgerError(ValueError):
 
 class CommandError(Exception):
     """Something the user of a command can put right: printed without a traceback, exit code 2."""
+
+
+class InputError(CommandError, ValueError):
+    """Data, a schema or a model name that does not fit; the message says what to do."""
+
+
+class PrivacyLeakWarning(UserWarning):
+    """Something looked at private data outside the mechanism, so that ε does not cover it."""

@@ -1,0 +1,163 @@
+"""Grey images: digits, MNIST, Fashion-MNIST and EMNIST's letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import InputError
+from .dataset import Dataset, Split
+from .files import read_bytes, read_idx
+from .places import Place
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALINGS = ("symmetric", "unit", "statistics")
+
+# Mean and deviation of the training pixels, as the tutorials of these sets print them. They are statistics of the
+# records that a run protects, so they are used only when asked for, and then named in the result.
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    # ImageNet's are statistics of another, larger, public set.
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+_DIGITS = tuple("0123456789")
+
+
+def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) -> Tensor:
+    """Images as float32: "symmetric" is [-1, 1], "unit" [0, 1], "statistics" the set's published mean and deviation.
+
+    ``pixels`` has the channels second.
+    """
+    import torch
+
+    x = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).to(torch.float32)
+    if scaling == "symmetric":
+        return x.mul_(2.0 / white).sub_(1.0)
+    if scaling == "unit":
+        return x.div_(white)
+    if scaling == "statistics" and name in STATISTICS:
+        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in STATISTICS[name])
+        return x.div_(white).sub_(mean).div_(deviation)
+    known = [s for s in SCALINGS if s != "statistics" or name in STATISTICS]
+    raise InputError(f"{name} has no scaling {scaling!r}; choose one of {', '.join(known)}")
+
+
+def looked_at(scaling: str) -> tuple[str, ...]:
+    """What a scaling has seen of the training data."""
+    return ("mean and deviation of the training pixels (published)",) if scaling == "statistics" else ()
+
+
+def image_dataset(
+    name: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    classes: tuple[str, ...],
+    scaling: str,
+    *,
+    white: float = 255.0,
+    constants: str | None = None,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    """Arrays of a public set of images as a ``Dataset``. ``constants`` names the entry of ``STATISTICS``."""
+    splits = []
+    for x, y in (train, test):
+        if len(x) != len(y):
+            raise InputError(f"{name}: {len(x)} images but {len(y)} labels")
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(classes):
+            raise InputError(f"{name}: a label lies outside 0 to {len(classes) - 1}")
+        splits.append(Split(scaled(x, scaling, constants or name, white), _labels(y)))
+    return Dataset(
+        name=name,
+        task="classification",
+        train=splits[0],
+        test=splits[1],
+        outputs=len(classes),
+        unit="one image",
+        classes=classes,
+        notes=notes,
+        private_statistics=looked_at(scaling),
+        nominal_size=len(train[1]),
+    )
+
+
+def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
+    """scikit-learn's 1,797 digits of 8x8 pixels with values 0 to 16; every fifth of a public shuffle is for testing."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = bunch.images.astype(np.float32)[:, None]
+    y = bunch.target
+    order = np.random.default_rng(seed).permutation(len(y))
+    test, train = np.sort(order[:360]), np.sort(order[360:])
+    notes = (f"the split is a public shuffle with seed {seed}: 1,437 images for training, 360 for testing",)
+    return image_dataset("digits", (x[train], y[train]), (x[test], y[test]), _DIGITS, scaling, white=16.0, notes=notes)
+
+
+def mnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
+    train, test = _idx_pairs(place)
+    return image_dataset("mnist", train, test, _DIGITS, scaling)
+
+
+def fashion_mnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
+    train, test = _idx_pairs(place)
+    return image_dataset("fashion-mnist", train, test, _FASHION, scaling)
+
+
+def emnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
+    """The 26 letters, both cases together: the published Letters split, or the subset of other splits' test files."""
+    if place.kind == "letters":
+        pairs = _idx_pairs(place)
+        # Published labels count from 1; published images are transposed.
+        train, test = ((x.swapaxes(2, 3), y.astype(np.int64) - 1) for x, y in pairs)
+        return image_dataset("emnist-letters", train, test, _LETTERS, scaling, constants="emnist")
+    (x, y), (x_test, y_test) = _idx_pairs(place)
+    fold, fold_test = (_case_folded(read_bytes(path).decode("ascii"), path.name) for path in place.files[4:6])
+    notes = (
+        "a subset of EMNIST made of letters of two published test splits: not the published Letters split, so not to be "
+        "compared with published figures",
+    )
+    return image_dataset(
+        "emnist-letters-subset",
+        (x.swapaxes(2, 3), fold[y]),
+        (x_test.swapaxes(2, 3), fold_test[y_test]),
+        _LETTERS,
+        scaling,
+        constants="emnist",
+        notes=notes,
+    )
+
+
+def _labels(y: np.ndarray) -> Tensor:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(y).astype(np.int64))
+
+
+def _idx_pairs(place: Place) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(images with a channel, labels) of the first and of the second pair of files."""
+    pairs = []
+    for images, labels in (place.files[0:2], place.files[2:4]):
+        x, y = read_idx(images), read_idx(labels)
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise InputError(f"{images.name} and {labels.name} in {place.folder} do not belong together")
+        pairs.append((x[:, None], y))
+    return pairs
+
+
+def _case_folded(mapping: str, name: str) -> np.ndarray:
+    """From a split's label to 0-25 for a-z; -1 for a digit."""
+    pairs = [line.split() for line in mapping.splitlines() if line.strip()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise InputError(f"{name} must have a label and a character code a line")
+    fold = np.full(256, -1, np.int64)
+    for label, code in pairs:
+        fold[int(label)] = max(ord(chr(int(code)).lower()) - ord("a"), -1)
+    return fold

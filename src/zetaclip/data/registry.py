@@ -1,0 +1,110 @@
+"""One door: a name of a known set, or a path of the user's own, becomes a ``Dataset``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .dataset import Dataset
+from .places import ENVIRONMENT, FORMS, Place, find, roots
+
+# name: (module, function). The function gets the place where the files were found, and the options.
+LOADERS: dict[str, tuple[str, str]] = {
+    "digits": ("images", "digits"),
+    "mnist": ("images", "mnist"),
+    "fashion-mnist": ("images", "fashion_mnist"),
+    "emnist": ("images", "emnist"),
+    "cifar10": ("cifar", "cifar10"),
+    "cifar100": ("cifar", "cifar100"),
+    "imagenet100": ("folder", "imagenet100"),
+    "imagenet-sample": ("folder", "imagenet_sample"),
+    "adult": ("uci", "adult"),
+    "heart": ("uci", "heart"),
+    "ved": ("ved", "ved"),
+}
+ALIASES = {
+    "emnist-letters": ("emnist", "letters"),
+    "emnist-letters-subset": ("emnist", "subset"),
+    "fashion": ("fashion-mnist", None),
+    "fashion_mnist": ("fashion-mnist", None),
+    "cifar-10": ("cifar10", None),
+    "cifar-100": ("cifar100", None),
+    "imagenet-100": ("imagenet100", None),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The sets that ``load`` knows by name."""
+    return tuple(LOADERS)
+
+
+def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
+    """Train and test tensors of a known set, of a table, or of a folder of images.
+
+    Args:
+        name: a known set (see ``names()``), or a path: a .csv, .csv.gz or .parquet file, or a folder with one folder
+            of images a class.
+        root: where the files of known sets are; default $ZETACLIP_DATA, then the user's data folder.
+        options: what the loader of that set takes; docs/data.md lists them. None counts as not given.
+
+    Edge cases: an unknown name, missing files and an option that the set doesn't have raise ``InputError`` with a
+    sentence that says what to do.
+    """
+    options = {key: value for key, value in options.items() if value is not None}
+    text = os.fspath(name)
+    known, kind = ALIASES.get(text, (text, None))
+    if known in LOADERS and isinstance(name, str):
+        loader = _function(*LOADERS[known])
+        _check_options(text, loader, options)
+        place = None
+        if FORMS[known]:
+            place = find(known, root, kind)
+            if place is None:
+                raise InputError(_missing(text, known, kind, root))
+        return _call(loader, place, options)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        loader = _function("folder", "own_folder")
+    elif path.is_file():
+        loader = _function("own", "own_table")
+    else:
+        raise InputError(_unknown(text))
+    _check_options(text, loader, options)
+    return loader(path, **options)
+
+
+def _call(loader: Callable[..., Dataset], place: Place | None, options: dict[str, Any]) -> Dataset:
+    return loader(**options) if place is None else loader(place, **options)
+
+
+def _function(module: str, function: str) -> Callable[..., Dataset]:
+    found: Callable[..., Dataset] = getattr(importlib.import_module(f".{module}", __package__), function)
+    return found
+
+
+def _check_options(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> None:
+    taken = [p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    strange = [key for key in options if key not in taken]
+    if strange:
+        has = f"it has {', '.join(taken)}" if taken else "it has none"
+        raise InputError(f"{name} has no option {', '.join(strange)}; {has}")
+
+
+def _missing(name: str, known: str, kind: str | None, root: str | os.PathLike[str] | None) -> str:
+    looked = ", ".join(str(base) for base in roots(root))
+    forms = [form for form in FORMS[known] if kind in (None, form.kind)]
+    folders = ", ".join(dict.fromkeys(folder for form in forms for folder in form.folders))
+    hint = f"set {ENVIRONMENT} or give a data root" if root is None else "look at the data root"
+    return f"the files of {name} were not found under {looked} (in {folders}): {hint}, or run `zetaclip data fetch {known}`"
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, [*LOADERS, *ALIASES], n=1, cutoff=0.6)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    return f"{name} is neither a known data set nor an existing file or folder.{guess} Known: {', '.join(LOADERS)}"
