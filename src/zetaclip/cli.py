@@ -15,6 +15,9 @@ from .errors import CommandError
 
 # name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
 COMMANDS: dict[str, str] = {
+    "train": "train a private model",
+    "verify": "recompute ε and every clipping norm of a finished run",
+    "account": "ε from noise, or noise from ε, by each accountant",
     "probe": "the spectral exponents of a checkpoint's matrices",
 }
 

@@ -17,7 +17,7 @@ from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
-from .ledger import Header, Ledger
+from .ledger import Event, Header, Ledger
 from .methods import Budget, Method, Schedule, at
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
@@ -275,6 +275,25 @@ class PrivacyEngine:
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
         return epsilon(ledger.events(), delta, accountant or self.accountant)
+
+    @property
+    def updates(self) -> int:
+        """How many updates have been taken."""
+        return self._private().step_count
+
+    @property
+    def controller(self) -> Any:
+        """What moves C."""
+        return self._private().method.controller
+
+    @property
+    def control_seconds(self) -> float:
+        """Time spent on reading what the controller reads and on moving C."""
+        return self._private().control_seconds
+
+    def planned_events(self, start: int, stop: int) -> list[Event]:
+        """What the updates from number ``start`` up to, not including, ``stop`` will release, by the plan."""
+        return self._private().planned_events(start, stop)
 
     def describe(self) -> Description:
         """Which path the per-example gradients of each parameter take."""

@@ -8,8 +8,11 @@ out of that order is an error, because out of order means that a batch is counte
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
 from .guard import Guard, OrderError
 from .journal import Journal
-from .ledger import Key, Ledger, Row
+from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
 from .methods import Method, Plan, at
 from .randomness import Stream, subkey
@@ -133,6 +136,7 @@ class Run:
         self.name = f"zetaclip-{secrets.token_hex(8)}"  # of the run, and of its journal; survives new keys
         self.planned_steps = planned_steps
         self.observer: Callable[[Any, Any, Any], None] | None = None
+        self.control_seconds = 0.0
         self.data_digest: str | None = None
         self.sampling, self.noise = sampling, noise
         self.control = method.controller.init()
@@ -367,6 +371,7 @@ class Run:
         if hasattr(self.method.rule, "update"):
             self.rule_state = self.method.rule.update(released, self.rule_state)
         controller = self.method.controller
+        begun = time.perf_counter()
         reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
         if reading is not None:
             before = self.control
@@ -376,6 +381,7 @@ class Run:
             entry = controller.entry(self.control)
             if entry is not None:
                 self.clip_history.append(entry)
+            self.control_seconds += time.perf_counter() - begun
 
     def _advance(self) -> None:
         self.step_count += 1
@@ -427,6 +433,22 @@ class Run:
             return self._start
         public = public_streams(self.layout.device)
         return Position(self.sampling.state, self.noise.state, self._same_batch, public, self.tries)
+
+    def planned_events(self, start: int, stop: int) -> list[Event]:
+        """What updates will release; a rule's own queries count with the sum that they stand beside."""
+        rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
+        beside = getattr(self.method.rule, "noise_multiplier", None)
+        counts: Counter[float] = Counter()
+        for step in range(start, stop):
+            batches: list[float] = []  # 1/s² of each batch
+            for part, schedule in zip(self.method.passes, self.plan.noise_multipliers, strict=True):
+                cost = sum(math.inf if s == 0 else s**-2 for s in (at(schedule, step), beside) if s is not None)
+                if part.batch == "fresh":
+                    batches.append(cost)
+                else:
+                    batches[-1] += cost
+            counts.update(0.0 if cost == math.inf else cost**-0.5 for cost in batches)
+        return [Event(rate, multiplier, count) for multiplier, count in counts.items()]
 
     def _check_attached(self) -> None:
         if self.detached:

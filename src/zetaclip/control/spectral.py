@@ -166,7 +166,7 @@ class Spectral:
         if not zetas:
             # Nothing was learned, so nothing moves; only an initial C outside the bounds is brought inside.
             return self._move(replace(state, zeta=None), 0.0, 0.0)
-        centers = {layer: self._center(reading, layer) for layer in state.smoothed}
+        centers = {layer: self.center_for(reading, layer) for layer in state.smoothed}
         errors = [zeta - centers[layer] for layer, zeta in state.smoothed.items()]
         error = self._aggregate(errors) / self.radius
         state = replace(
@@ -208,7 +208,7 @@ class Spectral:
         if self.signal == "random":
             # Keyed by seed, step and layer, so that the draw is no state and a replay repeats it.
             return {
-                layer: self._center(reading, layer)
+                layer: self.center_for(reading, layer)
                 + self.radius * random.Random(f"{self.signal_seed}/{reading.step}/{layer}").uniform(-1.0, 1.0)
                 for layer in reading.fits
             }
@@ -218,7 +218,7 @@ class Spectral:
         smoothed, seen = dict(state.smoothed), dict(state.seen)
         if self.start == "center":
             for layer in reading.fits:
-                smoothed.setdefault(layer, self._center(reading, layer))
+                smoothed.setdefault(layer, self.center_for(reading, layer))
         for layer, zeta in zetas.items():
             count = seen.get(layer, 0)
             seen[layer] = count + 1
@@ -244,7 +244,8 @@ class Spectral:
             failed_fits=state.failed_fits + sum(not fit.ok for fit in fits),
         )
 
-    def _center(self, reading: Reading, layer: str) -> float:
+    def center_for(self, reading: Reading, layer: str) -> float:
+        """The centre of a layer's zone."""
         if self.zone == "fixed":
             return self.center
         k = getattr(self.probe, "k", None)

@@ -1,0 +1,31 @@
+"""The loop behind ``zetaclip train``: a configuration in, a run folder out.
+
+Names are loaded when they are first used: the command line reads settings before it pays for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Config": "config",
+    "ConfigError": "config",
+    "FolderError": "folder",
+    "Interrupted": "loop",
+    "RunFolder": "folder",
+    "train": "loop",
+}
+
+if TYPE_CHECKING:
+    from .config import Config, ConfigError
+    from .folder import FolderError, RunFolder
+    from .loop import Interrupted, train
+
+__all__ = ["Config", "ConfigError", "FolderError", "Interrupted", "RunFolder", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zetaclip.training' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

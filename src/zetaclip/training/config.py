@@ -1,0 +1,263 @@
+"""What a run is asked to do: one flat, frozen table, from flags, a file, or code.
+
+Each field carries its own help text; the command line is made from this class, so a name, its meaning and its default have
+one home. ``None`` means "choose for me"; ``resolve`` (in ``recipe.py``) fills those in once the data are known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that can't be used; the message says which and what to do."""
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    metadata = {"help": help, **more}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one run; equal settings, data and seed give equal runs."""
+
+    # -- what is learned
+    data: str = _option(
+        "digits", "a data set by name, a .csv or .parquet file, or a folder of images by class", kind=str
+    )
+    data_root: str | None = _option(None, "where data sets lie (default: $ZETACLIP_DATA)", kind=str)
+    data_options: dict[str, Any] = _option({}, "further arguments of the data set's loader")
+    target: str | None = _option(None, "own data: the column to predict", kind=str)
+    task: str | None = _option(
+        None, "own data: what the target is", kind=str, choices=("classification", "binary", "regression")
+    )
+    schema: str | None = _option(None, "own data: a file that declares columns, bounds and classes", kind=str)
+    skew: float | None = _option(None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float)
+    skew_seed: int = _option(0, "seed of the skew", kind=int)
+    validation: float = _option(
+        0.0, "share of the training records to hold out and evaluate on, instead of the test set", kind=float
+    )
+    num_examples: int | None = _option(
+        None, "the public nominal number of training records N (default: the set's published size)", kind=int
+    )
+    model: str | None = _option(None, "a network by name, or package.module:callable (default: by data set)", kind=str)
+    # -- how
+    method: str = _option("ww-dp-sgd", "a method by name; `zetaclip methods` lists them", kind=str)
+    method_options: dict[str, Any] = _option({}, "options of the method")
+    recipe: str = _option(
+        "default",
+        "default: decoupled step size, linear decay, the method's own rate; paper: the paper's constant, coupled rate and "
+        "literal controller",
+        kind=str,
+        choices=("default", "paper"),
+    )
+    epochs: float | None = _option(None, "epochs to train (default: by data set)", kind=float)
+    steps: int | None = _option(None, "updates to train, instead of epochs", kind=int)
+    batch_size: int | None = _option(None, "expected logical batch size L = qN (default: by data set)", kind=int)
+    physical_batch_size: int | None = _option(
+        None, "most records at once in memory; changes nothing else (default: the logical batch)", kind=int
+    )
+    lr: float | None = _option(None, "learning rate (default: the method's)", kind=float)
+    schedule: str | None = _option(
+        None, "of the learning rate (default: linear, to zero)", kind=str, choices=("linear", "cosine", "constant")
+    )
+    momentum: float | None = _option(None, "momentum of SGD (default: 0)", kind=float)
+    weight_decay: float | None = _option(None, "weight decay of the optimizer (default: 0)", kind=float)
+    decouple: bool | None = _option(
+        None, "divide the private gradient by C, so that C does not move the step size", kind=bool
+    )
+    weight_average: float | None = _option(
+        None, "also keep a moving average of the weights with this decay, and evaluate and save that", kind=float
+    )
+    # -- clipping
+    clip: float | None = _option(
+        None, "the clipping norm C, or C_0 where a controller moves it (default: 1)", kind=float
+    )
+    clipping: Any = _option(
+        None, "replaces the method's own clipping: 'spectral', or a number for a fixed norm", kind=str, metavar="KIND"
+    )
+    spectral: dict[str, Any] = _option({}, "arguments of the spectral controller (gain, period, probe, ...)")
+    # -- privacy
+    epsilon: float | None = _option(
+        None, "target ε; σ is found for it (default: 3, unless --sigma is given)", kind=float
+    )
+    sigma: float | None = _option(None, "noise multiplier in DP-SGD's terms, instead of --epsilon", kind=float)
+    delta: float | None = _option(None, "δ (default: the smaller of 1e-5 and N^-1.1)", kind=float)
+    accountant: str = _option("prv", "how ε is computed", kind=str, choices=("prv", "pld", "rdp"))
+    max_epsilon: float | None = _option(None, "stop before the step that would exceed this ε", kind=float)
+    normalize: str = _option(
+        "expected", "realized: divide by the batch's real size, as the paper does; claims no ε", kind=str,
+        choices=("expected", "realized"),
+    )  # fmt: skip
+    empty: str = _option(
+        "noise", "skip: skip empty batches, as the paper does; claims no ε", kind=str, choices=("noise", "skip")
+    )
+    # -- the machine, and what is written
+    seed: int | None = _option(
+        None, "makes the run repeatable, and its noise known to whoever knows the seed", kind=int
+    )
+    device: str = _option("cpu", "cpu, cuda, cuda:1, mps", kind=str)
+    threads: int | None = _option(None, "threads of torch (default: torch's own choice)", kind=int)
+    eval_every: int = _option(1, "epochs between two evaluations", kind=int)
+    no_eval: bool = _option(False, "evaluate nothing: held-out metrics of private data are not covered by ε", kind=bool)
+    non_private_diagnostics: bool = _option(
+        False, "also write batch losses, batch sizes and clip fractions, which ε does not cover", kind=bool
+    )
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_values(self)
+
+    def changed(self, **values: Any) -> Config:
+        """This with other values."""
+        return dataclasses.replace(self, **values)
+
+    def to_json(self) -> str:
+        return json.dumps({"zetaclip_run": 1, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "the configuration") -> Config:
+        """A config from plain values; an unknown key is an error that names the nearest ones."""
+        values = {key.replace("-", "_"): value for key, value in values.items() if key != "zetaclip_run"}
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 3)
+                hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+                raise ConfigError(f"{source}: unknown setting {key!r}; {hint}")
+        return cls(**values)
+
+
+_TABLES = ("data_options", "method_options", "spectral")
+_CHOICES = {f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata}
+_POSITIVE = (
+    "skew", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon",
+    "threads", "eval_every",
+)  # fmt: skip
+
+
+def _check_types(config: Config) -> None:
+    for f in dataclasses.fields(config):
+        value, kind = getattr(config, f.name), f.metadata.get("kind")
+        if f.name in _TABLES:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{f.name} is a table (key = value), not {value!r}")
+        elif f.name == "clipping":
+            object.__setattr__(config, "clipping", _clipping(value))
+        elif value is None:
+            if f.default is not None:
+                raise ConfigError(f"{f.name} needs a value")
+        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+            object.__setattr__(config, f.name, float(value))
+        elif kind is int and isinstance(value, float) and value.is_integer():
+            object.__setattr__(config, f.name, int(value))
+        elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{f.name} takes {_kind_name(kind)}, not {value!r}")
+
+
+def _kind_name(kind: type) -> str:
+    return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+
+
+def _clipping(value: Any) -> Any:
+    if isinstance(value, str) and value != "spectral":
+        try:
+            value = float(value)
+        except ValueError:
+            raise ConfigError(f"clipping is 'spectral' or a number, not {value!r}") from None
+    if isinstance(value, bool) or not (value is None or isinstance(value, (str, int, float, Mapping))):
+        raise ConfigError(f"clipping is 'spectral', a number or a table with a kind, not {value!r}")
+    return dict(value) if isinstance(value, Mapping) else float(value) if isinstance(value, int) else value
+
+
+def _check_values(config: Config) -> None:
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name} is one of {', '.join(choices)}, not {value!r}")
+    for name in _POSITIVE:
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} must be positive, not {value:g}")
+    if config.epochs is not None and config.steps is not None:
+        raise ConfigError("give epochs or steps, not both")
+    if config.epsilon is not None and config.sigma is not None:
+        raise ConfigError("give epsilon (σ is then found) or sigma, not both")
+    if config.sigma is not None and not (math.isfinite(config.sigma) and config.sigma >= 0):
+        raise ConfigError(f"sigma must be at least 0, not {config.sigma:g}")
+    if config.delta is not None and not 0 < config.delta < 1:
+        raise ConfigError(f"delta must be between 0 and 1, not {config.delta:g}")
+    if not 0 <= config.validation < 1:
+        raise ConfigError(
+            f"validation is a share of the training records, at least 0 and below 1, not {config.validation:g}"
+        )
+    if config.weight_average is not None and not 0 < config.weight_average < 1:
+        raise ConfigError(f"weight_average is a decay between 0 and 1, not {config.weight_average:g}")
+    if isinstance(config.clipping, float) and config.clip is not None:
+        raise ConfigError("a number for clipping is the clipping norm itself: leave clip out")
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The settings of a .toml or .json file."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        values = json.loads(text) if path.suffix == ".json" else parse_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a table of settings")
+    return values
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef]
+    return tomllib.loads(text)
+
+
+def read_settings(words: Sequence[str]) -> dict[str, Any]:
+    """The values of ``--set key=value``, where key may be dotted and value is TOML, or else plain text."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, not {word!r}")
+        try:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
+            value = text
+        *tables, last = [part.replace("-", "_") for part in key.strip().split(".")]
+        place = values
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {word}: {table} is a value already, not a table")
+        place[last] = value
+    return values
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers over earlier ones; tables are joined key by key."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            name = key.replace("-", "_")
+            old = merged.get(name)
+            merged[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged

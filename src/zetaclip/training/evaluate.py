@@ -1,0 +1,84 @@
+"""The task of a data set: its loss, its metrics, and how they are measured on held-out records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .. import metrics
+
+if TYPE_CHECKING:
+    from ..data import Dataset, Split
+
+_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network's outputs mean, and what one number sums the run up.
+
+    A regression target is trained with its declared range as [-1, 1], so that the step size does not depend on the unit.
+    """
+
+    kind: str
+    metric: str
+    middle: float = 0.0
+    half: float = 1.0
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Task:
+        if dataset.task == "regression":
+            low, high = dataset.target_range or (-1.0, 1.0)
+            return cls("regression", "rmse", (low + high) / 2, (high - low) / 2)
+        return cls(dataset.task, {"classification": "accuracy", "binary": "auc"}[dataset.task])
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.kind != "regression"
+
+    def loss(self, outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        if self.kind == "classification":
+            return functional.cross_entropy(outputs, y, reduction=reduction)
+        if self.kind == "binary":
+            return functional.binary_cross_entropy_with_logits(outputs.squeeze(1), y, reduction=reduction)
+        return functional.mse_loss(outputs.squeeze(1), (y - self.middle) / self.half, reduction=reduction)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Any]:
+        """Every metric of the task, from all outputs at once."""
+        found: dict[str, Any] = {"loss": float(self.loss(outputs, y))}
+        if self.kind == "regression":
+            rmse = metrics.rmse(outputs.squeeze(1) * self.half + self.middle, y)
+            return {**found, "rmse": rmse, "rmse_of_range": rmse / (2 * self.half)}
+        if self.kind == "binary":
+            logit = outputs.squeeze(1)
+            two = torch.stack((torch.zeros_like(logit), logit), dim=1)
+            return {
+                **found,
+                "auc": metrics.auc(logit, y),
+                "accuracy": metrics.accuracy(two, y.long()),
+                "ece": metrics.ece(two, y.long()),
+            }
+        return {**found, "accuracy": metrics.accuracy(outputs, y), "ece": metrics.ece(outputs, y)}
+
+    def reliability(self, outputs: Tensor, y: Tensor) -> list[dict[str, Any]] | None:
+        if self.kind == "regression":
+            return None
+        if self.kind == "binary":
+            logit = outputs.squeeze(1)
+            return metrics.reliability(torch.stack((torch.zeros_like(logit), logit), dim=1), y.long())
+        return metrics.reliability(outputs, y)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, split: Split, device: torch.device) -> Tensor:
+    """The network's outputs on all records, in pieces, on the CPU; the model is back in its mode afterwards."""
+    mode = model.training
+    model.eval()
+    try:
+        return torch.cat([model(rows.to(device)).float().cpu() for rows in split.x.split(_ROWS)])
+    finally:
+        model.train(mode)

@@ -1,0 +1,416 @@
+"""One run from the first step to the result: trains, evaluates, writes as it goes, and can be cut anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .config import Config, ConfigError
+from .evaluate import outputs_of
+from .folder import FolderError, RunFolder, Status
+from .progress import Display
+from .recipe import build_method, load_data, resolve
+from .result import compose, describe_probe
+from .steps import PlainSteps, PrivateSteps
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+
+Steps = PrivateSteps | PlainSteps
+
+# Seconds between two checkpoints, at least; and at most this share of the time goes into writing them.
+_SAVE_SECONDS = 5.0
+_SAVE_SHARE = 0.05
+# Telling ε takes a fraction of a second; short epochs would spend more on it than on training.
+_ACCOUNTING_SHARE = 0.1
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, has saved, and can be resumed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def train(
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    rekey: bool = False,
+    force: bool = False,
+    keep_state: bool = False,
+    display: Display | None = None,
+    series: Callable[[str, dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Trains what ``config`` says into the folder ``out`` and returns its result.
+
+    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly; ``rekey`` goes on with fresh ones, and
+    everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
+    ("metrics" | "probe", line) for whoever wants to log elsewhere.
+
+    **Guarantee.** The folder tells no more about the training records than the ledger says, unless
+    ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
+    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise.
+    """
+    folder = RunFolder(out)
+    display = display or Display(quiet=True)
+    if folder.finished and not force:
+        if resume:
+            _same_config(folder, config)
+            return json.loads((folder / "result.json").read_text())
+        raise FolderError(f"{folder.path} holds a finished run; choose another --out, or --force to replace it")
+    if folder.begun and not resume and not force:
+        raise FolderError(
+            f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
+        )
+    going_on = resume and folder.begun
+    if going_on and not folder.executed and (folder / "metrics.jsonl").exists():
+        raise FolderError(
+            f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
+        )
+    if not going_on:
+        folder.clear()
+    with _threads(config, folder if going_on else None):
+        return _run(config, folder, going_on, rekey, keep_state, display, series)
+
+
+def _run(
+    config: Config,
+    folder: RunFolder,
+    going_on: bool,
+    rekey: bool,
+    keep_state: bool,
+    display: Display,
+    series: Callable[[str, dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    display.say(f"loading {config.data}")
+    dataset = load_data(config)
+    method = build_method(config)
+    config = resolve(config, dataset, method)
+    if config.threads is None:
+        config = config.changed(threads=torch.get_num_threads())
+    if going_on:
+        _same_config(folder, config, allow_threads=rekey)
+    if config.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(config.seed)
+    model = _build_model(config, dataset)
+    folder.create(_needed_bytes(model))
+    with folder.lock():
+        folder.write_text("config.json", config.to_json())
+        status = Status(folder, f"zetaclip train --out {folder.path} --resume")
+        status.write(state="running", message="setting up")
+        if method.private:
+            display.say("finding the noise" if config.sigma is None else "setting up")
+            steps: Steps = PrivateSteps(config, dataset, method, model)
+        else:
+            steps = PlainSteps(config, dataset, method, model)
+        run = _Training(config, dataset, steps, folder, status, display, series)
+        if going_on and folder.executed:
+            run.restore(rekey)
+        run.seconds["setup"] += time.perf_counter() - started
+        try:
+            result = run.train()
+        except Interrupted as stop:
+            status.write(state="stopped", message=f"stopped by {stop}", **run.standing())
+            raise
+        except BaseException as error:
+            _note_failure(status, error)
+            raise
+        if not keep_state:
+            folder.drop_state()
+        status.write(state="finished", message="", **run.standing())
+    return result
+
+
+class _Training:
+    """The loop's own state: what is counted and timed on the way."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        steps: Steps,
+        folder: RunFolder,
+        status: Status,
+        display: Display,
+        series: Callable[[str, dict[str, Any]], None] | None,
+    ) -> None:
+        self.config, self.dataset, self.steps, self.folder = config, dataset, steps, folder
+        self.status, self.display, self.series = status, display, series
+        self.seconds = dict.fromkeys(("setup", "train", "eval", "probe", "accounting", "saving"), 0.0)
+        self.resumed = 0
+        self.last: dict[str, Any] = {}
+        self.zeta: float | None = None
+        self.epsilon: float | None = None
+        self._saved_at = -math.inf
+        self._save_cost = 0.0
+        self._asked: int | None = None  # a signal that came in
+        if isinstance(steps, PrivateSteps):
+            steps.engine.observe(self._observe)
+
+    # -- what comes in from the controller
+
+    def _observe(self, reading: Any, before: Any, after: Any) -> None:
+        if hasattr(reading, "spectra"):
+            assert isinstance(self.steps, PrivateSteps)
+            line = describe_probe(reading, before, after, self.steps.engine.controller)
+            self.zeta = after.zeta_hat
+            self.folder.append("probes.jsonl", [line])
+            if self.series is not None:
+                self.series("probe", line)
+        elif before.clip != after.clip:
+            step = self.steps.done + 1
+            every = max(1, self.steps.total // 1000)
+            if step % every == 0:
+                self.folder.append("clips.jsonl", [{"step": step, "clip": after.clip}])
+
+    # -- saving
+
+    def save(self) -> None:
+        begun = time.perf_counter()
+        trainer = {"seconds": dict(self.seconds), "resumed": self.resumed, "zeta": self.zeta, "epsilon": self.epsilon}
+        try:
+            self.steps.save(self.folder, trainer)
+        except OSError as error:
+            raise FolderError(
+                f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
+                f"room and go on with: zetaclip train --out {self.folder.path} --resume"
+            ) from error
+        self._saved_at = time.perf_counter()
+        self._save_cost = self._saved_at - begun
+        self.seconds["saving"] += self._save_cost
+
+    def _save_due(self) -> bool:
+        return time.perf_counter() - self._saved_at > max(_SAVE_SECONDS, self._save_cost / _SAVE_SHARE)
+
+    def restore(self, rekey: bool) -> None:
+        try:
+            trainer = self.steps.load(self.folder, rekey)
+        except ValueError as error:  # CheckpointError, LedgerError
+            fresh = (
+                "" if rekey else ". `--resume --rekey` goes on with fresh streams, and what was executed stays counted"
+            )
+            raise FolderError(f"{self.folder.path} can't be resumed: {error}{fresh}") from error
+        self.seconds.update(trainer["seconds"])
+        self.resumed = trainer["resumed"] + 1
+        self.zeta, self.epsilon = trainer["zeta"], trainer["epsilon"]
+        self.folder.cut_back(self.steps.done)
+        lines = self.folder.read_lines("metrics.jsonl")
+        self.last = lines[-1] if lines else {}
+        self.display.say(f"resuming after {self.steps.done} of {self.steps.total} updates")
+
+    # -- the loop
+
+    def train(self) -> dict[str, Any]:
+        steps = self.steps
+        stop = steps.affordable()
+        if stop == 0:
+            raise ConfigError(
+                f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this noise; raise it, or --sigma"
+            )
+        self.save()
+        with self._signals(), self.display.bar(steps.done, steps.total) as bar:
+            while steps.done < stop:
+                begun, probed, saved = time.perf_counter(), steps.probe_seconds, self.seconds["saving"]
+                for done in steps.updates(stop):
+                    bar.step(done, self._postfix)
+                    if self._asked is not None:
+                        self.seconds["train"] += time.perf_counter() - begun
+                        self.save()
+                        raise Interrupted(self._asked)
+                    if self.status.due():
+                        self.status.write(**self.standing())
+                    if self._save_due():
+                        self.save()
+                probe = steps.probe_seconds - probed
+                self.seconds["probe"] += probe
+                self.seconds["train"] += time.perf_counter() - begun - probe - (self.seconds["saving"] - saved)
+                self._end_of_epoch(stop)
+        return self._finish(stop)
+
+    def _end_of_epoch(self, stop: int) -> None:
+        steps, config = self.steps, self.config
+        epoch, over = divmod(steps.done, steps.per_epoch)
+        epoch += bool(over)
+        final = steps.done >= stop
+        line: dict[str, Any] = {
+            "epoch": epoch,
+            "step": steps.done,
+            "epsilon": self._epsilon_so_far(final),
+            "metric": None,
+        }
+        if not config.no_eval and self.dataset.test is not None and (final or epoch % config.eval_every == 0):
+            line |= self._evaluate()
+        clip = {} if steps.clip is None else {"clip": steps.clip}
+        rate = steps.optimizer.param_groups[0]["lr"]
+        line |= {**clip, "zeta": self.zeta, "lr": rate, "seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
+        self.last = line
+        self.folder.append("metrics.jsonl", [line])
+        if steps.diagnostics is not None:
+            self.folder.append("diagnostics.jsonl", [{"step": steps.done, **steps.diagnostics.flush()}])
+        if self.series is not None:
+            self.series("metrics", line)
+        self.status.write(**self.standing())
+        self.display.epoch(line, steps.task.metric, math.ceil(stop / steps.per_epoch))
+        if final or self._save_due():
+            self.save()
+
+    def _evaluate(self) -> dict[str, Any]:
+        begun = time.perf_counter()
+        assert self.dataset.test is not None
+        with nullcontext() if self.steps.average is None else self.steps.average.applied():
+            outputs = outputs_of(self.steps.model, self.dataset.test, self.steps.device)
+        found = self.steps.task.measure(outputs, self.dataset.test.y)
+        self.seconds["eval"] += time.perf_counter() - begun
+        return {"metric": found[self.steps.task.metric], **found}
+
+    def _epsilon_so_far(self, final: bool) -> float | None:
+        """ε of what was released; None at epochs so short that telling it would take longer than training."""
+        spent = self.seconds["accounting"]
+        if not final and spent > _ACCOUNTING_SHARE * self.seconds["train"]:
+            return None
+        begun = time.perf_counter()
+        self.epsilon = self.steps.epsilon()
+        if self.epsilon is not None and (spent or final):  # the first time, most of it is importing
+            self.seconds["accounting"] += time.perf_counter() - begun
+        return self.epsilon
+
+    def _finish(self, stop: int) -> dict[str, Any]:
+        from safetensors.torch import save_file
+
+        steps = self.steps
+        with nullcontext() if steps.average is None else steps.average.applied():
+            _save_weights(steps.model, self.folder / "model.safetensors", save_file)
+            reliability = None
+            if not self.config.no_eval and self.dataset.test is not None:
+                outputs = outputs_of(steps.model, self.dataset.test, steps.device)
+                reliability = steps.task.reliability(outputs, self.dataset.test.y)
+        if isinstance(steps, PrivateSteps):
+            steps.engine.detach()
+            steps.engine.ledger.to_jsonl(self.folder / "ledger.jsonl")
+        result = compose(
+            self.config, self.dataset, steps, self.folder, self.last, self.seconds, reliability, self.resumed, stop
+        )
+        self.folder.write_json("result.json", result)
+        return result
+
+    # -- for people
+
+    def standing(self) -> dict[str, Any]:
+        steps = self.steps
+        return {
+            "step": steps.done,
+            "steps": steps.total,
+            "epoch": steps.done // steps.per_epoch,
+            "epochs": steps.total / steps.per_epoch,
+            "epsilon": self.epsilon,
+            "clip": steps.clip,
+        }
+
+    def _postfix(self) -> dict[str, Any]:
+        metric = self.last.get("metric")
+        found: dict[str, Any] = {}
+        if metric is not None:
+            found[self.steps.task.metric] = f"{metric:.4g}"
+        if self.epsilon is not None:
+            found["ε"] = f"{self.epsilon:.3g}"
+        if self.steps.clip is not None:
+            found["C"] = f"{self.steps.clip:.3g}"
+        if self.zeta is not None:
+            found["ζ̂"] = f"{self.zeta:.3g}"
+        return found
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and a polite kill are noted and obeyed after the step that is under way; a second one ends at once."""
+
+        def note(number: int, frame: Any) -> None:
+            if self._asked is not None:
+                raise KeyboardInterrupt
+            self._asked = number
+
+        old: dict[int, Any] = {}
+        try:
+            for name in (signal.SIGINT, signal.SIGTERM):
+                try:
+                    old[int(name)] = signal.signal(name, note)
+                except ValueError:  # not in the main thread: then nobody sends us signals either
+                    break
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def _build_model(config: Config, dataset: Dataset) -> nn.Module:
+    from ..models import build
+
+    assert config.model is not None
+    try:
+        model = build(config.model, tuple(dataset.train.x.shape[1:]), dataset.outputs)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"model {config.model!r}: {error}") from error
+    return model.to(torch.device(config.device))
+
+
+def _needed_bytes(model: nn.Module) -> int:
+    """Two checkpoints with an optimizer's two moments each, the average, the weights; and some for the logs."""
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return 10 * size + 16 * 2**20
+
+
+def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:
+    import os
+
+    state = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_file(state, temporary)
+    os.replace(temporary, path)
+
+
+def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False) -> None:
+    """What is asked for now must be what the folder's run was asked for; an open choice agrees with anything."""
+    saved = json.loads((folder / "config.json").read_text())
+    differing = [
+        f"{name} ({saved.get(name)!r} there, {value!r} here)"
+        for name, value in asdict(config).items()
+        if value is not None and value != {} and saved.get(name) != value and not (name == "threads" and allow_threads)
+    ]
+    if differing:
+        raise FolderError(
+            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it with its own settings "
+            "(--out and --resume are enough), or start a new run elsewhere"
+        )
+
+
+@contextmanager
+def _threads(config: Config, saved: RunFolder | None) -> Iterator[None]:
+    """torch's number of threads for this run: as asked, or as it was when the run began, since sums depend on it."""
+    wanted = config.threads
+    before = torch.get_num_threads()
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _note_failure(status: Status, error: BaseException) -> None:
+    with suppress(OSError):  # a full disk is often the reason, and the error itself matters more
+        status.write(state="failed", message=f"{type(error).__name__}: {error}"[:500])

@@ -1,0 +1,232 @@
+"""From what was asked to what is run: data, defaults, method, and what steers C."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from ..methods import Method
+
+# Expected batch size and epochs where none are given. The paper's where it says them; otherwise what fits the set's size.
+_LENGTHS = {
+    "digits": (256, 30.0),
+    "mnist": (256, 8.0),
+    "fashion-mnist": (256, 8.0),
+    "emnist": (256, 8.0),
+    "emnist-letters-subset": (256, 8.0),
+    "cifar10": (256, 6.0),
+    "cifar100": (256, 6.0),
+    "imagenet100": (256, 6.0),
+    "adult": (256, 20.0),
+    "heart": (32, 20.0),
+    "ved": (1024, 20.0),
+}
+# The rates of the paper's constant, coupled recipe are not in the paper; these are starting points by kind of data.
+_PAPER_RATES = {
+    "digits": 0.25,
+    "mnist": 0.25,
+    "fashion-mnist": 0.25,
+    "cifar10": 0.5,
+    "cifar100": 0.5,
+    "imagenet100": 0.5,
+}
+_PAPER_RATES |= {"adult": 0.1, "heart": 0.1, "ved": 0.1}
+DEFAULT_EPSILON = 3.0
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set of a run: loaded, skewed, and with a validation part in place of the test set if one was asked for."""
+    from ..data import dirichlet_skew, load
+
+    own: dict[str, Any] = {
+        name: value for name in ("target", "task", "schema") if (value := getattr(config, name)) is not None
+    }
+    dataset = load(config.data, root=config.data_root, **own, **config.data_options)
+    if config.skew is not None:
+        dataset = dirichlet_skew(dataset, config.skew, config.skew_seed)
+    if config.validation:
+        dataset = _with_validation(dataset, config.validation)
+    return dataset
+
+
+def _with_validation(dataset: Dataset, share: float) -> Dataset:
+    """A fixed random part of the training records stands in for the test set, which is not touched."""
+    import torch
+
+    from ..data import Split
+
+    x, y = dataset.train.x, dataset.train.y
+    count = round(share * len(y))
+    if not 0 < count < len(y):
+        raise ConfigError(f"validation = {share:g} of {len(y)} training records leaves one of the parts empty")
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(20240))
+    held, kept = order[:count], order[count:].sort().values
+    return dataclasses.replace(
+        dataset,
+        train=Split(x[kept], y[kept]),
+        test=Split(x[held], y[held]),
+        nominal_size=len(kept),
+        notes=(*dataset.notes, f"evaluated on {count} held-out training records, not on the test set"),
+    )
+
+
+def nominal_size(config: Config, dataset: Dataset) -> tuple[int, bool]:
+    """The public N, and whether it was declared rather than counted in the private data."""
+    if config.num_examples is not None:
+        return config.num_examples, True
+    if dataset.nominal_size is not None:
+        return dataset.nominal_size, True
+    return len(dataset.train.y), False
+
+
+def steps_per_epoch(config: Config, size: int) -> int:
+    assert config.batch_size is not None
+    return max(1, -(-size // config.batch_size))
+
+
+def total_steps(config: Config, size: int) -> int:
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    return max(1, math.ceil(config.epochs * steps_per_epoch(config, size) - 1e-9))
+
+
+def build_method(config: Config) -> Method:
+    """The method as the configuration wants it."""
+    from .. import methods
+
+    try:
+        return methods.get(config.method, **config.method_options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
+    """``config`` with every choice made that was left open. What was set stays as it was set."""
+    from ..models import default_for
+
+    size, _ = nominal_size(config, dataset)
+    batch, epochs = _LENGTHS.get(dataset.name, (min(256, max(16, size // 40)), 20.0))
+    paper = config.recipe == "paper"
+    chosen: dict[str, Any] = {
+        "model": default_for(dataset),
+        "batch_size": min(batch, size),
+        "lr": _paper_rate(dataset, method) if paper else method.lr,
+        "schedule": "constant" if paper else "linear",
+        "decouple": method.private and not paper,
+        "momentum": 0.0,
+        "weight_decay": method.weight_decay if hasattr(method, "weight_decay") else 0.0,
+        "clip": None,
+        "delta": min(1e-5, size**-1.1),
+    }
+    if config.steps is None:
+        chosen["epochs"] = epochs
+    if config.epsilon is None and config.sigma is None and method.private:
+        chosen["epsilon"] = DEFAULT_EPSILON
+    filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
+    resolved = config.changed(**filled)
+    if resolved.batch_size is not None and resolved.batch_size > size:
+        raise ConfigError(
+            f"batch_size {resolved.batch_size} is more than the {size} training records; q would exceed 1"
+        )
+    if not method.private:
+        for name in ("epsilon", "sigma", "max_epsilon"):
+            if getattr(config, name) is not None:
+                raise ConfigError(
+                    f"method {config.method!r} is not private, so {name} means nothing for it; leave it out"
+                )
+    return resolved
+
+
+def _paper_rate(dataset: Dataset, method: Method) -> float:
+    own = getattr(method, "paper_lr", None)
+    return _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1) if own is None else own
+
+
+def build_clipping(config: Config, method: Method) -> Any:
+    """What goes into ``make_private(clipping=...)``: None, a number, or a controller."""
+    kind = config.clipping
+    spectral = kind == "spectral" or (kind is None and method.name == "ww-dp-sgd")
+    if config.spectral and not spectral:
+        raise ConfigError(f"settings of the spectral controller were given, but method {method.name!r} does not use it")
+    try:
+        if spectral:
+            return build_spectral(config)
+        if isinstance(kind, dict):
+            return _from_run(kind, config)
+        return kind if kind is not None else config.clip
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_spectral(config: Config) -> Any:
+    from .. import Spectral
+
+    options = dict(config.spectral)
+    literal = options.pop("paper", config.recipe == "paper")
+    for name in ("bounds",):
+        if isinstance(options.get(name), list):
+            options[name] = tuple(options[name])
+    if options.get("bounds") in ("none", ()):
+        options["bounds"] = None
+    if config.clip is not None:
+        options.setdefault("initial", config.clip)
+    aggregate = options.pop("aggregate", None)
+    if aggregate is not None:
+        from ..spectrum import Probe
+
+        options["probe"] = Probe(options.pop("probe", None), aggregate)
+    return Spectral.paper(**options) if literal else Spectral(**options)
+
+
+def _from_run(table: dict[str, Any], config: Config) -> Any:
+    """C taken from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run = FOLDER}``."""
+    from .. import Replay
+
+    kinds = ("replay", "schedule", "mean-of")
+    if table.get("kind") not in kinds or "run" not in table or len(table) != 2:
+        raise ConfigError(f"a clipping table has a kind ({', '.join(kinds)}) and a run (a folder), not {table}")
+    folder = Path(table["run"])
+    try:
+        lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} is not a finished run with probes: {error}") from None
+    if not lines:
+        raise ConfigError(f"{folder} has no probes to take C from")
+    changes = [(0, float(lines[0]["clip_before"])), *((int(line["step"]), float(line["clip"])) for line in lines)]
+    if table["kind"] == "replay":
+        return Replay(changes)
+    steps = int(result["steps"])
+    mean = mean_clip(changes, steps)
+    if table["kind"] == "mean-of":
+        return mean
+    first, last = math.log(changes[0][1]), math.log(changes[-1][1])
+    line = [math.exp(first + (last - first) * step / max(1, steps - 1)) for step in range(steps)]
+    factor = mean / (sum(line) / steps)  # the straight line in log C, moved so that its mean is the run's
+    return Replay([factor * clip for clip in line])
+
+
+def mean_clip(changes: list[tuple[int, float]], steps: int) -> float:
+    """The mean of C over the updates 0 .. steps - 1, where C changes at the given updates."""
+    ends = [start for start, _ in changes[1:]] + [steps]
+    total = sum(clip * max(0, min(end, steps) - start) for (start, clip), end in zip(changes, ends, strict=True))
+    return total / steps
+
+
+def rate_at(config: Config, step: int, steps: int) -> float:
+    """The learning rate of update number ``step`` of ``steps``: a function of public numbers, so that nothing needs saving."""
+    assert config.lr is not None
+    done = step / steps
+    if config.schedule == "linear":
+        return config.lr * (1 - done)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr

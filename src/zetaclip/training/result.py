@@ -1,0 +1,295 @@
+"""The lines and the summary that a run leaves: what was reached, what it cost, and everything needed to check it."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import subprocess
+from datetime import datetime, timezone
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..accounting import ACCOUNTANTS
+from ..errors import AccountingError
+from ..spectrum.null import random_null
+from .config import Config
+from .folder import RunFolder
+from .progress import shown
+from .recipe import mean_clip
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from .steps import PlainSteps, PrivateSteps
+
+# What result.json seals by digest.
+SEALED = ("config.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl", "ledger.jsonl", "model.safetensors")
+
+
+def describe_probe(reading: Any, before: Any, after: Any, controller: Any) -> dict[str, Any]:
+    """One line of probes.jsonl: enough to fit the tails and work the next C out again."""
+    k = getattr(controller.probe, "k", None)
+    layers = {}
+    for name, fit in reading.fits.items():
+        null = random_null(reading.shapes[name], controller.fit, k)
+        layers[name] = {
+            "shape": list(reading.shapes[name]),
+            "zeta": fit.zeta,
+            "stderr": fit.stderr,
+            "lambda_min": fit.lambda_min,
+            "n_tail": fit.n_tail,
+            "ks": fit.ks,
+            "ok": fit.ok,
+            "weak": fit.weak,
+            "reason": fit.reason,
+            "smoothed": after.smoothed.get(name),
+            "center": controller.center_for(reading, name),
+            "null_low": null.low if null.ok else None,
+            "null_high": null.high if null.ok else None,
+            "eigenvalues": reading.spectra[name].tolist(),
+        }
+    return {
+        "probe": after.probes,
+        "step": reading.step,
+        "layers": layers,
+        "zeta": after.zeta,
+        "smoothed": after.zeta_hat,
+        "error": after.error,
+        "phi": after.phi,
+        "clip_before": before.clip,
+        "clip": after.clip,
+        "hit": after.hit,
+        "in_zone": after.error is not None and abs(after.error) <= 1.0,
+        "center": controller.center,
+        "radius": controller.radius,
+        "bounds": None if controller.bounds is None else list(controller.bounds),
+    }
+
+
+def compose(
+    config: Config,
+    dataset: Dataset,
+    steps: PrivateSteps | PlainSteps,
+    folder: RunFolder,
+    last: dict[str, Any],
+    seconds: dict[str, float],
+    reliability: list[dict[str, Any]] | None,
+    resumed: int,
+    stop: int,
+) -> dict[str, Any]:
+    """result.json."""
+    from .steps import PrivateSteps
+
+    private = isinstance(steps, PrivateSteps)
+    metrics = {name: last[name] for name in ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss") if name in last}
+    probes = folder.read_lines("probes.jsonl")
+    total = sum(seconds.values())
+    result: dict[str, Any] = {
+        "zetaclip_result": 1,
+        "metric": {"name": steps.task.metric, "value": last.get("metric")},
+        "metrics": metrics,
+        "epsilon": None,
+        "delta": config.delta,
+        "accountant": config.accountant if private else None,
+        "epsilon_by": None,
+        "adjacency": "add/remove one record",
+        "unit": dataset.unit,
+        "claim": "none: the method is not private",
+        "sigma": steps.sigma,
+        "multipliers": None,
+        "steps": steps.done,
+        "planned_steps": steps.total,
+        "sample_rate": steps.sample_rate,
+        "num_examples": steps.size,
+        "expected_batch_size": config.batch_size,
+        "method": config.method,
+        "model": config.model,
+        "parameters": sum(p.numel() for p in steps.model.parameters() if p.requires_grad),
+        "data": dataset.name,
+        "task": dataset.task,
+        "clip": None,
+        "probes": None,
+        "seconds": {"total": total, **seconds},
+        "probe_share": seconds["probe"] / max(1e-9, seconds["train"] + seconds["probe"]),
+        "reliability": reliability,
+        "resumed": resumed,
+        "versions": versions(),
+        "commit": commit(),
+        "noise_seed_known": False,
+        "notes": [*dataset.notes],
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    if config.seed is not None:
+        result |= {"seed": config.seed, "noise_seed_known": True}
+    if dataset.target_unit:
+        result["metric"]["unit"] = dataset.target_unit
+    if private:
+        result |= _privacy(config, dataset, steps)  # type: ignore[arg-type]
+    result["clip"] = _clip_summary(folder, steps, probes)
+    if probes:
+        result["probes"] = _probe_summary(probes)
+    result["notes"] += _notes(config, dataset, steps, stop)
+    result["files"] = {name: digest(folder / name) for name in SEALED if (folder / name).exists()}
+    return result
+
+
+def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str, Any]:
+    engine = steps.engine
+    by: dict[str, float | None] = {}
+    for name in ACCOUNTANTS:
+        try:
+            by[name] = steps.epsilon(name)
+        except AccountingError:
+            by[name] = None
+    header = engine.ledger.header
+    found: dict[str, Any] = {
+        "epsilon": by[config.accountant],
+        "epsilon_by": by,
+        "adjacency": header.adjacency,
+        "claim": header.claim,
+        "multipliers": [event.noise_multiplier for event in engine.ledger.events()][:32],
+        "releases": len(engine.ledger),
+        "num_examples_source": header.num_examples_source,
+    }
+    if dataset.records_per_group > 1 and by[config.accountant] is not None:
+        found["group"] = group_bound(by[config.accountant], config.delta, dataset)  # type: ignore[arg-type]
+    return found
+
+
+def group_bound(epsilon: float, delta: float, dataset: Dataset) -> dict[str, Any]:
+    """The same run for a group of records: k records cost at most (k ε, k e^((k-1) ε) δ)."""
+    import math
+
+    k = dataset.records_per_group
+    exponent = (k - 1) * epsilon
+    grown = k * math.exp(exponent) * delta if exponent < 700 else math.inf
+    return {"unit": dataset.group, "records": k, "epsilon": k * epsilon, "delta": min(1.0, grown)}
+
+
+def _clip_summary(folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]) -> Any:
+    """C over all updates, from the ledger: the norm that each update really used."""
+    from .steps import PrivateSteps
+
+    if not isinstance(steps, PrivateSteps):
+        return None
+    clips = steps.clips
+    return {
+        "initial": clips[0],
+        "final": steps.clip,
+        "median": statistics.median(clips),
+        "mean": statistics.fmean(clips),
+        "min": min(clips),
+        "max": max(clips),
+        "hits_min": sum(line["hit"] == "min" for line in probes),
+        "hits_max": sum(line["hit"] == "max" for line in probes),
+    }
+
+
+def _probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
+    fits = [layer for line in probes for layer in line["layers"].values()]
+    return {
+        "count": len(probes),
+        "in_zone_share": sum(line["in_zone"] for line in probes) / len(probes),
+        "weak_fits": sum(fit["weak"] for fit in fits),
+        "failed_fits": sum(not fit["ok"] for fit in fits),
+        "layers": list(probes[-1]["layers"]),
+    }
+
+
+def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, stop: int) -> list[str]:
+    notes = list(dict.fromkeys(steps.notes))
+    notes += [
+        f"preprocessing looked at private data, which ε does not cover: {what}" for what in dataset.private_statistics
+    ]
+    if not dataset.public and not config.no_eval and dataset.test is not None:
+        notes.append("the metrics are of held-out private records, which ε does not cover; --no-eval writes none")
+    if config.no_eval:
+        notes.append("nothing was evaluated (--no-eval)")
+    if config.non_private_diagnostics:
+        notes.append("diagnostics.jsonl holds batch losses, batch sizes and clip fractions, which ε does not cover")
+    if config.seed is not None:
+        notes.append("the seed is known: whoever has it can remove the noise")
+    if stop < steps.total:
+        notes.append(
+            f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon = {config.max_epsilon:g}"
+        )
+    if config.weight_average is not None:
+        notes.append(f"metrics and weights are of the moving average with decay {config.weight_average:g}")
+    return notes
+
+
+def clip_path(probes: list[dict[str, Any]], steps: int) -> list[float]:
+    """C of each update, from the probes."""
+    changes = [(0, probes[0]["clip_before"]), *((line["step"], line["clip"]) for line in probes)]
+    clips: list[float] = []
+    for (start, clip), end in zip(changes, [step for step, _ in changes[1:]] + [steps], strict=True):
+        clips += [clip] * max(0, min(end, steps) - start)
+    return clips
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    import platform
+
+    found = {"python": platform.python_version()}
+    for name in ("zetaclip", "torch", "numpy", "scipy", "opacus", "dp-accounting"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the source tree that is running, if it is one; "+" marks changes on top."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The result in a few lines for a person."""
+    lines = []
+    reached = shown(result["metric"]["name"], result["metric"]["value"])
+    if result["epsilon"] is not None:
+        lines.append(
+            f"{reached} at ε = {result['epsilon']:.3g}, δ = {result['delta']:.3g} "
+            f"({result['accountant'].upper()}; {result['adjacency']}: {result['unit']})"
+        )
+    else:
+        lines.append(f"{reached}; no ε is claimed ({result['claim'].removeprefix('none: ')})")
+    if result.get("group"):
+        group = result["group"]
+        lines.append(
+            f"per {group['unit']} (at most {group['records']} records): ε = {group['epsilon']:.3g}, δ = {group['delta']:.3g}"
+        )
+    if result["clip"]:
+        clip = result["clip"]
+        text = f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median {clip['median']:.3g}"
+        if result["probes"]:
+            probes = result["probes"]
+            text += (
+                f"; {probes['count']} probes of {', '.join(probes['layers'])}, {100 * probes['in_zone_share']:.0f} % in the zone, "
+                f"{probes['weak_fits']} weak fits"
+            )
+        lines.append(text)
+    seconds = result["seconds"]
+    rate = "" if result["sample_rate"] is None else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
+    lines.append(
+        f"{result['method']} on {result['data']}: {result['steps']} steps{rate}; {seconds['total']:.1f} s "
+        f"(train {seconds['train']:.1f}, eval {seconds['eval']:.1f}, probe {seconds['probe']:.2f})"
+    )
+    lines += [f"note: {note}" for note in result["notes"]]
+    return "\n".join(lines)
+
+
+__all__ = ["SEALED", "clip_path", "commit", "compose", "describe_probe", "digest", "mean_clip", "summary", "versions"]

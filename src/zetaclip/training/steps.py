@@ -1,0 +1,290 @@
+"""Who takes the updates: the private engine, or an ordinary optimizer. Both look the same to the loop.
+
+``updates(until)`` trains to the end of the epoch, or until that many updates are done, and yields after each of them.
+``save`` and ``load`` carry everything that the rest of the run depends on.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ..averaging import WeightAverage
+from ..errors import NoGuarantee
+from ..ledger import replace_file
+from .config import Config
+from .evaluate import Task
+from .folder import RunFolder
+from .recipe import build_clipping, nominal_size, rate_at, steps_per_epoch, total_steps
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from ..methods import Method
+
+
+class Diagnostics:
+    """What ε does not cover, gathered only where the user asked for it."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.sizes: list[int] = []
+        self.clipped: list[float] = []
+
+    def flush(self) -> dict[str, Any]:
+        taken = {"batch_losses": self.losses, "batch_sizes": self.sizes, "clip_fractions": self.clipped}
+        self.__init__()  # type: ignore[misc]
+        return taken
+
+
+class _NotingRule:
+    """A clip rule that also notes which share of a chunk it clipped. Everything else is the rule's own."""
+
+    def __init__(self, rule: Any, notes: Diagnostics) -> None:
+        self._rule, self._notes = rule, notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def __repr__(self) -> str:
+        return repr(self._rule)
+
+    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+        factors = self._rule.factors(norms, clip, generator)
+        if len(norms):
+            self._notes.clipped.append(float((norms > clip).double().mean()))
+        return factors
+
+    def sensitivity(self, clip: float) -> float:
+        return self._rule.sensitivity(clip)
+
+
+class _Steps:
+    """What both kinds share: the task, the schedule of rates, the average of the weights."""
+
+    def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
+        self.config = config
+        self.method = method
+        self.model = model
+        self.task = Task.of(dataset)
+        self.device = torch.device(config.device)
+        self.size, self.declared = nominal_size(config, dataset)
+        self.per_epoch = steps_per_epoch(config, self.size)
+        self.total = total_steps(config, self.size)
+        self.done = 0
+        self.clips: list[float] = []  # C of each update
+        self.notes: list[str] = []
+        self.diagnostics = Diagnostics() if config.non_private_diagnostics else None
+        decay = config.weight_average
+        self.average = None if decay is None else WeightAverage(model, decay)
+
+    def optimizer_options(self) -> dict[str, Any]:
+        found = {"momentum": self.config.momentum, "weight_decay": self.config.weight_decay}
+        return {name: value for name, value in found.items() if value}
+
+    def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        rate = rate_at(self.config, self.done, self.total)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def backward(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
+        loss = self.task.loss(self.model(x.to(self.device)), y.to(self.device))
+        (loss if weight == 1.0 else weight * loss).backward()
+        if self.diagnostics is not None:
+            self.diagnostics.losses.append(loss.item())
+            self.diagnostics.sizes.append(len(y))
+
+    def moved(self, clip: float | None = None) -> None:
+        self.done += 1
+        if clip is not None:
+            self.clips.append(clip)
+        if self.average is not None:
+            self.average.update()
+
+    def extra(self, trainer: dict[str, Any]) -> dict[str, Any]:
+        average = None if self.average is None else self.average.state_dict()
+        return {"average": average, "trainer": trainer, "clips": torch.tensor(self.clips, dtype=torch.float64)}
+
+    def take(self, extra: dict[str, Any]) -> dict[str, Any]:
+        if self.average is not None:
+            self.average.load_state_dict(extra["average"])
+        self.clips = extra["clips"].tolist()
+        return dict(extra["trainer"])
+
+
+class PrivateSteps(_Steps):
+    """Updates by ``PrivacyEngine``."""
+
+    def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
+        from ..accounting import noise_multiplier_for
+        from ..engine import PrivacyEngine
+
+        super().__init__(config, dataset, method, model)
+        assert config.batch_size is not None and config.delta is not None
+        rate = min(1.0, config.batch_size / self.size)
+        if config.sigma is not None:
+            self.sigma = config.sigma
+        else:
+            assert config.epsilon is not None
+            self.sigma = noise_multiplier_for(config.epsilon, config.delta, rate, self.total, config.accountant)
+        if self.diagnostics is not None:
+            from dataclasses import replace
+
+            method = replace(method, rule=_NotingRule(method.rule, self.diagnostics))  # type: ignore[arg-type]
+        self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
+        loader = DataLoader(TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _, self.optimizer, self.loader = self.engine.make_private(
+                module=model,
+                optimizer=method.optimizer(model.parameters(), config.lr, **self.optimizer_options()),
+                data_loader=loader,
+                noise_multiplier=self.sigma,
+                method=method,
+                clipping=build_clipping(config, method),
+                num_examples=self.size if self.declared else None,
+                physical_batch_size=config.physical_batch_size,
+                decouple_lr=bool(config.decouple),
+                normalize=config.normalize,
+                empty=config.empty,
+                epochs=self.total / self.per_epoch,
+                target_delta=config.delta,
+            )
+        self.notes += [str(warning.message) for warning in caught]
+        self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
+
+    @property
+    def sample_rate(self) -> float:
+        return self.loader.sample_rate
+
+    @property
+    def clip(self) -> float:
+        return self.optimizer.clip
+
+    @property
+    def probe_seconds(self) -> float:
+        return self.engine.control_seconds
+
+    def epsilon(self, accountant: str | None = None) -> float | None:
+        """ε so far from the ledger; None where none is claimed or it is infinite."""
+        assert self.config.delta is not None
+        try:
+            value = self.engine.get_epsilon(self.config.delta, accountant)
+        except NoGuarantee:
+            return None
+        return value if math.isfinite(value) else None
+
+    def updates(self, until: int) -> Iterator[int]:
+        for x, y in self.loader:
+            self.set_rate(self.optimizer)
+            self.optimizer.zero_grad()
+            self.backward(x, y)
+            clip = self.optimizer.clip
+            self.optimizer.step()
+            if self.optimizer.stepped:
+                self.moved(clip)
+                yield self.done
+                if self.done >= until:
+                    return
+
+    def affordable(self) -> int:
+        """How many updates in all ``max_epsilon`` allows, at most the planned number."""
+        if self.config.max_epsilon is None:
+            return self.total
+        if self._stop is None:
+            self._stop = self._largest_affordable(self.config.max_epsilon)
+        return self._stop
+
+    def _largest_affordable(self, limit: float) -> int:
+        from ..accounting import epsilon
+
+        delta = self.config.delta
+        assert delta is not None
+        spent = self.engine.ledger.events()
+
+        def fits(count: int) -> bool:
+            events = [*spent, *self.engine.planned_events(self.done, count)]
+            return not events or epsilon(events, delta, self.config.accountant) <= limit
+
+        low, high = self.done, self.total
+        if fits(high):
+            return high
+        while high - low > 1:  # fits(low) holds: it is what has been spent, or nothing
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def save(self, folder: RunFolder, trainer: dict[str, Any]) -> None:
+        self.engine.save(folder.checkpoint, extra=self.extra(trainer), private=folder.secrets)
+
+    def load(self, folder: RunFolder, rekey: bool) -> dict[str, Any]:
+        extra = self.engine.load(folder.checkpoint, replay=not rekey, private=folder.secrets)
+        assert extra is not None
+        self.done = self.engine.updates
+        return self.take(extra)
+
+
+class PlainSteps(_Steps):
+    """Ordinary training: shuffled batches, no clipping, no noise, no claim."""
+
+    sigma: float | None = None
+    sample_rate: float | None = None
+    clip: float | None = None
+    probe_seconds = 0.0
+
+    def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
+        super().__init__(config, dataset, method, model)
+        self.size = len(dataset.train.y)
+        self.x, self.y = dataset.train.x, dataset.train.y
+        self.optimizer = method.optimizer(model.parameters(), config.lr, **self.optimizer_options())
+        self.order_seed = torch.initial_seed() % 2**62
+        self.per_epoch = steps_per_epoch(config, self.size)
+        self.total = total_steps(config, self.size)
+
+    def epsilon(self, accountant: str | None = None) -> None:
+        return None
+
+    def affordable(self) -> int:
+        return self.total
+
+    def updates(self, until: int) -> Iterator[int]:
+        epoch, first = divmod(self.done, self.per_epoch)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.order_seed + epoch))
+        rows = self.config.physical_batch_size or self.config.batch_size
+        assert self.config.batch_size is not None and rows is not None
+        for batch in order.split(self.config.batch_size)[first:]:
+            self.set_rate(self.optimizer)
+            self.optimizer.zero_grad()
+            for part in batch.split(rows):
+                self.backward(self.x[part], self.y[part], len(part) / len(batch))
+            self.optimizer.step()
+            self.moved()
+            yield self.done
+            if self.done >= until:
+                return
+
+    def save(self, folder: RunFolder, trainer: dict[str, Any]) -> None:
+        state = {
+            "module": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "done": self.done,
+            "order_seed": self.order_seed,
+            "rng": torch.get_rng_state(),
+            "extra": self.extra(trainer),
+        }
+        with replace_file(folder.checkpoint) as file:
+            torch.save(state, file)
+
+    def load(self, folder: RunFolder, rekey: bool) -> dict[str, Any]:
+        state = torch.load(folder.checkpoint, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.done, self.order_seed = state["done"], state["order_seed"]
+        torch.set_rng_state(state["rng"].cpu())
+        return self.take(state["extra"])

@@ -1,0 +1,160 @@
+"""Checks a run folder against itself: ε from its ledger, every C from its probes, every file from its digest.
+
+It finds what was changed by hand and what does not fit together. It can't find a run that was made up as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from .errors import AccountingError, LedgerError
+from .training.config import Config, ConfigError
+from .training.folder import RunFolder
+from .training.result import SEALED, clip_path, digest
+
+# Accountants are deterministic, but their libraries' last digits may differ between versions.
+_SLACK = 1e-6
+
+
+def verify(path: str | Path) -> list[str]:
+    """What is wrong with a finished run; an empty list if everything fits.
+
+    **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own accountant gives for the rows of
+    ``ledger.jsonl``, and each C that the spectral controller set follows from the eigenvalues in ``probes.jsonl``.
+    """
+    folder = RunFolder(path)
+    if not folder.path.is_dir():
+        return [f"{path} is not a folder"]
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        config = Config.from_mapping(json.loads((folder / "config.json").read_text()), "config.json")
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        return [f"{name} is missing: {'the run is not finished' if name == 'result.json' else 'not a run folder'}"]
+    except (ValueError, ConfigError, AttributeError) as error:
+        return [f"result.json or config.json can't be read: {error}"]
+    if not isinstance(result, dict) or result.get("zetaclip_result") != 1:
+        return ["result.json is not the result of this version of zetaclip"]
+    problems = _digests(folder, result)
+    problems += _metric(folder, result)
+    if (folder / "ledger.jsonl").exists() or result.get("epsilon") is not None:
+        problems += _ledger(folder, result, config)
+    if (folder / "probes.jsonl").exists():
+        problems += _probes(folder, result, config)
+    return problems
+
+
+def _digests(folder: RunFolder, result: dict[str, Any]) -> list[str]:
+    sealed = result.get("files", {})
+    problems = []
+    for name in SEALED:
+        path = folder / name
+        if name in sealed and not path.exists():
+            problems.append(f"{name} is missing")
+        elif name in sealed and digest(path) != sealed[name]:
+            problems.append(f"{name} is not the file that the run wrote: its digest differs")
+        elif name not in sealed and path.exists():
+            problems.append(f"{name} was not written by the run")
+    return problems
+
+
+def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
+    lines = folder.read_lines("metrics.jsonl")
+    said = result.get("metric", {}).get("value")
+    found = lines[-1].get("metric") if lines else None
+    return [] if said == found else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=_SLACK, abs_tol=1e-12)
+
+
+def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
+    from .accounting import epsilon
+    from .ledger import Ledger
+
+    try:
+        ledger = Ledger.from_jsonl(folder / "ledger.jsonl")
+    except FileNotFoundError:
+        return ["ledger.jsonl is missing, so no ε can be recomputed"]
+    except LedgerError as error:
+        return [str(error)]
+    problems = []
+    head = ledger.header
+    for name, here in (("claim", head.claim), ("adjacency", head.adjacency), ("num_examples", head.num_examples)):
+        if result.get(name) != here:
+            problems.append(f"{name}: result.json says {result.get(name)!r}, the ledger {here!r}")
+    if bool(result.get("noise_seed_known")) != head.noise_seed_known:
+        problems.append("result.json and the ledger disagree on whether the noise seed is known")
+    found: float | None = None
+    if head.claims_privacy:
+        assert config.delta is not None
+        try:
+            value = epsilon(ledger.events(), config.delta, config.accountant)
+        except (AccountingError, LedgerError) as error:
+            return [*problems, f"ε can't be recomputed: {error}"]
+        found = value if math.isfinite(value) else None
+    said = result.get("epsilon")
+    if not _close(said, found):
+        problems.append(f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ = {config.delta:g})")
+    if result.get("delta") != config.delta:
+        problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
+    last = max((row.step for row in ledger.rows()), default=-1) + 1
+    if result.get("steps") != last:
+        problems.append(f"steps: result.json says {result.get('steps')}, the ledger ends with {last}")
+    return problems
+
+
+def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
+    """Fits every tail again from its eigenvalues and lets a fresh controller work out C."""
+    import torch
+
+    from .spectrum import Reading, fit_tail
+    from .training.recipe import build_spectral
+
+    lines = folder.read_lines("probes.jsonl")
+    if not lines:
+        return []
+    controller = build_spectral(config)
+    state = controller.init()
+    k = getattr(controller.probe, "k", None)
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            spectra = {n: torch.tensor(v["eigenvalues"], dtype=torch.float64) for n, v in line["layers"].items()}
+            shapes = {n: (int(v["shape"][0]), int(v["shape"][1])) for n, v in line["layers"].items()}
+            fits = {n: fit_tail(spectra[n], controller.fit, k, shapes[n]) for n in spectra}
+            for name, fit in fits.items():
+                said = line["layers"][name]["zeta"]
+                if fit.ok and not _close(said, fit.zeta):
+                    problems.append(f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not {said}")
+            state = controller.update(Reading(line["step"], fits, shapes, spectra), state)
+            if not _close(line["clip"], state.clip):
+                problems.append(f"probe {number}: C should be {state.clip:.6g} and is {line['clip']}")
+                state = dataclasses.replace(state, clip=line["clip"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
+    return problems + _used(folder, result, lines)
+
+
+def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
+    """The C that the probes say is the one that the ledger's noise was scaled by."""
+    from .ledger import Ledger
+
+    try:
+        rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
+    except (FileNotFoundError, LedgerError):
+        return []  # said already
+    clips = clip_path(lines, int(result.get("steps", 0)))
+    first = clips[0] if clips else 1.0
+    unit = next((row.sensitivity / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
+    for row in rows:
+        if "sum" in row.query and row.step < len(clips) and not _close(row.sensitivity, unit * clips[row.step]):
+            return [f"step {row.step}: the ledger has sensitivity {row.sensitivity:.6g}, the probes C = {clips[row.step]:.6g}"]
+    return []
