@@ -251,7 +251,7 @@ def test_a_method_that_needs_the_number_of_steps_gets_it_or_raises():
     engine, module, optimizer, loader = private(
         tiny(), toy_data(), method=method, clipping=None, epochs=2, target_delta=1e-5, sigma=1.5
     )
-    assert budgets == [Budget(1.5, 0.5, 4, 1e-5, "rdp")] and optimizer.noise_multiplier == 3.0
+    assert budgets == [Budget(1.5, 0.5, 4, 1e-5, "rdp", 12.0, 2)] and optimizer.noise_multiplier == 3.0
     train(module, optimizer, loader, epochs=2)
     with pytest.raises(OrderError, match="planned for 4 updates"):
         train(module, optimizer, loader)
@@ -265,7 +265,12 @@ def test_clipping_replaces_what_the_method_allows():
     with pytest.raises(ValueError, match="brings its own clip rule"):
         private(tiny(), toy_data(), method=own, clipping=Flat())
     with pytest.raises(ValueError, match="brings its own clip controller"):
-        private(tiny(), toy_data(), method=Method("x", fixed=frozenset({"controller"})), clipping=1.0)
+        private(
+            tiny(),
+            toy_data(),
+            method=Method("x", controller=FromCount(), fixed=frozenset({"controller"})),
+            clipping=1.0,
+        )
     with pytest.raises(TypeError, match="number, a controller or a clip rule"):
         private(tiny(), toy_data(), clipping="small")
 

@@ -183,6 +183,7 @@ def configuration(run: Run) -> dict[str, Any]:
         "run": run.name,
         "settings": dataclasses.asdict(run.settings),
         "method": run.method.name,
+        "options": {name: repr(value) for name, value in run.method.chosen.items()},
         "rule": repr(run.method.rule),
         "controller": described(run.method.controller),
         "optimizer": type(run.optimizer).__name__,

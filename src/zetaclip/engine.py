@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+from .composition import Budget, Method, Schedule, at
 from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
-from .methods import Budget, Method, Schedule, at
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
 from .randomness import Stream, noise_source
@@ -124,6 +124,7 @@ class PrivacyEngine:
                 "too small. Only Poisson sampling is offered"
             )
         chosen = _composition(method, clipping, max_grad_norm)
+        chosen.check_update(optimizer)
         _check_multiplier(noise_multiplier)
         settings, declared = _settings(
             data_loader,
@@ -136,15 +137,21 @@ class PrivacyEngine:
             empty=empty,
         )
         steps = None if epochs is None else _steps(epochs, settings)
-        if chosen.needs_steps and (steps is None or target_delta is None):
-            raise ValueError(
-                f"the noise of method {chosen.name!r} depends on the number of steps: give epochs= and target_delta= too"
-            )
-        budget = Budget(noise_multiplier, settings.sample_rate, steps, target_delta, self.accountant)
-        plan = chosen.plan(budget)
-        if len(plan.noise_multipliers) != len(chosen.passes):
-            raise ValueError(
-                f"method {chosen.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(chosen.passes)}"
+        budget = Budget(
+            noise_multiplier,
+            settings.sample_rate,
+            steps,
+            target_delta,
+            self.accountant,
+            settings.expected_batch_size,
+            settings.steps_per_epoch,
+        )
+        chosen, plan = chosen.planned(budget)
+        if plan.sample_rate is not None:
+            settings = replace(
+                settings,
+                sample_rate=plan.sample_rate,
+                expected_batch_size=plan.sample_rate * settings.num_examples,
             )
 
         named = trained_parameters(module, optimizer)
@@ -224,6 +231,11 @@ class PrivacyEngine:
             literal.append('normalize="realized" divides by the private size of the batch')
         if settings.empty == "skip":
             literal.append('empty="skip" shows which batches were empty')
+        if method.unsound:
+            literal.append(f"method {method.name}: {method.unsound}")
+        chosen = ", ".join(
+            f"{name}={value!r}" for name, value in method.chosen.items() if value != method.options[name][0]
+        )
         return Header(
             num_examples=settings.num_examples,
             num_examples_source="declared" if declared else "taken from the data",
@@ -235,6 +247,7 @@ class PrivacyEngine:
             notes=(
                 f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",
                 f"float32 noise by {noise_source()}",
+                *([f"method options {chosen}"] if chosen else []),
             ),
         )
 
@@ -380,6 +393,8 @@ def _composition(method: Method | None, clipping: Any, max_grad_norm: float | No
         method = Method()
     elif not isinstance(method, Method):
         raise TypeError(f"method must be a zetaclip Method, not {type(method).__name__}")
+    if not method.private:
+        raise ValueError(f"method {method.name!r} is not private: train with an ordinary loop, without make_private")
     return method.with_clipping(clipping)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .clipping import Affine
+from .composition import Method, Plan, at
 from .control import Released
 from .control.base import check_clip
 from .gradients import Chunk, Layout, Recorder, Shadow
@@ -31,9 +32,9 @@ from .guard import Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
-from .methods import Method, Plan, at
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
+from .updates import scaled_rates
 from .weights import Weights
 
 
@@ -363,7 +364,12 @@ class Run:
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         if hasattr(self.optimizer, "set_noise_std"):
             self.optimizer.set_noise_std(std)
-        self.optimizer.step()
+        rate = getattr(self.control, "rate", 1.0)  # a controller may also pace the learning rate
+        if rate == 1.0:
+            self.optimizer.step()
+        else:
+            with scaled_rates(self.optimizer, rate):
+                self.optimizer.step()
         self.stepped = True
         self._advance()
         if self.method.remember is not None:

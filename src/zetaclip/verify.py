@@ -102,7 +102,9 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         found = value if math.isfinite(value) else None
     said = result.get("epsilon")
     if not _close(said, found):
-        problems.append(f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ = {config.delta:g})")
+        problems.append(
+            f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ = {config.delta:g})"
+        )
     if result.get("delta") != config.delta:
         problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
     last = max((row.step for row in ledger.rows()), default=-1) + 1
@@ -156,5 +158,7 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
     unit = next((row.sensitivity / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
     for row in rows:
         if "sum" in row.query and row.step < len(clips) and not _close(row.sensitivity, unit * clips[row.step]):
-            return [f"step {row.step}: the ledger has sensitivity {row.sensitivity:.6g}, the probes C = {clips[row.step]:.6g}"]
+            return [
+                f"step {row.step}: the ledger has sensitivity {row.sensitivity:.6g}, the probes C = {clips[row.step]:.6g}"
+            ]
     return []

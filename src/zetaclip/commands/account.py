@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     noise.add_argument("--sigma", type=float, metavar="S", help="noise multiplier: tell ε")
     noise.add_argument("--epsilon", type=float, metavar="E", help="target ε: tell the noise multiplier")
     parser.add_argument("--sample-rate", type=float, metavar="Q", help="probability q that a record is in a batch")
-    parser.add_argument("--batch-size", type=float, metavar="L", help="expected batch size, with --num-examples: q = L/N")
+    parser.add_argument(
+        "--batch-size", type=float, metavar="L", help="expected batch size, with --num-examples: q = L/N"
+    )
     parser.add_argument("--num-examples", type=int, metavar="N", help="number of records N")
     parser.add_argument("--steps", type=int, metavar="T", help="number of steps")
     parser.add_argument("--epochs", type=float, metavar="E", help="epochs of ceil(1/q) steps, instead of --steps")
@@ -60,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{steps} steps of q = {rate:.6g}, {given}, δ = {delta:g}, add/remove one record")
         sign = "ε" if key == "epsilon" else "σ"
         for name, value in values.items():
-            print(f"  {name.upper()}  {sign} = {value:.4f}" if isinstance(value, float) else f"  {name.upper()}  {value}")
+            print(
+                f"  {name.upper()}  {sign} = {value:.4f}" if isinstance(value, float) else f"  {name.upper()}  {value}"
+            )
     return int(all(isinstance(value, str) for value in values.values()))
 
 

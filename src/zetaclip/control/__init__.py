@@ -2,17 +2,23 @@
 
 from .base import ClipState, Constant, Controller, Probe, Released
 from .open_loop import OpenLoopState, Replay, Schedule
+from .released import MovingClip, Paced, PacedClip, Quantile, SlackControl
 from .spectral import Spectral, SpectralState
 
 __all__ = [
     "ClipState",
     "Constant",
     "Controller",
+    "MovingClip",
     "OpenLoopState",
+    "Paced",
+    "PacedClip",
     "Probe",
+    "Quantile",
     "Released",
     "Replay",
     "Schedule",
+    "SlackControl",
     "Spectral",
     "SpectralState",
 ]

@@ -148,7 +148,7 @@ _POSITIVE = (
 
 def _check_types(config: Config) -> None:
     for f in dataclasses.fields(config):
-        value, kind = getattr(config, f.name), f.metadata.get("kind")
+        value, kind = getattr(config, f.name), f.metadata.get("kind", str)
         if f.name in _TABLES:
             if not isinstance(value, dict):
                 raise ConfigError(f"{f.name} is a table (key = value), not {value!r}")

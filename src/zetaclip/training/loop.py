@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..errors import AccountingError
 from .config import Config, ConfigError
 from .evaluate import outputs_of
 from .folder import FolderError, RunFolder, Status
@@ -114,11 +115,13 @@ def _run(
         folder.write_text("config.json", config.to_json())
         status = Status(folder, f"zetaclip train --out {folder.path} --resume")
         status.write(state="running", message="setting up")
-        if method.private:
-            display.say("finding the noise" if config.sigma is None else "setting up")
-            steps: Steps = PrivateSteps(config, dataset, method, model)
-        else:
-            steps = PlainSteps(config, dataset, method, model)
+        display.say("finding the noise" if method.private and config.sigma is None else "setting up")
+        kind = PrivateSteps if method.private else PlainSteps
+        try:
+            steps: Steps = kind(config, dataset, method, model)
+        except (ValueError, AccountingError) as error:
+            _note_failure(status, error)
+            raise ConfigError(str(error)) from error
         run = _Training(config, dataset, steps, folder, status, display, series)
         if going_on and folder.executed:
             run.restore(rekey)

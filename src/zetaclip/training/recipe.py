@@ -102,8 +102,12 @@ def build_method(config: Config) -> Method:
     """The method as the configuration wants it."""
     from .. import methods
 
+    options = dict(config.method_options)
+    if config.clip is not None and config.clipping is None:
+        if config.method not in methods.names(private=False):
+            options.setdefault("clip", config.clip)
     try:
-        return methods.get(config.method, **config.method_options)
+        return methods.get(config.method, **options)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 
@@ -122,8 +126,8 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
         "schedule": "constant" if paper else "linear",
         "decouple": method.private and not paper,
         "momentum": 0.0,
-        "weight_decay": method.weight_decay if hasattr(method, "weight_decay") else 0.0,
-        "clip": None,
+        "weight_decay": float(method.update.get("weight_decay", 0.0)),
+        "weight_average": method.weight_average,
         "delta": min(1e-5, size**-1.1),
     }
     if config.steps is None:
@@ -137,7 +141,7 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
             f"batch_size {resolved.batch_size} is more than the {size} training records; q would exceed 1"
         )
     if not method.private:
-        for name in ("epsilon", "sigma", "max_epsilon"):
+        for name in ("epsilon", "sigma", "max_epsilon", "clip", "clipping"):
             if getattr(config, name) is not None:
                 raise ConfigError(
                     f"method {config.method!r} is not private, so {name} means nothing for it; leave it out"
@@ -146,8 +150,11 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
 
 
 def _paper_rate(dataset: Dataset, method: Method) -> float:
-    own = getattr(method, "paper_lr", None)
-    return _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1) if own is None else own
+    """The method's published rate; one of the SGD family moves with the kind of data, as DP-SGD's does."""
+    own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)
+    if method.paper_lr is None:
+        return own if method.family == "sgd" else method.lr
+    return method.paper_lr * own / _PAPER_RATES["mnist"] if method.family == "sgd" else method.paper_lr
 
 
 def build_clipping(config: Config, method: Method) -> Any:
@@ -161,7 +168,7 @@ def build_clipping(config: Config, method: Method) -> Any:
             return build_spectral(config)
         if isinstance(kind, dict):
             return _from_run(kind, config)
-        return kind if kind is not None else config.clip
+        return kind
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 

@@ -84,8 +84,9 @@ class _Steps:
         self.average = None if decay is None else WeightAverage(model, decay)
 
     def optimizer_options(self) -> dict[str, Any]:
-        found = {"momentum": self.config.momentum, "weight_decay": self.config.weight_decay}
-        return {name: value for name, value in found.items() if value}
+        """What goes over the method's own; a momentum of 0 is what every family without one has."""
+        momentum = {"momentum": self.config.momentum} if self.config.momentum else {}
+        return {**momentum, "weight_decay": self.config.weight_decay}
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
         rate = rate_at(self.config, self.done, self.total)
@@ -136,7 +137,7 @@ class PrivateSteps(_Steps):
         if self.diagnostics is not None:
             from dataclasses import replace
 
-            method = replace(method, rule=_NotingRule(method.rule, self.diagnostics))  # type: ignore[arg-type]
+            method = replace(method, rule=_NotingRule(method.rule, self.diagnostics))
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
         loader = DataLoader(TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size)
         with warnings.catch_warnings(record=True) as caught:
