@@ -81,8 +81,6 @@ def train(
         raise FolderError(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
         )
-    if not going_on:
-        folder.clear()
     with _threads(config, folder if going_on else None):
         return _run(config, folder, going_on, rekey, keep_state, display, series)
 
@@ -110,6 +108,8 @@ def _run(
     else:
         torch.manual_seed(config.seed)
     model = _build_model(config, dataset)
+    if not going_on and folder.begun:
+        folder.clear()
     folder.create(_needed_bytes(model))
     with folder.lock():
         folder.write_text("config.json", config.to_json())

@@ -103,9 +103,8 @@ def build_method(config: Config) -> Method:
     from .. import methods
 
     options = dict(config.method_options)
-    if config.clip is not None and config.clipping is None:
-        if config.method not in methods.names(private=False):
-            options.setdefault("clip", config.clip)
+    if config.clip is not None and config.clipping is None and config.method not in methods.names(private=False):
+        options.setdefault("clip", config.clip)
     try:
         return methods.get(config.method, **options)
     except (ValueError, TypeError) as error:

@@ -121,7 +121,7 @@ def compose(
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if config.seed is not None:
-        result |= {"seed": config.seed, "noise_seed_known": True}
+        result |= {"seed": config.seed, "noise_seed_known": private}
     if dataset.target_unit:
         result["metric"]["unit"] = dataset.target_unit
     if private:
@@ -208,7 +208,7 @@ def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, s
         notes.append("nothing was evaluated (--no-eval)")
     if config.non_private_diagnostics:
         notes.append("diagnostics.jsonl holds batch losses, batch sizes and clip fractions, which ε does not cover")
-    if config.seed is not None:
+    if config.seed is not None and steps.method.private:
         notes.append("the seed is known: whoever has it can remove the noise")
     if stop < steps.total:
         notes.append(

@@ -1,0 +1,17 @@
+import pytest
+import runs
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """A run sets torch's threads for itself and gives them back; the tests' own arithmetic stays on one."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """One finished spectral run, to be read and copied, never written to."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    runs.run(folder)
+    return folder

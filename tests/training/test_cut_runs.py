@@ -1,0 +1,236 @@
+"""Runs that are killed for real, and what goes on from them."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file
+
+from zetaclip.ledger import Ledger
+from zetaclip.training import FolderError, Interrupted
+from zetaclip.training.folder import RunFolder
+
+LONG = {"steps": 60, "batch_size": 64}
+
+
+def _child(out, changes, resume, pause, rekey=False):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    from zetaclip.training.steps import PrivateSteps
+
+    moved = PrivateSteps.moved
+
+    def slowly(self, clip=None):  # so that there is a middle to be killed in
+        moved(self, clip)
+        time.sleep(pause)
+
+    PrivateSteps.moved = slowly
+    runs.run(out, runs.small(**changes), resume=resume, rekey=rekey)
+
+
+@pytest.fixture(scope="module")
+def spawn():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zetaclip.training.loop", "zetaclip.data", "zetaclip.models", "runs", "opacus"])
+
+    def start(*arguments):
+        process = context.Process(target=_child, args=arguments)
+        process.start()
+        return process
+
+    return start
+
+
+def journaled(out):
+    """Releases that the run has noted so far."""
+    return sum(path.read_bytes().count(b'"noise_std"') for path in (out / "checkpoint").glob("*.journal"))
+
+
+def kill_after(process, out, releases):
+    deadline = time.monotonic() + 120
+    while process.is_alive() and journaled(out) < releases:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+
+
+def contents(out):
+    return {name: (out / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "config.json")}
+
+
+@pytest.mark.parametrize("method", ["ww-dp-sgd", "dp-sam"])
+def test_a_run_killed_again_and_again_ends_as_one_that_was_never_cut(spawn, tmp_path, method):
+    changes = {**LONG, "method": method, "weight_average": 0.9}
+    if method != "ww-dp-sgd":
+        changes["spectral"] = {}
+    whole = runs.run(tmp_path / "whole", runs.small(**changes))
+    per_update = 2 if method == "dp-sam" else 1
+    chance = random.Random(20240)
+    cut = tmp_path / "cut"
+    for attempt in range(3):
+        process = spawn(cut, changes, attempt > 0, 0.01)
+        kill_after(process, cut, per_update * chance.randint(2, 55))
+        assert process.exitcode == -signal.SIGKILL, "the run was over before it could be killed"
+        assert not (cut / "result.json").exists()
+    result = runs.run(cut, runs.small(**changes), resume=True)
+    assert contents(tmp_path / "whole") == contents(cut)
+    assert result["epsilon"] == whole["epsilon"] and result["metric"] == whole["metric"]
+    assert result["resumed"] >= 1 and result["clip"] == whole["clip"]
+    steps = [line["step"] for line in RunFolder(cut).read_lines("metrics.jsonl")]
+    assert steps == [line["step"] for line in RunFolder(tmp_path / "whole").read_lines("metrics.jsonl")]
+    if method == "ww-dp-sgd":
+        assert (cut / "probes.jsonl").read_bytes() == (tmp_path / "whole" / "probes.jsonl").read_bytes()
+
+
+def _cut(spawn, out, changes=LONG, releases=25):
+    kill_after(spawn(out, changes, False, 0.01), out, releases)
+    return journaled(out)
+
+
+def test_fresh_streams_keep_every_executed_step_in_the_ledger(spawn, tmp_path):
+    out = tmp_path / "cut"
+    executed = _cut(spawn, out)
+    result = runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+    ledger = Ledger.from_jsonl(out / "ledger.jsonl")
+    streams = {row.stream for row in ledger.rows()}
+    first = next(iter(ledger.rows())).stream
+    assert len(streams) == 2
+    assert sum(row.stream == first for row in ledger.rows()) == executed
+    assert len(ledger) > 60 and result["steps"] == 60
+    whole = runs.run(tmp_path / "whole", runs.small(**LONG))
+    assert result["epsilon"] > whole["epsilon"]
+    saved, other = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "whole"))
+    assert not torch.equal(saved["fc1.weight"], other["fc1.weight"])
+
+
+def test_what_can_not_be_replayed_is_refused_by_name(spawn, tmp_path):
+    out = tmp_path / "cut"
+    _cut(spawn, out)
+    before = {path: path.read_bytes() for path in sorted((out / "checkpoint").iterdir())}
+    for changes, said in (
+        ({"lr": 0.5}, r"lr \(1.0 there, 0.5 here\)"),
+        ({"threads": 2}, "threads"),
+        ({"seed": 8}, "seed"),
+    ):
+        with pytest.raises(FolderError, match=said):
+            runs.run(out, runs.small(**{**LONG, **changes}), resume=True)
+    shutil.rmtree(out / "private")
+    with pytest.raises(FolderError, match="--rekey"):
+        runs.run(out, runs.small(**LONG), resume=True)
+    assert {path: path.read_bytes() for path in sorted((out / "checkpoint").iterdir())} == before
+    result = runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+    assert result["steps"] == 60
+
+
+def test_without_a_checkpoint_nobody_can_tell_what_was_executed(spawn, tmp_path):
+    out = tmp_path / "cut"
+    _cut(spawn, out, releases=30)
+    if not (out / "metrics.jsonl").exists():
+        (out / "metrics.jsonl").write_text('{"epoch": 1, "step": 23}\n')
+    shutil.rmtree(out / "checkpoint")
+    with pytest.raises(FolderError, match="nobody can tell"):
+        runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+
+
+def test_a_run_that_is_not_finished_is_not_overwritten(spawn, tmp_path):
+    out = tmp_path / "cut"
+    _cut(spawn, out, releases=3)
+    with pytest.raises(FolderError, match="--resume goes on"):
+        runs.run(out, runs.small(**LONG))
+
+
+def test_one_process_per_folder(spawn, tmp_path):
+    out = tmp_path / "run"
+    process = spawn(out, LONG, False, 0.05)
+    try:
+        while process.is_alive() and journaled(out) < 2:
+            time.sleep(0.01)
+        with pytest.raises(FolderError, match=f"process {process.pid}"):
+            runs.run(out, runs.small(**LONG), resume=True)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_resume_of_a_folder_where_nothing_was_executed_starts_the_run(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    assert runs.run(out, runs.small(steps=2), resume=True)["steps"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, number):
+    from zetaclip.training.steps import PrivateSteps
+
+    whole = runs.run(tmp_path / "whole")
+    moved = PrivateSteps.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if self.done == 11:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSteps, "moved", interrupted)
+        with pytest.raises(Interrupted):
+            runs.run(tmp_path / "cut")
+    status = json.loads((tmp_path / "cut" / "status.json").read_text())
+    assert status["state"] == "stopped" and status["step"] == 11 and "--resume" in status["resume"]
+    assert signal.getsignal(number) is not None
+    result = runs.run(tmp_path / "cut", resume=True)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and result["metric"] == whole["metric"]
+
+
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
+    from zetaclip.training import loop
+
+    monkeypatch.setattr(loop, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_SAVE_SHARE", 1e9)
+    save = torch.save
+    count = 0
+
+    def full(*arguments, **options):
+        nonlocal count
+        count += 1
+        if count == 8:
+            raise OSError(28, "No space left on device")
+        return save(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(FolderError, match="No space left.*--resume"):
+            runs.run(tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
+    runs.run(tmp_path / "cut", resume=True)
+    runs.run(tmp_path / "whole")
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_plain_training_resumes_bit_equal_too(tmp_path, monkeypatch):
+    from zetaclip.training.steps import PlainSteps
+
+    config = runs.small(method="sgd", spectral={}, sigma=None, momentum=0.9)
+    runs.run(tmp_path / "whole", config)
+    moved = PlainSteps.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if self.done == 25:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainSteps, "moved", interrupted)
+        with pytest.raises(Interrupted):
+            runs.run(tmp_path / "cut", config)
+    runs.run(tmp_path / "cut", config, resume=True)
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,128 @@
+"""From settings to what is run: rates, defaults, and C from another run."""
+
+import json
+import math
+
+import pytest
+import runs
+import torch
+
+from zetaclip import Spectral
+from zetaclip.data import load
+from zetaclip.training import ConfigError
+from zetaclip.training.recipe import (
+    build_clipping,
+    build_method,
+    load_data,
+    mean_clip,
+    nominal_size,
+    rate_at,
+    resolve,
+    total_steps,
+)
+
+
+def resolved(**values):
+    config = runs.small(**values)
+    return resolve(config, load_data(config), build_method(config))
+
+
+def test_the_schedules_start_at_the_rate_and_end_where_they_say():
+    for schedule, last in (("linear", 0.1), ("cosine", 0.5 * (1 + math.cos(0.9 * math.pi))), ("constant", 1.0)):
+        config = runs.small(lr=1.0, schedule=schedule)
+        assert rate_at(config, 0, 10) == 1.0
+        assert rate_at(config, 9, 10) == pytest.approx(last, rel=1e-12)
+
+
+def test_the_default_recipe_is_decoupled_with_linear_decay_and_the_methods_rate():
+    config = resolved()
+    assert (config.decouple, config.schedule, config.lr, config.epsilon) == (True, "linear", 1.0, None)
+    adam = resolved(method="dp-adam", spectral={})
+    assert adam.lr == 1e-3
+
+
+def test_the_papers_recipe_is_constant_coupled_and_literal():
+    config = resolved(recipe="paper")
+    assert (config.decouple, config.schedule, config.lr) == (False, "constant", 0.25)
+    controller = build_clipping(config, build_method(config))
+    literal = Spectral.paper(period=5)
+    assert repr(controller) == repr(literal)
+
+
+def test_delta_is_below_one_over_n():
+    config = resolved(num_examples=10**7)
+    assert config.delta == pytest.approx(1e7**-1.1)
+    assert resolved().delta == 1e-5
+
+
+def test_the_paper_rate_of_sgd_like_methods_moves_with_the_data():
+    x = torch.zeros(40, 5)
+    adult = load("digits")
+    from dataclasses import replace
+
+    from zetaclip.data import Split
+
+    tabular = replace(adult, name="adult", train=Split(x, torch.zeros(40)), task="binary", outputs=1, nominal_size=40)
+    config = runs.small(recipe="paper", method="dp-sgd", spectral={}, model="mlp")
+    assert resolve(config.changed(batch_size=8), tabular, build_method(config)).lr == pytest.approx(0.1)
+
+
+def test_settings_of_a_controller_that_is_not_used_are_refused():
+    config = runs.small(method="dp-sgd")
+    with pytest.raises(ConfigError, match="does not use it"):
+        build_clipping(config, build_method(config))
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ConfigError, match="more than"):
+        resolved(batch_size=5000)
+
+
+def test_a_budget_for_plain_training_is_refused():
+    with pytest.raises(ConfigError, match="not private"):
+        resolved(method="sgd", spectral={}, sigma=1.0)
+
+
+def test_a_validation_part_is_taken_from_the_training_records_and_disjoint():
+    whole = load_data(runs.small())
+    part = load_data(runs.small(validation=0.25))
+    held = round(0.25 * len(whole.train))
+    assert len(part.test) == held and len(part.train) == len(whole.train) - held
+    rows = {tuple(row.flatten().tolist()) for row in whole.train.x}
+    assert all(tuple(row.flatten().tolist()) in rows for row in part.test.x)
+    both = torch.cat((part.train.x.flatten(1), part.test.x.flatten(1)))
+    assert torch.equal(both.sum(0), whole.train.x.flatten(1).sum(0))
+    assert nominal_size(runs.small(), part) == (len(part.train), True)
+
+
+def test_steps_and_epochs_mean_the_same():
+    config = resolved(steps=None, epochs=2.0)
+    size, _ = nominal_size(config, load_data(config))
+    assert total_steps(config, size) == 2 * math.ceil(size / 64)
+
+
+def test_the_mean_of_a_path_weighs_each_norm_by_its_updates():
+    assert mean_clip([(0, 1.0), (10, 2.0), (15, 4.0)], 20) == (10 * 1 + 5 * 2 + 5 * 4) / 20
+    assert mean_clip([(0, 1.0), (10, 2.0), (20, 9.0)], 20) == 1.5
+
+
+def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_path):
+    lines = [json.loads(line) for line in (finished / "probes.jsonl").read_text().splitlines()]
+    clips = json.loads((finished / "result.json").read_text())["clip"]
+
+    def controller(kind):
+        config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": kind, "run": str(finished)})
+        return build_clipping(config, build_method(config))
+
+    replayed = controller("replay")
+    assert replayed.function(0) == lines[0]["clip_before"]
+    assert [replayed.function(line["step"]) for line in lines] == [line["clip"] for line in lines]
+    assert controller("mean-of") == pytest.approx(clips["mean"], rel=1e-12)
+    straight = controller("schedule")
+    values = [straight.function(step) for step in range(30)]
+    assert sum(values) / 30 == pytest.approx(clips["mean"], rel=1e-12)
+    steps = [math.log(b / a) for a, b in zip(values, values[1:], strict=False)]
+    assert max(steps) == pytest.approx(min(steps), rel=1e-6)
+    with pytest.raises(ConfigError, match="not a finished run"):
+        config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
+        build_clipping(config, build_method(config))

@@ -1,0 +1,102 @@
+"""``verify`` finds what was changed by hand."""
+
+import json
+import shutil
+
+import pytest
+
+from zetaclip.cli import main
+from zetaclip.training.result import digest
+from zetaclip.verify import verify
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(path, change, reseal=True):
+    """Changes result.json, or a line-wise file and then the digest that result.json has of it."""
+    if path.name == "result.json":
+        values = json.loads(path.read_text())
+        change(values)
+        path.write_text(json.dumps(values))
+        return
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if reseal:
+        result = path.parent / "result.json"
+        values = json.loads(result.read_text())
+        values["files"][path.name] = digest(path)
+        result.write_text(json.dumps(values))
+
+
+def test_an_untouched_run_fits(finished, capsys):
+    assert verify(finished) == []
+    assert main(["verify", str(finished)]) == 0
+    assert "all fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta", "steps", "claim", "noise_seed_known", "num_examples"])
+def test_a_changed_claim_is_found(copy, key):
+    def change(values):
+        values[key] = {"claim": "none: changed", "noise_seed_known": False}.get(key, 0.5)
+
+    edit(copy / "result.json", change)
+    assert verify(copy)
+
+
+def test_a_smaller_epsilon_is_named(copy, capsys):
+    edit(copy / "result.json", lambda values: values.update(epsilon=values["epsilon"] * 0.99))
+    assert main(["verify", str(copy)]) == 1
+    assert "ε: result.json says" in capsys.readouterr().out
+
+
+def test_a_better_metric_is_found(copy):
+    edit(copy / "result.json", lambda values: values["metric"].update(value=0.99))
+    assert any("metric" in problem for problem in verify(copy))
+
+
+def test_a_clipping_norm_that_does_not_follow_is_found_even_with_a_new_digest(copy):
+    edit(copy / "probes.jsonl", lambda lines: lines[2].update(clip=lines[2]["clip"] * 1.01))
+    problems = verify(copy)
+    assert any(problem.startswith("probe 3: C should be") for problem in problems)
+
+
+def test_an_exponent_that_its_eigenvalues_do_not_give_is_found(copy):
+    edit(copy / "probes.jsonl", lambda lines: lines[1]["layers"]["fc1"].update(zeta=9.0))
+    assert any("probe 2: ζ of fc1" in problem for problem in verify(copy))
+
+
+def test_changed_eigenvalues_are_found(copy):
+    def change(lines):
+        lines[0]["layers"]["fc1"]["eigenvalues"][0] *= 2
+
+    edit(copy / "probes.jsonl", change)
+    assert any("probe 1" in problem for problem in verify(copy))
+
+
+def test_a_ledger_row_taken_out_is_found(copy):
+    lines = (copy / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (copy / "ledger.jsonl").write_text("".join(lines[:-1]))
+    assert any("ledger.jsonl" in problem and "rows" in problem for problem in verify(copy))
+
+
+def test_other_weights_are_found(copy):
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(data)
+    assert verify(copy) == ["model.safetensors is not the file that the run wrote: its digest differs"]
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "ledger.jsonl", "probes.jsonl", "metrics.jsonl"])
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    assert any(name in problem for problem in verify(copy))
+
+
+def test_a_folder_without_a_run_is_told_from_one_that_does_not_fit(tmp_path):
+    assert verify(tmp_path) == ["result.json is missing: the run is not finished"]
+    assert verify(tmp_path / "nowhere") == [f"{tmp_path / 'nowhere'} is not a folder"]
