@@ -9,7 +9,7 @@ from zetaclip.training.config import merge, read_file, read_settings
 
 
 def test_an_unknown_setting_names_the_near_ones():
-    with pytest.raises(ConfigError, match="epsilons.*did you mean epsilon"):
+    with pytest.raises(ConfigError, match=r"epsilons.*did you mean epsilon"):
         Config.from_mapping({"epsilons": 3})
 
 

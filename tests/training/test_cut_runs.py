@@ -207,7 +207,7 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
-        with pytest.raises(FolderError, match="No space left.*--resume"):
+        with pytest.raises(FolderError, match=r"No space left.*--resume"):
             runs.run(tmp_path / "cut")
     assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
     runs.run(tmp_path / "cut", resume=True)

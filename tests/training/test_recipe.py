@@ -1,5 +1,6 @@
 """From settings to what is run: rates, defaults, and C from another run."""
 
+import itertools
 import json
 import math
 
@@ -121,8 +122,8 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     straight = controller("schedule")
     values = [straight.function(step) for step in range(30)]
     assert sum(values) / 30 == pytest.approx(clips["mean"], rel=1e-12)
-    steps = [math.log(b / a) for a, b in zip(values, values[1:], strict=False)]
+    steps = [math.log(b / a) for a, b in itertools.pairwise(values)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
+    config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
     with pytest.raises(ConfigError, match="not a finished run"):
-        config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
         build_clipping(config, build_method(config))
