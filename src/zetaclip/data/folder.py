@@ -45,10 +45,12 @@ def own_folder(
     test_share: float = 0.2,
     seed: int = 0,
     task: str = "classification",
+    cache: bool = False,
 ) -> Dataset:
     """Images of your own: ``path/CLASS/image``, or ``path/train/CLASS/...`` with ``path/test`` (or val) beside it.
 
-    The names of the folders are the classes: they are taken for public, and a class may be an empty folder.
+    The names of the folders are the classes: they are taken for public, and a class may be an empty folder. ``cache`` keeps a
+    decoded copy of the images, readable by its owner alone, so that the next run starts at once.
     """
     _check(size, scaling, test_share)
     if task not in ("classification", "binary"):
@@ -57,8 +59,9 @@ def own_folder(
         raise InputError(f"channels must be 1 (grey) or 3 (colour), not {channels!r}")
     train_folder = path / "train"
     test_folder = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
+    kept = "own" if cache else None
     notes = [
-        f"images are scaled and cut to {size}x{size} pixels; a copy is kept in the cache, readable by its owner alone",
+        f"images are scaled and cut to {size}x{size} pixels",
         "the classes are the names of the folders, taken for public",
     ]
     if train_folder.is_dir() and test_folder is not None:
@@ -66,11 +69,11 @@ def own_folder(
         strange = set(_classes(test_folder)) - set(classes)
         if strange:
             raise InputError(f"{test_folder} has classes that {train_folder} lacks: {', '.join(sorted(strange))}")
-        x, y = _read(path, train_folder, classes, size, channels)
-        x_test, y_test = _read(path, test_folder, classes, size, channels)
+        x, y = _read(train_folder, classes, size, channels, kept)
+        x_test, y_test = _read(test_folder, classes, size, channels, kept)
     else:
         classes = _classes(path)
-        pixels, labels = _read(path, path, classes, size, channels)
+        pixels, labels = _read(path, classes, size, channels, kept)
         order = np.random.default_rng(seed).permutation(len(labels))
         cut = round(test_share * len(labels))
         if not 0 < cut < len(labels):
@@ -89,7 +92,7 @@ def _public(name: str, place: Place, size: int, scaling: str, notes: tuple[str, 
     classes = _classes(train_folder)
     if _classes(test_folder) != classes:
         raise InputError(f"{train_folder} and {test_folder} have different classes")
-    pairs = [_read(place.folder, folder, classes, size, 3) for folder in (train_folder, test_folder)]
+    pairs = [_read(folder, classes, size, 3, name) for folder in (train_folder, test_folder)]
     stated = (f"images are scaled and cut to {size}x{size} pixels", *notes)
     return _dataset(name, classes, pairs[0], pairs[1], scaling, notes=stated, public=True)
 
@@ -145,9 +148,9 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _read(
-    base: Path, folder: Path, classes: tuple[str, ...], size: int, channels: int
+    folder: Path, classes: tuple[str, ...], size: int, channels: int, cache: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (n, channels, size, size) and labels, class by class in order of the names."""
+    """Pixels (n, channels, size, size) and labels, class by class in order of the names. ``cache`` names the copies."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -157,8 +160,8 @@ def _read(
         labels += [label] * len(found)
     if not files:
         raise InputError(f"{folder} has no images (of {', '.join(_ENDINGS)})")
-    label = f"{base.name or 'images'}-{folder.name}-{size}x{channels}".replace(os.sep, "-")
-    pixels = cached(label, files, partial(_decode, files, size, channels))
+    decode = partial(_decode, files, size, channels)
+    pixels = cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
     return pixels, np.array(labels, np.int64)
 
 
