@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "train": "train a private model",
     "verify": "recompute ε and every clipping norm of a finished run",
     "account": "ε from noise, or noise from ε, by each accountant",
+    "data": "the data sets that are known: list, fetch, and schemas for your own",
     "probe": "the spectral exponents of a checkpoint's matrices",
 }
 

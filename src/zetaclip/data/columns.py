@@ -46,13 +46,15 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in _MISSING
 
 
-def encode(columns: Sequence[Column], table: Mapping[str, Sequence[str]], first_line: int = 1) -> np.ndarray:
-    """The table as float32, one row a record. ``first_line`` is the number of the first record's line, for messages."""
+def encode(
+    columns: Sequence[Column], table: Mapping[str, Sequence[str]], lines: Sequence[int] | None = None
+) -> np.ndarray:
+    """The table as float32, one row a record. ``lines`` are the records' lines in their file, for messages."""
     parts: list[np.ndarray] = []
     for column in columns:
         fields = table[column.name]
         if isinstance(column, Numeric):
-            values = numbers(fields, column.name, first_line)
+            values = numbers(fields, column.name, lines)
             parts.append(_scaled(values, column)[:, None])
             if column.flag_missing:
                 parts.append(np.isnan(values).astype(np.float32)[:, None])
@@ -74,20 +76,22 @@ def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def numbers(fields: Sequence[str], name: str, first_line: int = 1) -> np.ndarray:
+def numbers(fields: Sequence[str], name: str, lines: Sequence[int] | None = None) -> np.ndarray:
     """Fields as float64, nan where missing; anything else that is no finite number is an error with its line."""
-    values = np.empty(len(fields))
-    for i, field in enumerate(fields):
-        if is_missing(field):
-            values[i] = math.nan
-            continue
-        try:
-            values[i] = float(field)
-        except ValueError:
-            raise InputError(f"line {first_line + i}: {field.strip()!r} in column {name} is not a number") from None
-        if not math.isfinite(values[i]):
-            raise InputError(f"line {first_line + i}: {field.strip()!r} in column {name} is not finite")
+    values = np.array([number(field) for field in fields], dtype=np.float64)
+    for i in np.flatnonzero(~np.isfinite(values)).tolist():
+        if not is_missing(fields[i]):
+            line = i + 1 if lines is None else lines[i]
+            raise InputError(f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number")
     return values
+
+
+def number(field: str) -> float:
+    """A field as a number; nan if it is missing or none."""
+    try:
+        return float(field)
+    except ValueError:
+        return math.nan
 
 
 def _scaled(values: np.ndarray, column: Numeric) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import InputError
 from .dataset import Dataset
 from .places import ENVIRONMENT, FORMS, Place, find, roots
+from .sources import BY_HAND, SOURCES
 
 # name: (module, function). The function gets the place where the files were found, and the options.
 LOADERS: dict[str, tuple[str, str]] = {
@@ -100,8 +101,12 @@ def _missing(name: str, known: str, kind: str | None, root: str | os.PathLike[st
     looked = ", ".join(str(base) for base in roots(root))
     forms = [form for form in FORMS[known] if kind in (None, form.kind)]
     folders = ", ".join(dict.fromkeys(folder for form in forms for folder in form.folders))
-    hint = f"set {ENVIRONMENT} or give a data root" if root is None else "look at the data root"
-    return f"the files of {name} were not found under {looked} (in {folders}): {hint}, or run `zetaclip data fetch {known}`"
+    hint = f"is {ENVIRONMENT} set, or a data root given" if root is None else "is this the right data root"
+    if known in SOURCES and kind != "subset":
+        way = f"run `zetaclip data fetch {known}`"
+    else:
+        way = BY_HAND.get(known, "copy them there")
+    return f"the files of {name} were not found under {looked} (in {folders}): {hint}? Otherwise: {way}"
 
 
 def _unknown(name: str) -> str:

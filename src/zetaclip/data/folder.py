@@ -1,0 +1,190 @@
+"""Folders of images, one folder a class: ImageNet-100, and images of your own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from .dataset import Dataset, Split
+from .files import cached
+from .images import looked_at, scaled
+from .places import Place
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_TEST_FOLDERS = ("test", "val", "valid", "validation")
+
+
+def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
+    """A hundred classes of ImageNet in train/ and val/, decoded and resized once.
+
+    At 64 pixels the published choice of 126,689 images takes 6.2 GB as float32.
+    """
+    dataset = _public("imagenet100", place, size, scaling, ())
+    if dataset.outputs != 100:
+        raise InputError(f"{place.folder} has {dataset.outputs} classes; ImageNet-100 has 100")
+    return dataset
+
+
+def imagenet_sample(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
+    """A few photographs in broad classes, to try the path of large images."""
+    return _public("imagenet-sample", place, size, scaling, ("a handful of images: not for any claim of accuracy",))
+
+
+def own_folder(
+    path: Path,
+    *,
+    size: int = 64,
+    channels: int = 3,
+    scaling: str = "symmetric",
+    test_share: float = 0.2,
+    seed: int = 0,
+    task: str = "classification",
+    cache: bool = False,
+) -> Dataset:
+    """Images of your own: ``path/CLASS/image``, or ``path/train/CLASS/...`` with ``path/test`` (or val) beside it.
+
+    The names of the folders are the classes: they are taken for public, and a class may be an empty folder. ``cache`` keeps a
+    decoded copy of the images, readable by its owner alone, so that the next run starts at once.
+    """
+    _check(size, scaling, test_share)
+    if task not in ("classification", "binary"):
+        raise InputError(f"a folder of images by class is a classification, not {task!r}")
+    if channels not in (1, 3):
+        raise InputError(f"channels must be 1 (grey) or 3 (colour), not {channels!r}")
+    train_folder = path / "train"
+    test_folder = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
+    kept = "own" if cache else None
+    notes = [
+        f"images are scaled and cut to {size}x{size} pixels",
+        "the classes are the names of the folders, taken for public",
+    ]
+    if train_folder.is_dir() and test_folder is not None:
+        classes = _classes(train_folder)
+        strange = set(_classes(test_folder)) - set(classes)
+        if strange:
+            raise InputError(f"{test_folder} has classes that {train_folder} lacks: {', '.join(sorted(strange))}")
+        x, y = _read(train_folder, classes, size, channels, kept)
+        x_test, y_test = _read(test_folder, classes, size, channels, kept)
+    else:
+        classes = _classes(path)
+        pixels, labels = _read(path, classes, size, channels, kept)
+        order = np.random.default_rng(seed).permutation(len(labels))
+        cut = round(test_share * len(labels))
+        if not 0 < cut < len(labels):
+            raise InputError(f"{path} has too few images to hold out a share of {test_share:g}")
+        test_rows, train_rows = np.sort(order[:cut]), np.sort(order[cut:])
+        x, y, x_test, y_test = pixels[train_rows], labels[train_rows], pixels[test_rows], labels[test_rows]
+        notes.append(f"a random share of {test_share:g} is held out, with public seed {seed}")
+    if len(np.unique(y)) < 2:
+        raise InputError(f"the training images of {path} are all of one class")
+    return _dataset(path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False)
+
+
+def _public(name: str, place: Place, size: int, scaling: str, notes: tuple[str, ...]) -> Dataset:
+    _check(size, scaling, 0.5)
+    train_folder, test_folder = place.files
+    classes = _classes(train_folder)
+    if _classes(test_folder) != classes:
+        raise InputError(f"{train_folder} and {test_folder} have different classes")
+    pairs = [_read(folder, classes, size, 3, name) for folder in (train_folder, test_folder)]
+    stated = (f"images are scaled and cut to {size}x{size} pixels", *notes)
+    return _dataset(name, classes, pairs[0], pairs[1], scaling, notes=stated, public=True)
+
+
+def _dataset(
+    name: str,
+    classes: tuple[str, ...],
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    scaling: str,
+    *,
+    notes: tuple[str, ...],
+    public: bool,
+) -> Dataset:
+    import torch
+
+    binary = len(classes) == 2
+    splits = []
+    for x, y in (train, test):
+        labels = torch.from_numpy(y.astype(np.float32 if binary else np.int64))
+        splits.append(Split(scaled(x, scaling, "imagenet"), labels))
+    return Dataset(
+        name=name,
+        task="binary" if binary else "classification",
+        train=splits[0],
+        test=splits[1],
+        outputs=1 if binary else len(classes),
+        unit="one image",
+        classes=classes,
+        public=public,
+        notes=notes,
+        # ImageNet's mean and deviation are statistics of these records only where the records are ImageNet's.
+        private_statistics=looked_at(scaling) if public else (),
+        nominal_size=len(train[1]) if public else None,
+    )
+
+
+def _check(size: int, scaling: str, test_share: float) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= 1024:
+        raise InputError(f"size must be a whole number of pixels from 4 to 1024, not {size!r}")
+    if not 0 < test_share < 1:
+        raise InputError(f"test_share must lie between 0 and 1, not {test_share!r}")
+    scaled(np.zeros((1, 3, 1, 1), np.uint8), scaling, "imagenet")  # an unknown scaling, before an hour of decoding
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    classes = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    if not classes:
+        raise InputError(f"{folder} has no folders; one folder of images a class is needed")
+    if len(classes) == 1:
+        raise InputError(f"{folder} has one class only, {classes[0]}; at least two are needed")
+    return classes
+
+
+def _read(
+    folder: Path, classes: tuple[str, ...], size: int, channels: int, cache: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (n, channels, size, size) and labels, class by class in order of the names. ``cache`` names the copies."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        inside = folder / name
+        found = sorted(p for p in inside.rglob("*") if p.suffix.lower() in _ENDINGS) if inside.is_dir() else []
+        files += found
+        labels += [label] * len(found)
+    if not files:
+        raise InputError(f"{folder} has no images (of {', '.join(_ENDINGS)})")
+    decode = partial(_decode, files, size, channels)
+    pixels = cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
+    return pixels, np.array(labels, np.int64)
+
+
+def _decode(files: Sequence[Path], size: int, channels: int) -> np.ndarray:
+    pixels = np.empty((len(files), channels, size, size), np.uint8)
+
+    def one(i: int) -> None:
+        pixels[i] = _image(files[i], size, channels)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter while it decodes
+        list(pool.map(one, range(len(files))))
+    return pixels
+
+
+def _image(path: Path, size: int, channels: int) -> np.ndarray:
+    """The middle square of an image, channels first."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (2 * size, 2 * size))  # a JPEG decoder can leave out what would be thrown away
+            upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
+            square = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read the image {path}: {error}") from error
+    return square[None] if channels == 1 else square.transpose(2, 0, 1)

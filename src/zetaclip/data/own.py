@@ -1,0 +1,195 @@
+"""Tables of your own: .csv, .csv.gz or .parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import InputError, PrivacyLeakWarning
+from .columns import encode, feature_names, is_missing, numbers
+from .dataset import Dataset, Split
+from .schema import Schema, complete, read_schema
+
+_DELIMITERS = ",;\t|"
+_FEWEST = 10
+
+
+def own_table(
+    path: Path,
+    *,
+    target: str | None = None,
+    task: str | None = None,
+    schema: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    delimiter: str | None = None,
+) -> Dataset:
+    """A table as a ``Dataset``; one record is one row.
+
+    Types, bounds and vocabularies come from ``schema``; whatever it leaves open is inferred from the data, with a
+    ``PrivacyLeakWarning``. A random share is held out for testing, chosen by the public seed; 0 holds out nothing.
+
+    Edge cases: a number beyond its bounds is clipped to them; a missing one is the middle of its range; a missing or
+    unknown category is a group of zeros. A missing target, a class that was not declared, a word where a number
+    belongs, a row with too many or too few fields: an error that names the line.
+    """
+    if isinstance(test_share, bool) or not 0 <= test_share < 1:
+        raise InputError(f"test_share must be at least 0 and below 1, not {test_share!r}")
+    table, lines = read_table(path, delimiter)
+    meaning = complete(table, read_schema(schema) if schema is not None else {}, target, task)
+    if meaning.inferred:
+        warnings.warn(
+            f"{path.name}: inferred from the data, which ε does not cover: {'; '.join(meaning.inferred)}. Declare them in a schema "
+            f"(`zetaclip data schema {path.name}` writes a template)",
+            PrivacyLeakWarning,
+            stacklevel=3,
+        )
+    x = encode(meaning.columns, table, lines)
+    y = _targets(table[meaning.target], meaning, lines)
+    train, test = _held_out(x, y, test_share, seed)
+    return Dataset(
+        name=path.name,
+        task=meaning.task,
+        train=train,
+        test=test,
+        outputs=len(meaning.classes) if meaning.task == "classification" else 1,
+        unit="one row",
+        classes=meaning.classes,
+        public=False,
+        notes=(*_treatments(meaning, test_share, seed), *meaning.notes),
+        private_statistics=meaning.inferred,
+        target_range=meaning.target_range,
+        features=feature_names(meaning.columns),
+    )
+
+
+def read_table(path: Path, delimiter: str | None = None) -> tuple[dict[str, list[str]], list[int]]:
+    """The columns of a file as text, and the line of each record."""
+    names = "".join(path.suffixes[-2:]).lower()
+    if names.endswith((".parquet", ".pq")):
+        table = _parquet(path)
+        lines = list(range(1, len(next(iter(table.values()), [])) + 1))
+    elif names.endswith((".csv", ".csv.gz", ".tsv", ".txt")):
+        table, lines = _csv(path, delimiter)
+    else:
+        raise InputError(f"{path} is not a .csv, .csv.gz, .tsv, .txt or .parquet file")
+    if not lines:
+        raise InputError(f"{path} has no records")
+    if len(lines) < _FEWEST:
+        raise InputError(f"{path} has {len(lines)} records; at least {_FEWEST} are needed")
+    return table, lines
+
+
+def _csv(path: Path, delimiter: str | None) -> tuple[dict[str, list[str]], list[int]]:
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        with _open(path) as file:
+            first = file.readline()
+            file.seek(0)
+            mark = delimiter or max(_DELIMITERS, key=first.count)
+            reader = csv.reader(file, delimiter=mark, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header)
+            for row in reader:
+                if not row:
+                    continue  # an empty line
+                if len(row) != len(header):
+                    raise InputError(
+                        f"{path}, line {reader.line_num}: {len(row)} fields, but the header has {len(header)}"
+                    )
+                rows.append(row)
+                lines.append(reader.line_num)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+    except (OSError, EOFError, zlib.error, csv.Error, TypeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines
+
+
+def _open(path: Path) -> IO[str]:
+    options: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+    return gzip.open(path, "rt", **options) if path.suffix == ".gz" else open(path, **options)
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    if not any(header):
+        raise InputError(f"{path} is empty: the first line must name the columns")
+    for i, name in enumerate(header):
+        if not name:
+            raise InputError(
+                f"{path}: column {i + 1} has no name. A row number, perhaps? Name it, or write the file without it"
+            )
+        if name in header[:i]:
+            raise InputError(f"{path}: two columns are called {name!r}")
+
+
+def _parquet(path: Path) -> dict[str, list[str]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError("reading .parquet needs pyarrow: pip install 'zetaclip[parquet]'") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    _check_header(path, table.column_names)
+    return {
+        name: ["" if value is None else str(value) for value in table.column(name).to_pylist()]
+        for name in table.column_names
+    }
+
+
+def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np.ndarray:
+    for field, line in zip(fields, lines, strict=True):
+        if is_missing(field) and field.strip() not in meaning.classes:
+            raise InputError(
+                f"line {line}: the target {meaning.target} is missing; take such rows out, or fill them in"
+            )
+    if meaning.target_range is not None:
+        return np.clip(numbers(fields, meaning.target, lines), *meaning.target_range).astype(np.float32)
+    places = {name: i for i, name in enumerate(meaning.classes)}
+    labels = np.empty(len(fields), np.int64)
+    for i, field in enumerate(fields):
+        if field.strip() not in places:
+            raise InputError(
+                f"line {lines[i]}: {field.strip()!r} is not among the declared classes {', '.join(meaning.classes)}"
+            )
+        labels[i] = places[field.strip()]
+    if labels.min() == labels.max():
+        raise InputError(f"every record is of the class {meaning.classes[labels[0]]!r}; there is nothing to learn")
+    return labels.astype(np.float32) if meaning.task == "binary" else labels
+
+
+def _held_out(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split, Split | None]:
+    import torch
+
+    order = np.random.default_rng(seed).permutation(len(y))
+    cut = round(share * len(y))
+    if share and not 0 < cut < len(y):
+        raise InputError(f"{len(y)} records are too few to hold out a share of {share:g}")
+    parts = [np.sort(order[cut:]), np.sort(order[:cut])]
+    splits = [Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in parts]
+    return splits[0], splits[1] if cut else None
+
+
+def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
+    """What is done with awkward values: always the same words, for how often it happened is private."""
+    notes = [
+        "numbers are clipped to their bounds, a missing one is the middle of them; a missing or unknown category is a group of zeros"
+    ]
+    if meaning.target_range is not None:
+        low, high = meaning.target_range
+        notes.append(f"the target is clipped to {low:g} to {high:g}")
+    if share:
+        notes.append(f"a random share of {share:g} is held out for testing, with public seed {seed}")
+    return tuple(notes)

@@ -1,0 +1,102 @@
+"""Folders of images by class."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from zetaclip.data import load
+from zetaclip.errors import InputError
+
+
+def picture(path, color, size=(20, 12)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(10):
+        picture(tmp_path / "pets" / "cat" / f"{i}.png", (255, 0, 0))
+        picture(tmp_path / "pets" / "dog" / f"{i}.jpg", (0, 0, 255))
+        picture(tmp_path / "pets" / "owl" / "deep" / f"{i}.webp", (0, 255, 0))
+    (tmp_path / "pets" / "cat" / "notes.txt").write_text("not an image")
+    return tmp_path / "pets"
+
+
+def test_classes_are_folders_and_a_share_is_held_out(folder):
+    pets = load(folder, size=8)
+    assert (pets.name, pets.task, pets.classes, pets.outputs) == ("pets", "classification", ("cat", "dog", "owl"), 3)
+    assert pets.train.x.shape == (24, 3, 8, 8) and len(pets.test) == 6
+    assert not pets.public and pets.nominal_size is None and pets.private_statistics == ()
+    for split in (pets.train, pets.test):
+        for image, label in zip(split.x, split.y, strict=True):
+            channel = {0: 0, 1: 2, 2: 1}[int(label)]  # red, blue, green
+            assert image[channel].mean() > 0.9 and image.mean() < 0
+
+
+def test_given_splits_are_kept_and_grey_is_possible(folder, tmp_path):
+    (tmp_path / "set").mkdir()
+    folder.rename(tmp_path / "set" / "train")
+    for name in ("cat", "dog"):
+        picture(tmp_path / "set" / "val" / name / "1.png", (9, 9, 9))
+    pets = load(tmp_path / "set", size=8, channels=1)
+    assert pets.train.x.shape == (30, 1, 8, 8) and pets.test.x.shape == (2, 1, 8, 8)
+    picture(tmp_path / "set" / "val" / "eel" / "1.png", (9, 9, 9))
+    with pytest.raises(InputError, match="classes that .* lacks: eel"):
+        load(tmp_path / "set")
+
+
+def test_the_middle_square_is_taken(tmp_path):
+    wide = np.zeros((16, 32, 3), np.uint8)
+    wide[:, 8:24] = 255
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            Image.fromarray(wide).save(tmp_path / name / f"{i}.png")
+    pets = load(tmp_path, size=16)
+    assert pets.task == "binary" and pets.outputs == 1 and torch.equal(pets.train.x, torch.ones(8, 3, 16, 16))
+
+
+def test_private_images_are_copied_to_the_cache_only_when_asked(folder, tmp_path, monkeypatch):
+    cache = tmp_path / "c"
+    monkeypatch.setenv("ZETACLIP_CACHE", str(cache))
+    load(folder, size=8)
+    assert not cache.exists()
+    load(folder, size=8, cache=True)
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 2}, "from 4 to 1024"),
+        ({"channels": 4}, "1 .grey. or 3"),
+        ({"scaling": "no"}, "no scaling 'no'"),
+        ({"task": "regression"}, "is a classification"),
+        ({"test_share": 0}, "between 0 and 1"),
+        ({"target": "x"}, "no option target"),
+    ],
+)
+def test_options_that_do_not_fit(folder, options, message):
+    with pytest.raises(InputError, match=message):
+        load(folder, **options)
+
+
+def test_folders_that_do_not_fit(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="has no folders"):
+        load(tmp_path / "empty")
+    (tmp_path / "empty" / "a").mkdir()
+    with pytest.raises(InputError, match="one class only, a"):
+        load(tmp_path / "empty")
+    (tmp_path / "empty" / "b").mkdir()
+    with pytest.raises(InputError, match="has no images"):
+        load(tmp_path / "empty")
+    picture(tmp_path / "empty" / "b" / "1.png", (0, 0, 0))
+    picture(tmp_path / "empty" / "b" / "2.png", (0, 0, 0))
+    with pytest.raises(InputError, match="all of one class"):
+        load(tmp_path / "empty", test_share=0.5)
+    (folder / "cat" / "broken.jpg").write_bytes(b"not a jpeg")
+    with pytest.raises(InputError, match=r"cannot read the image .*broken\.jpg"):
+        load(folder)
