@@ -15,6 +15,7 @@ from .errors import CommandError
 
 # name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
 COMMANDS: dict[str, str] = {
+    "methods": "every private method, what it releases and with how much noise",
     "probe": "the spectral exponents of a checkpoint's matrices",
 }
 
