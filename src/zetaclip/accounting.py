@@ -96,11 +96,12 @@ def calibrate(
     target_delta: float,
     accountant: str = "prv",
     tolerance: float = 1e-3,
+    start: float | None = None,
 ) -> float:
     """The smallest σ for which the steps that ``make_events(σ)`` describes stay within the target.
 
     ``make_events`` turns one number into everything a method would release: a schedule, several batches per
-    update, a second query. More σ must mean more noise.
+    update, a second query. More σ must mean more noise. A ``start`` close to the answer saves evaluations.
 
     **Guarantee.** As ``noise_multiplier_for``. A σ at which the accountant fails is never returned.
 
@@ -118,18 +119,22 @@ def calibrate(
         """ln(ε / target): at most 0 where the target is met, and nearly straight in ln σ."""
         return math.log(max(using(_merged(make_events(sigma)), target_delta) / target_epsilon, 1e-9))
 
-    start = 1.0
-    if compute is not _rdp_epsilon:
-        # RDP takes milliseconds and comes within some per cent; the slow accountants start from there.
-        with suppress(AccountingError):  # it may not resolve what the others do
-            start = _smallest(lambda sigma: excess(sigma, _rdp_epsilon), 1.0, 0.02, target)
+    first = 0.1 if start is None else 4 * tolerance
+    if start is None:
+        start = 1.0
+        if compute is not _rdp_epsilon:
+            # RDP takes milliseconds and comes within some per cent; the slow accountants start from there.
+            with suppress(AccountingError):  # it may not resolve what the others do
+                start = _smallest(lambda sigma: excess(sigma, _rdp_epsilon), 1.0, 0.02, target)
     if accountant == "prv":
-        _warn_if_slow(_merged(make_events(start)), target_delta, evaluations=8)
-    return _smallest(excess, start, tolerance, target)
+        _warn_if_slow(_merged(make_events(start)), target_delta, evaluations=8 if first == 0.1 else 4)
+    return _smallest(excess, start, tolerance, target, first)
 
 
-def _smallest(excess: Callable[[float], float], start: float, tolerance: float, target: str) -> float:
-    """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above."""
+def _smallest(
+    excess: Callable[[float], float], start: float, tolerance: float, target: str, first: float = 0.1
+) -> float:
+    """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above; ``first`` steps around the start."""
     least, most = (math.log(limit) for limit in _SIGMA_RANGE)
 
     def try_at(position: float) -> float:
@@ -138,7 +143,7 @@ def _smallest(excess: Callable[[float], float], start: float, tolerance: float, 
         except AccountingError:
             return math.inf  # as good as above the target: it moves the bracket and is never returned
 
-    high, growth = math.log(start), 0.1
+    high, growth = math.log(start), first
     low: float | None = None
     while (at_high := excess(math.exp(high))) > 0:
         low, at_low = high, at_high
@@ -149,7 +154,7 @@ def _smallest(excess: Callable[[float], float], start: float, tolerance: float, 
                 "which resolves the smallest ε"
             )
         high, growth = min(high + growth, most), 2 * growth
-    growth = 0.1
+    growth = first
     while low is None:
         trial = max(high - growth, least)
         if (at_trial := try_at(trial)) > 0:

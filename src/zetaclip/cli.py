@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "verify": "recompute ε and every clipping norm of a finished run",
     "account": "ε from noise, or noise from ε, by each accountant",
     "data": "the data sets that are known: list, fetch, and schemas for your own",
+    "methods": "every private method, what it releases and with how much noise",
     "probe": "the spectral exponents of a checkpoint's matrices",
 }
 

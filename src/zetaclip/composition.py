@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -167,6 +168,22 @@ class Method:
             )
         plan.check(self.name, budget.steps)
         return (self if plan.rule is None else replace(self, rule=plan.rule)), plan
+
+    def multipliers(self, budget: Budget) -> dict[str, tuple[float, float]]:
+        """What each query would be noised with under this budget: query -> multipliers at the first and last step."""
+        method, plan = self.planned(budget)
+        last = max(0, (budget.steps or 1) - 1)
+        found = {}
+        for part, schedule in zip(method.passes, plan.noise_multipliers, strict=True):
+            query = "sum" if len(method.passes) == 1 else f"{part.name} sum"
+            found[query] = (at(schedule, 0), at(schedule, last))
+            extras = getattr(method.rule, "extras", None)
+            if extras is not None:
+                nobody = torch.zeros(0, dtype=torch.float64)
+                for name, extra in extras(nobody, float(method.controller.init().clip)).items():
+                    if extra.noise_multiplier is not None:
+                        found[f"{query}: {name}"] = (extra.noise_multiplier, extra.noise_multiplier)
+        return found
 
     def with_clipping(self, clipping: Any) -> Method:
         """This method with another clipping norm, controller or clip rule."""

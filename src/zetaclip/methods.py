@@ -142,7 +142,9 @@ def _dp_adam(clip: float = 1.0) -> Method:
 @_entry("dp-adam-bc", "Tang, Shpilevskiy & Lécuyer, AAAI 2024")
 def _dp_adam_bc(clip: float = 1.0) -> Method:
     """Adam with the noise's variance taken out of its second moment."""
-    return Method(controller=Constant(clip), family="adam-bc", any_update=False, lr=1e-3, paper_lr=1e-3)
+    # A coordinate at the floor moves by lr / sqrt(floor) = 1 times its mean gradient, as dp-sgd does.
+    update = {"floor": 1e-6}
+    return Method(controller=Constant(clip), family="adam-bc", any_update=False, update=update, lr=1e-3, paper_lr=1e-3)
 
 
 @_entry("dp-adamw", "Loshchilov & Hutter 2019 on private gradients")
