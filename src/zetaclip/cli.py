@@ -16,6 +16,7 @@ from .errors import CommandError
 # name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
 COMMANDS: dict[str, str] = {
     "probe": "the spectral exponents of a checkpoint's matrices",
+    "report": "runs or an experiment as one HTML page",
 }
 
 
