@@ -200,7 +200,7 @@ def invented(path, seed=0, epochs=12, state="finished", metric="accuracy", ledge
     return path
 
 
-def trained(path, seed=1, clipping="spectral", epochs=12, sigma=0.9, lr=0.5, pause=0.0):
+def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pause=0.0):
     """A private run on digits, written as it goes. ``pause`` slows it down, for a page that watches."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def trained(path, seed=1, clipping="spectral", epochs=12, sigma=0.9, lr=0.5, pau
         num_examples=len(x),
     )
     total = epochs * len(loader)
-    dump(path / "config.json", config(seed=seed, epochs=epochs, clipping=clipping, lr=lr, sigma=sigma))
+    dump(path / "config.json", config(seed=seed, epochs=epochs, clipping=clipping, lr=lr, sigma=sigma, epsilon=None))
     (path / "metrics.jsonl").write_text("")
     step, known, probes, started = 0, 0, 0, time.time()
     spent = {"train": 0.0, "eval": 0.0, "probe": 0.0}

@@ -11,9 +11,9 @@ from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
 STEP = "training step (count)"
 EPOCH = "epoch (count)"
-EPSILON = "privacy loss ε (no unit)"
-CLIP = "clipping norm C (unit of the gradient norm)"
-ZETA = "tail exponent ζ (no unit)"
+EPSILON = "ε (no unit)"
+CLIP = "C (unit of gradient norms)"
+ZETA = "ζ (no unit)"
 
 # Layers whose spectra are drawn; the exponents of further ones are in their chart all the same.
 MAX_LAYERS = 3
@@ -39,6 +39,12 @@ def charts_for(runs: Sequence[Run]) -> list[Chart]:
     return [chart for chart in made if not chart.empty]
 
 
+def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
+    """What a caption says of the first few runs; a single one needs no name."""
+    shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
+    return f" {'; '.join(shown)}." if shown else ""
+
+
 def epsilon_chart(runs: Sequence[Run]) -> Chart:
     series = []
     for slot, run in enumerate(runs):
@@ -48,20 +54,21 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
             if newest is not None and (not pairs or step > (pairs[-1][0] or 0)):
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
-            series.append(points(run.name, [(0.0, 0.0), *pairs], slot))
+            # One curve shows its points; several that lie on each other are told apart by their dashes.
+            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked"))
     targets = {number(run.config.get("epsilon")) for run in runs} - {None}
     # A goal far above what was spent would press the curve to the floor.
     spent = max((value for one in series for value in one.y if value is not None), default=0.0)
     rules = [Rule(f"target ε = {plain(value)}", value) for value in targets if value is not None and value <= 3 * spent]
-    said = "; ".join(f"{one.name} spent ε = {epsilon_text(last(one.y))}" for one in series[:3])
+    said = told(runs, [(one.name, f"ε = {epsilon_text(last(one.y))} at the end") for one in series])
     return Chart(
         "epsilon",
         "Privacy spent",
         Axis(STEP),
-        Axis(EPSILON),
+        Axis(EPSILON, from_zero=True),
         tuple(series),
         rules=tuple(rules[:1]) if len(targets) == 1 else (),
-        summary=f"ε over training steps. {said}.",
+        summary=f"ε by what was released so far.{said}",
     )
 
 
@@ -70,6 +77,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
     made = []
     for name in dict.fromkeys(run.metric_name for run in runs if run.metric_name):
         series = []
+        shown = NAMES.get(name, name)
         units = {target_unit(run) for run in runs if run.metric_name == name} - {""}
         scale = 100.0 if name == "accuracy" else 1.0
         for slot, run in enumerate(runs):
@@ -77,18 +85,19 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
                 values = [(number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics]
                 series.append(points(run.name, [(x, y and scale * y) for x, y in values], slot, "marked"))
         unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(name, units.pop() if len(units) == 1 else "")
-        label = f"{NAMES.get(name, name)} on held-out data ({unit or 'unit of the target'})"
-        said = "; ".join(f"{run.name}: {metric_text(name, run.metric)}" for run in runs[:3] if run.metric_name == name)
+        label = f"{shown} ({unit or 'unit of the target'})"
+        said = told(
+            runs,
+            [(run.name, metric_text(name, run.metric, target_unit(run))) for run in runs if run.metric_name == name],
+        )
         made.append(
             Chart(
                 f"metric-{name if name in NAMES else 'other'}",
-                f"{NAMES.get(name, name)} over epochs".capitalize()
-                if name == "accuracy"
-                else f"{NAMES.get(name, name)} over epochs",
+                f"{shown[0].upper()}{shown[1:]} over epochs",
                 Axis(EPOCH),
                 Axis(label),
                 tuple(series),
-                summary=f"{NAMES.get(name, name)} after each epoch. {said}.",
+                summary=f"{shown[0].upper()}{shown[1:]} on held-out data after each epoch.{said}",
             )
         )
     return made
@@ -124,7 +133,7 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         note = f" Bounds {plain(low)} to {plain(high)}."
         log = low > 0 and high / low > 20 and len(near) == 2 and min(values) > 0
     hits = sum(1 for run in runs for probe in run.probes if probe.get("hit"))
-    said = "; ".join(f"{one.name}: from {plain(one.y[0])} to {plain(last(one.y))}" for one in series[:3])
+    said = told(runs, [(one.name, f"C went from {plain(one.y[0])} to {plain(last(one.y))}") for one in series])
     return Chart(
         "clip",
         "Clipping norm",
@@ -132,7 +141,7 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         Axis(CLIP, log=log),
         tuple(series),
         rules=tuple(rules),
-        summary=f"C over training steps. {said}.{note}" + (f" {hits} probes ended at a bound." if hits else ""),
+        summary=f"How long a gradient may be.{said}{note}" + (f" {hits} probes ended at a bound." if hits else ""),
     )
 
 
@@ -174,10 +183,10 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         for layer in layers_of(probe).values()
         if layer.get("ok") is False
     )
-    said = "; ".join(
-        f"{run.name} ended at ζ̂ = {plain(last(number(p.get('smoothed')) for p in run.probes), 3)}"
-        for _, run in probed[:3]
-    )
+    ended = [
+        (run.name, f"ζ̂ = {plain(last(number(p.get('smoothed')) for p in run.probes), 3)} at the end")
+        for _, run in probed
+    ]
     return Chart(
         "zeta",
         "Tail exponent of the probed weights",
@@ -185,8 +194,8 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         Axis(ZETA),
         tuple(series),
         tuple(bands),
-        summary=f"ζ over training steps. {said}. {weak} weak fits, {failed} failed ones."
-        " A weak fit has too few eigenvalues, or reads what random weights read.",
+        summary=f"Small: a few directions dominate; large: weights look random.{told(runs, ended)} {weak} weak fits (too few"
+        f" eigenvalues, or what random weights read) and {failed} failed ones.",
     )
 
 
@@ -248,8 +257,9 @@ def spectrum_charts(runs: Sequence[Run]) -> list[Chart]:
 def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which: int, key: str, alone: bool) -> Chart:
     series: list[Series] = []
     bands: list[Band] = []
-    said = []
+    said: list[tuple[str, str]] = []
     steps = set()
+    runs_shown = [run for _, run in probed] if not alone else [probed[0][1]]
     for slot, run in probed[:10]:
         probe = run.probes[len(run.probes) // 2 if which == -2 else which]
         fit = layers_of(probe).get(layer)
@@ -264,28 +274,33 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
         zeta, start = number(fit.get("zeta")), number(fit.get("lambda_min"))
         tail = number(fit.get("n_tail"))
         if fit.get("ok") is False or zeta is None or not start or start <= 0 or zeta <= 1:
-            said.append(f"{run.name}: no fit")
+            said.append((run.name, "no fit"))
             continue
         top = curve[0][0]
         at = share_above(curve, start, tail)
         label = f"fit ζ = {zeta:.2f}" if alone else f"{run.name}, fit"
         series.append(Series(label, *tail_line(start, top, at, zeta), 0 if alone else slot, "line", in_legend=alone))
         low, high = number(fit.get("null_low")), number(fit.get("null_high"))
-        said.append(f"{run.name}: ζ = {zeta:.2f}")
+        known = low is not None and high is not None
+        said.append(
+            (
+                run.name,
+                f"ζ = {zeta:.2f}" + (f"; random weights of this shape read {low:.2f} to {high:.2f}" if known else ""),
+            )
+        )
         if alone and low is not None and high is not None and low > 1:
             x, upper = tail_line(start, top, at, low)
             _, lower = tail_line(start, top, at, high)
             bands.append(Band(f"random reads {low:.2f} to {high:.2f}", x, lower, upper))
-            said[-1] += f", random weights of this shape read {low:.2f} to {high:.2f}"
     when = f"step {steps.pop():.0f}" if len(steps) == 1 and None not in steps else "each run's own step"
     return Chart(
         key,
         f"Spectrum of {layer}, {moment} probe ({when})",
-        Axis("eigenvalue λ of WᵀW (squared weight)", log=True),
-        Axis("share of eigenvalues ≥ λ (fraction)", log=True),
+        Axis("eigenvalue λ (squared weight)", log=True),
+        Axis("share at or above λ (fraction)", log=True),
         tuple(series),
         tuple(bands),
-        summary="; ".join(said) + ".",
+        summary=told(runs_shown, said).strip(),
         size="third",
     )
 
@@ -319,7 +334,7 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
                 Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, "marked", notes=notes)
             )
             ece = number(((run.result or {}).get("metrics") or {}).get("ece"))
-            said.append(f"{run.name}: expected calibration error {plain(ece and 100 * ece, 3)} %")
+            said.append((run.name, f"expected calibration error {plain(ece and 100 * ece, 3)} %"))
     if series:
         series.append(Series("perfectly calibrated", (0.0, 100.0), (0.0, 100.0), -1, "dashed"))
     return Chart(
@@ -328,7 +343,7 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
         Axis("confidence of the prediction (%)", limits=(0, 100)),
         Axis("share that was right (%)", limits=(0, 100)),
         tuple(series),
-        summary="Below the diagonal the model is too sure of itself. " + "; ".join(said[:3]) + ".",
+        summary="Below the diagonal the model is too sure of itself." + told(runs, said),
     )
 
 
@@ -346,7 +361,7 @@ def time_chart(runs: Sequence[Run]) -> Chart:
         if any(value for value in values)
     ]
     share = [
-        f"{name}: probing {100 * (parts.get('probe') or 0) / sure:.1f} %"
+        (name, f"probing took {100 * (parts.get('probe') or 0) / sure:.1f} %")
         for (name, parts), sure in zip(times, known)
         if sure
     ]
@@ -357,5 +372,5 @@ def time_chart(runs: Sequence[Run]) -> Chart:
         Axis("run (name)"),
         bars=tuple(bars),
         categories=tuple(name for name, _ in times),
-        summary="Where the time went. " + "; ".join(share[:3]) + ".",
+        summary="Where the time went." + told(runs, share),
     )

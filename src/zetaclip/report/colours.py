@@ -1,7 +1,7 @@
 """Colours that stay apart for colour-blind readers, on white and on dark ground.
 
 The hues follow Okabe and Ito's set, darkened for white paper and lightened for a dark screen until every line has
-a contrast of 3 to 1 with its ground (tests/report/test_colours.py computes both). After the last colour the dashes change.
+a contrast of 3 to 1 with its ground (tests/report/test_colours.py computes both). Dashes and shapes change too, for print without colour.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def hue(slot: int) -> int:
 
 
 def dash(slot: int) -> str:
-    return DASHES[slot // len(LIGHT) % len(DASHES)]
+    return DASHES[slot % len(DASHES)]
 
 
 def symbol(slot: int) -> str:

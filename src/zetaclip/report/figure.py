@@ -27,6 +27,7 @@ class Axis:
     label: str
     log: bool = False
     limits: tuple[float, float] | None = None
+    from_zero: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib import resources
+from math import ceil, floor, log10
 from typing import Any
 
 from .colours import dash, hue, symbol
 from .figure import Axis, Band, Bars, Chart, Series
+from .words import plain
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +57,7 @@ def figure(chart: Chart) -> dict[str, Any]:
                 "text": safe(rule.name),
                 "xref": "paper",
                 "x": 1,
-                "y": _log(rule.y) if chart.y.log else rule.y,
+                "y": log10(rule.y) if chart.y.log else rule.y,
                 "xanchor": "right",
                 "yanchor": "bottom",
                 "showarrow": False,
@@ -77,22 +79,33 @@ def figure(chart: Chart) -> dict[str, Any]:
     }
 
 
-def _log(value: float) -> float:
-    from math import log10
-
-    return log10(value)
-
-
 def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
     made: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
     if axis.log:
-        made |= {"type": "log", "dtick": 1, "minor": {"ticks": "outside", "ticklen": 3}, "exponentformat": "power"}
         values = [v for one in series for v in (one.y if which else one.x) if v is not None and v > 0]
-        if values and max(values) / min(values) < 30:
-            made["dtick"] = "D2"  # less than two decades: powers of ten alone would leave the axis bare
+        ticks = log_ticks(min(values, default=1.0), max(values, default=1.0))
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [_power(value) for value in ticks]}
+    if axis.from_zero:
+        made["rangemode"] = "tozero"
     if axis.limits:
         made["range"] = list(axis.limits)
     return made
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """About four to nine round values; plotly's own labels of a short logarithmic axis drop the power of ten."""
+    first, final = floor(log10(low)), ceil(log10(high))
+    decades = [10.0**place for place in range(first, final + 1)]
+    if len(decades) > 6:
+        return decades[:: ceil(len(decades) / 6)]
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    found = [step * decade for decade in decades for step in steps]
+    return [float(f"{value:.6g}") for value in found if low / 2.1 <= value <= high * 2.1]
+
+
+def _power(value: float) -> str:
+    place = round(log10(value))
+    return plain(value) if 1e-3 <= value < 1e4 else f"10<sup>{place}</sup>"
 
 
 def _colour(slot: int) -> str:
@@ -119,7 +132,7 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
         trace["line"] = {
             "color": colour,
             "width": 2,
-            "dash": "dash" if one.kind == "dashed" else dash(max(0, one.slot)),
+            "dash": line_dash(one),
         }
         trace["marker"] = {"color": colour, "size": 5, "symbol": symbol(max(0, one.slot))}
         if one.kind == "steps":
@@ -138,6 +151,11 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
         }
         trace["hovertemplate"] = trace["hovertemplate"].replace("%{y:.4~g}", "%{y:.4~g} ± %{error_y.array:.2~g}")
     return trace
+
+
+def line_dash(one: Series) -> str:
+    """Points with shapes need no dashes; lines that lie on each other do."""
+    return "dash" if one.kind == "dashed" else "solid" if one.kind == "marked" else dash(max(0, one.slot))
 
 
 def _hover(axis: Axis, letter: str) -> str:

@@ -29,7 +29,7 @@ THEMES = {
         "ink": "#1b1f23",
         "muted": "#56606a",
         "grid": "#d8dce0",
-        "band": "rgba(90,100,110,.16)",
+        "band": "rgba(90,100,110,.13)",
         "ground": GROUNDS["light"],
     },
     "dark": {str(slot): colour for slot, colour in enumerate(DARK)}
@@ -37,7 +37,7 @@ THEMES = {
         "ink": "#e8eaed",
         "muted": "#a5adb6",
         "grid": "#3a4149",
-        "band": "rgba(200,210,220,.16)",
+        "band": "rgba(200,210,220,.10)",
         "ground": GROUNDS["dark"],
     },
 }

@@ -20,12 +20,16 @@ from .words import (
     duration,
     epsilon_text,
     final_clip,
+    joined,
     metric_cell,
     plain,
     progress,
     summary,
     zone_share,
 )
+
+# Columns that are left out where all rows agree.
+_SHARED = ("data", "method", "model", "metric", "δ", "seed")
 
 TRAINING = ("epsilon", "metric-", "clip", "zeta")
 
@@ -68,7 +72,7 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
 
 def _one(run: Run, trust: Trust) -> list[Section]:
     head = (
-        f"<h1>{escape(run.name)} {_state(run)}</h1><p class=sentence>{escape(summary(run))}</p>{_lead(run)}"
+        f"<h1>{escape(run.name)} {_state(run)}</h1><p class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
         f"{_tiles(run)}{_warnings(run, trust)}"
     )
     return [
@@ -109,8 +113,12 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
 
 
 def _common(runs: Sequence[Run]) -> str:
-    data = list(dict.fromkeys(str(run.get("data", "")) for run in runs))
-    return "zetaclip runs" + (f" on {data[0]}" if len(data) == 1 and data[0] else "")
+    said = [
+        str(values[0])
+        for key in ("data", "model", "method")
+        if len(values := list(dict.fromkeys(str(run.get(key, "")) for run in runs))) == 1 and values[0]
+    ]
+    return " · ".join(["zetaclip runs", *said])
 
 
 def _state(run: Run) -> str:
@@ -128,7 +136,7 @@ def _lead(run: Run) -> str:
         said.append(f"one record is {unit}")
     finished = run.get("finished")
     if finished:
-        said.append(f"finished {finished}")
+        said.append(f"finished {str(finished)[:16].replace('T', ' ')}")
     return f"<p class=muted>{escape(' · '.join(said))}</p>" if said else ""
 
 
@@ -311,7 +319,18 @@ def _comparison(runs: Sequence[Run], trusts: dict[str, Trust]) -> str:
                 Cell(trusts[run.name].verdict),
             ]
         )
-    kept = [column for column in range(len(head)) if column < 2 or any(row[column].text != "–" for row in rows)]
+    # What is the same in every row is said once, above; what no run has is not said at all.
+    kept = [
+        column
+        for column, name in enumerate(head)
+        if column < 2
+        or (
+            any(row[column].text != "–" for row in rows)
+            and (name not in _SHARED or len({row[column].text for row in rows}) > 1)
+        )
+    ]
+    if "metric" not in [head[column] for column in kept]:
+        head[head.index("value")] = rows[0][head.index("metric")].text
     return table(
         [head[column] for column in kept],
         [[row[column] for column in kept] for row in rows],

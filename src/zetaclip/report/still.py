@@ -6,8 +6,9 @@ import base64
 import io
 from typing import TYPE_CHECKING, Any
 
-from .colours import LIGHT, dash, hue
+from .colours import LIGHT, hue
 from .figure import Bars, Chart, Series, thin
+from .interactive import line_dash
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +84,8 @@ def _draw_series(axes: Axes, chart: Chart) -> None:
         axes.annotate(
             rule.name, (1, rule.y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color="0.3"
         )
+    if chart.y.from_zero:
+        axes.set_ylim(bottom=0)
     if chart.x.limits:
         axes.set_xlim(*chart.x.limits)
     if chart.y.limits:
@@ -97,7 +100,7 @@ def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
     colour = "0.45" if one.slot < 0 else LIGHT[hue(slot)]
     style: dict[str, Any] = {"color": colour, "label": one.name if one.in_legend else "_"}
     if one.kind in ("line", "steps", "dashed", "marked"):
-        style |= {"linewidth": 1.4, "linestyle": "--" if one.kind == "dashed" else _DASHES[dash(slot)]}
+        style |= {"linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
         if one.kind == "marked" or len(x) == 1:
             style |= {"marker": _MARKERS[slot % len(_MARKERS)], "markersize": 3.5}
         if one.kind == "steps":

@@ -29,11 +29,14 @@ class Cell:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sortable: bool = False) -> str:
     """A table in a frame of its own that scrolls, so that a wide one never widens the page."""
-    labels = "".join(f"<th scope=col>{_head(label, sortable)}</th>" for label in head)
+    numeric = [any(row[place].key is not None for row in rows) for place in range(len(head))]
+    labels = "".join(
+        f"<th scope=col{' class=number' * right}>{_head(label, sortable)}</th>" for label, right in zip(head, numeric)
+    )
     lines = []
     for row in rows:
         first, *rest = row
-        cells = [f"<th scope=row>{_content(first)}</th>", *(_data(cell) for cell in rest)]
+        cells = [f"<th scope=row>{_content(first)}</th>", *(_data(*pair) for pair in zip(rest, numeric[1:]))]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     kind = " class=sortable" if sortable else ""
     return (
@@ -51,10 +54,10 @@ def _content(cell: Cell) -> str:
     return f"<strong>{inner}</strong>" if cell.strong else inner
 
 
-def _data(cell: Cell) -> str:
-    key = "" if cell.key is None else f' data-key="{cell.key!r}" class=number'
+def _data(cell: Cell, right: bool) -> str:
+    key = "" if cell.key is None else f' data-key="{cell.key!r}"'
     title = f' title="{escape(cell.title)}"' if cell.title else ""
-    return f"<td{key}{title}>{_content(cell)}</td>"
+    return f"<td{key}{' class=number' * right}{title}>{_content(cell)}</td>"
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:

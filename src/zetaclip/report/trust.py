@@ -45,7 +45,7 @@ def examine(run: Run, verify: bool = True) -> Trust:
     try:
         check: Any = importlib.import_module("zetaclip.verify")
     except ModuleNotFoundError:
-        return Trust("not checked", ("this installation has no `zetaclip verify`",), facts, warnings)
+        return Trust("not checked", ("this installation has no command zetaclip verify",), facts, warnings)
     problems = tuple(str(problem) for problem in check.verify(run.path))
     return Trust("failed" if problems else "passed", problems, facts, warnings)
 

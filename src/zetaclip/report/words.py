@@ -96,6 +96,11 @@ def summary(run: Run) -> str:
     return sentence
 
 
+def joined(text: str) -> str:
+    """A value is not torn from its name at the end of a line."""
+    return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+
+
 def progress(run: Run) -> str:
     step, steps = number(run.status.get("step")), number(run.status.get("steps"))
     if step is None:

@@ -46,15 +46,14 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: theme.ink },
-      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { size: 12 } },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal", font: { size: 12 } },
       hoverlabel: { bgcolor: theme.ground, bordercolor: theme.grid, font: { color: theme.ink, size: 12 } },
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
       uirevision: id,
     };
     const config = {
-      responsive: false, displaylogo: false, displayModeBar: window.innerWidth > 700 ? "hover" : false, scrollZoom: false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"],
+      responsive: false, displaylogo: false, displayModeBar: false, scrollZoom: false, doubleClick: "reset",
     };
     if (window.innerWidth <= 700) full.dragmode = false; // a finger on a chart scrolls the page
     Plotly.react(plot, data, full, config);
