@@ -17,6 +17,7 @@ from .errors import CommandError
 COMMANDS: dict[str, str] = {
     "probe": "the spectral exponents of a checkpoint's matrices",
     "report": "runs or an experiment as one HTML page",
+    "watch": "the report of runs that still go on, in the browser",
 }
 
 

@@ -93,7 +93,7 @@ class Browser:
         """Until the expression is true. Polls: there is nothing to be told of a change in a page."""
         end = time.monotonic() + seconds
         while not self.js(expression):
-            assert time.monotonic() < end, f"still not so after {seconds} s: {expression}"
+            assert time.monotonic() < end, f"still not so after {seconds} s: {expression}; console: {self.console}"
             time.sleep(0.05)
 
     def mouse(self, kind, x, y, **more):

@@ -150,7 +150,7 @@ def invented(path, seed=0, epochs=12, state="finished", metric="accuracy", ledge
                 "clip": clip,
                 "zeta": 4.0,
                 "lr": 0.5,
-                "seconds": {"train": 0.5, "eval": 0.1, "probe": 0.02},
+                "seconds": {"train": 0.5 * epoch, "eval": 0.1 * epoch, "probe": 0.02 * epoch},
             }
         )
         layer = {
@@ -264,7 +264,7 @@ def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pau
                 "clip": clips[-1],
                 "zeta": None,
                 "lr": lr,
-                "seconds": seconds,
+                "seconds": spent,
             },
         )
         dump(

@@ -24,6 +24,7 @@ def write_report(
     Raises ``CommandError`` for what the user can put right: a folder without a run, a file that can't be written.
     """
     from ..errors import CommandError
+    from .experiment import page_for_experiment, read_experiment
     from .page import render
     from .read import read_runs
     from .runs import page_for
@@ -33,7 +34,8 @@ def write_report(
         page = page_for(read_runs(folders), verify=verify)
         default = first / "report.html"
     else:
-        raise CommandError("not yet")
+        page = page_for_experiment(read_experiment(first, experiment))
+        default = first / experiment / "report.html"
     target = Path(out) if out is not None else default
     if target.is_dir():
         raise CommandError(f"{target} is a folder; give the name of a file to write, e.g. {target / 'report.html'}")

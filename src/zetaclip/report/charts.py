@@ -21,8 +21,8 @@ MAX_LAYERS = 3
 # Of one series of readings with error bars: more would be a grey smear.
 MAX_READINGS = 120
 
-PARTS = ("setup", "train", "probe", "eval")
-PART_NAMES = {"setup": "setup", "train": "training", "probe": "probing", "eval": "evaluation", "other": "other"}
+PARTS = ("setup", "train", "probe", "eval", "accounting", "saving")
+PART_NAMES = {"setup": "setup", "train": "training", "probe": "probing", "eval": "evaluation"}
 
 
 def charts_for(runs: Sequence[Run]) -> list[Chart]:
@@ -105,12 +105,14 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
 
 def clip_path(run: Run) -> list[tuple[float | None, Value]]:
     """(step, C) from the finest record there is: probes, else the controller's changes, else epochs."""
-    if run.probes:
-        first = number(run.probes[0].get("clip_before"))
-        start: list[tuple[float | None, Value]] = [(0.0, first)] if first is not None else []
-        return start + [(number(probe.get("step")), number(probe.get("clip"))) for probe in run.probes]
-    source = run.clips or run.metrics
-    return [(number(line.get("step")), number(line.get("clip"))) for line in source]
+    path: list[tuple[float | None, Value]] = []
+    if run.probes and (first := number(run.probes[0].get("clip_before"))) is not None:
+        path.append((0.0, first))
+    source = run.probes or run.clips or run.metrics
+    path += [(number(line.get("step")), number(line.get("clip"))) for line in source]
+    if path and run.reach > (path[-1][0] or 0.0):
+        path.append((run.reach, path[-1][1]))  # C holds until something changes it
+    return path
 
 
 def clip_chart(runs: Sequence[Run]) -> Chart:
@@ -166,11 +168,11 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         series.append(points(name, smoothed, 0 if len(runs) == 1 else slot))
         zones |= {(number(probe.get("center")), number(probe.get("radius"))) for probe in run.probes}
     bands = []
-    reach = [x for one in series for x in one.x]
+    reach = max((run.reach for _, run in probed), default=0.0)
     if len(zones) == 1 and reach:
         center, radius = zones.pop()
         if center is not None and radius is not None:
-            ends = (min(reach), max(reach))
+            ends = (0.0, reach)
             name = f"zone {plain(center - radius)} to {plain(center + radius)}"
             bands.append(Band(name, ends, (center - radius,) * 2, (center + radius,) * 2))
     weak = sum(
@@ -356,7 +358,7 @@ def time_chart(runs: Sequence[Run]) -> Chart:
     if any(value > 0.005 * sure for value, sure in zip(rest, known)):
         rows["other"] = list(rest)
     bars = [
-        Bars(PART_NAMES[part], tuple(values), slot)
+        Bars(PART_NAMES.get(part, part), tuple(values), slot)
         for slot, (part, values) in enumerate(rows.items())
         if any(value for value in values)
     ]

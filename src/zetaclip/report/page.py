@@ -79,14 +79,14 @@ def render(page: Page, live: bool = False) -> str:
         f'<meta name=referrer content=no-referrer><link rel=icon href="data:,"><title>{escape(page.title)}</title>'
         f"<style>{_asset('page.css')}</style></head>\n<body><main>{main(page, stills=not live)}</main>"
         f"<footer>{page.footer}{' <span id=live role=status>live</span>' if live else ''}</footer>\n"
-        f"<script type=application/json id=settings>{embed(settings)}</script>\n"
-        f"<script type=application/json id=figures>{embed({chart.id: figure(chart) for chart in charts})}</script>\n"
+        f"<script type=application/json id=zetaclip-settings>{embed(settings)}</script>\n"
+        f"<script type=application/json id=zetaclip-figures>{embed({chart.id: figure(chart) for chart in charts})}</script>\n"
         f"<script>{bundle()}</script>\n<script>{code}</script>\n</body></html>\n"
     )
 
 
 def payload(page: Page) -> dict[str, Any]:
-    """What a live page asks for: its parts, its figures, and everything if its shape changed."""
+    """What a live page asks for: its parts and figures. With "main" added, it builds itself anew."""
     parts = {section.id: section.html for section in page.sections}
     for chart in _charts(page):
         parts |= {f"caption-{chart.id}": escape(chart.summary), f"table-{chart.id}": chart_table(chart)}
@@ -95,7 +95,6 @@ def payload(page: Page) -> dict[str, Any]:
         "shape": shape(page),
         "parts": parts,
         "figures": {chart.id: figure(chart) for chart in _charts(page)},
-        "main": main(page, stills=False),
     }
 
 

@@ -75,16 +75,19 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time by part. Without a result: what the epochs so far add up to."""
-        stated = (self.result or {}).get("seconds")
-        if isinstance(stated, dict):
-            return {part: value for part in stated if (value := number(stated[part])) is not None}
-        total: dict[str, float] = {}
-        for line in self.metrics:
-            parts = line.get("seconds")
-            for part, value in parts.items() if isinstance(parts, dict) else ():
-                total[part] = total.get(part, 0.0) + (number(value) or 0.0)
-        return total
+        """Time by part since the run began; without a result, what the last epoch's line says."""
+        stated = (self.result or {}).get("seconds") or (self.metrics[-1].get("seconds") if self.metrics else None)
+        if not isinstance(stated, dict):
+            return {}
+        return {part: value for part in stated if (value := number(stated[part])) is not None}
+
+    @property
+    def reach(self) -> float:
+        """The last step that anything is known of."""
+        steps = (
+            number(line.get("step")) for line in (*self.metrics[-1:], *self.probes[-1:], self.status, self.result or {})
+        )
+        return max((step for step in steps if step is not None), default=0.0)
 
 
 def number(value: Any) -> float | None:
@@ -237,6 +240,10 @@ class Follower:
             except OSError:
                 stats.append((0, 0, 0))
         return tuple(stats)
+
+    def state(self) -> str:
+        """The state alone, for a look at the clock rather than at the files."""
+        return state_of(_object(self.path / "status.json", []), (self.path / "result.json").exists())
 
     def read(self) -> Run:
         problems: list[str] = []

@@ -148,7 +148,11 @@ def _tiles(run: Run) -> str:
     measured = (run.result or {}).get("metrics")
     ece = number(measured.get("ece")) if isinstance(measured, dict) else None
     share = zone_share(run)
-    tiles = [(metric_cell(run.metric_name, run.metric), f"{NAMES.get(run.metric_name, 'metric')} on held-out data")]
+    tiles = []
+    if run.metric is not None:
+        tiles.append(
+            (metric_cell(run.metric_name, run.metric), f"{NAMES.get(run.metric_name, 'metric')} on held-out data")
+        )
     if run.epsilon is not None:
         by = run.get("accountant")
         tiles.append(
@@ -176,9 +180,13 @@ def _tiles(run: Run) -> str:
     if total:
         tiles.append((duration(total), f"{progress_steps(run)}" + _probing(run, total)))
     return (
-        "<ul class=tiles>"
-        + "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
-        + "</ul>"
+        ""
+        if not tiles
+        else (
+            "<ul class=tiles>"
+            + "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
+            + "</ul>"
+        )
     )
 
 
@@ -197,8 +205,8 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
     said = []
     if run.state in ("stopped", "failed"):
         message, resume = run.status.get("message"), run.status.get("resume")
-        text = f"The run {'failed' if run.state == 'failed' else 'stopped'} at {progress(run)}."
-        text += f" {message}" if isinstance(message, str) and message else ""
+        text = f"The run {'failed' if run.state == 'failed' else 'stopped'} {progress(run)}."
+        text += f" {message.rstrip('.')}." if isinstance(message, str) and message else ""
         line = f"<p class=note>{_who(run, named)}{escape(text)}"
         said.append(line + (f" Resume it with <code>{escape(str(resume))}</code>" if resume else "") + "</p>")
     for problem in run.problems:
@@ -244,7 +252,11 @@ def _ledger(run: Run, trust: Trust) -> str:
 
 
 def _config_rows(run: Run) -> list[tuple[str, str]]:
-    return [(str(key), cell(value)) for key, value in run.config.items() if key != "zetaclip_run" and value is not None]
+    return [
+        (str(key), cell(value))
+        for key, value in run.config.items()
+        if key != "zetaclip_run" and value not in (None, {}, [], "")
+    ]
 
 
 def _repeat(run: Run, place: int = 0) -> str:

@@ -90,9 +90,10 @@ def summary(run: Run) -> str:
     else:
         sentence = f"{measured}; {promise}"
     if run.state == "running":
-        return f"Running, {progress(run)}: {sentence}"
+        return f"Running, {progress(run)}" + (f": {sentence}" if run.metrics else "")
     if run.state != "finished":
-        return f"{STATES[run.state].capitalize()} at {progress(run)}: {sentence}"
+        begun = STATES[run.state].capitalize() + ("" if run.state == "unknown" else f" {progress(run)}")
+        return begun if run.metric is None and run.epsilon is None else f"{begun}: {sentence}"
     return sentence
 
 
@@ -103,13 +104,15 @@ def joined(text: str) -> str:
 
 def progress(run: Run) -> str:
     step, steps = number(run.status.get("step")), number(run.status.get("steps"))
-    if step is None:
-        return "no step yet"
-    return f"step {step:.0f} of {steps:.0f}" if steps else f"step {step:.0f}"
+    if not step:
+        return "before the first step"
+    return f"at step {step:.0f} of {steps:.0f}" if steps else f"at step {step:.0f}"
 
 
 def target_unit(run: Run) -> str:
-    unit = run.get("target_unit", "")
+    """Of a regression's error, e.g. kWh."""
+    stated = (run.result or {}).get("metric")
+    unit = stated.get("unit") if isinstance(stated, dict) else None
     return unit if isinstance(unit, str) else ""
 
 

@@ -2,8 +2,8 @@
 // Draws the charts, sorts tables, and on a live page asks for news. Everything that is shown comes from the page itself.
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const settings = read("settings");
-  let figures = read("figures");
+  const settings = read("zetaclip-settings");
+  let figures = read("zetaclip-figures");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Map();
 
@@ -120,13 +120,13 @@
   async function news() {
     let wait = settings.wait;
     try {
-      const answer = await fetch("data.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+      const answer = await fetch("data.json", { cache: "no-store", headers: { "If-None-Match": tag, "X-Shape": encodeURIComponent(shape) } });
       if (answer.status === 200) {
         tag = answer.headers.get("ETag") || "";
         const fresh = await answer.json();
         wait = fresh.wait;
         document.title = fresh.title;
-        if (fresh.shape !== shape) {
+        if (fresh.main !== undefined) {
           document.querySelector("main").innerHTML = fresh.main;
           shape = fresh.shape;
           figures = fresh.figures;
