@@ -21,6 +21,8 @@ COMMANDS: dict[str, str] = {
     "data": "the data sets that are known: list, fetch, and schemas for your own",
     "methods": "every private method, what it releases and with how much noise",
     "probe": "the spectral exponents of a checkpoint's matrices",
+    "report": "runs or an experiment as one HTML page",
+    "watch": "the report of runs that still go on, in the browser",
 }
 
 

@@ -1,0 +1,33 @@
+"""``zetaclip report``: runs or an experiment as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = (
+    "Writes one self-contained HTML page: for a run its accuracy, epsilon, clipping norm, spectra, calibration, time, ledger and "
+    "configuration; for several runs the same laid over each other; with --experiment the results of `zetaclip reproduce`. It opens "
+    "without a network, and can be mailed and printed."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", metavar="DIR", nargs="+", help="run folders, as `zetaclip train --out` writes them")
+    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html in the first folder)")
+    parser.add_argument(
+        "--experiment", metavar="NAME", help="DIR holds results of `zetaclip reproduce`: report this experiment"
+    )
+    parser.add_argument("--no-verify", action="store_true", help="don't recompute epsilon and C from each ledger")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..errors import CommandError
+    from ..report import write_report
+
+    if arguments.experiment is not None and len(arguments.folders) != 1:
+        raise CommandError("--experiment takes one folder, the one that `zetaclip reproduce --out` wrote")
+    path = write_report(
+        arguments.folders, arguments.out, experiment=arguments.experiment, verify=not arguments.no_verify
+    )
+    print(path)
+    return 0

@@ -1,0 +1,55 @@
+"""Reports: one self-contained HTML page for runs, for an experiment, or for a run that still goes on.
+
+``write_report`` is what ``zetaclip report`` calls; ``live.serve`` shows the same page while a run writes its folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["write_report"]
+
+
+def write_report(
+    folders: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    experiment: str | None = None,
+    verify: bool = True,
+) -> Path:
+    """Writes the page for these run folders, or for one experiment's results, and returns its path.
+
+    Raises ``CommandError`` for what the user can put right: a folder without a run, a file that can't be written.
+    """
+    from ..errors import CommandError
+    from .experiment import page_for_experiment, read_experiment
+    from .page import render
+    from .read import read_runs
+    from .runs import page_for
+
+    first = Path(folders[0])
+    if experiment is None:
+        page = page_for(read_runs(folders), verify=verify)
+        default = first / "report.html"
+    else:
+        page = page_for_experiment(read_experiment(first, experiment))
+        default = first / experiment / "report.html"
+    target = Path(out) if out is not None else default
+    if target.is_dir():
+        raise CommandError(f"{target} is a folder; give the name of a file to write, e.g. {target / 'report.html'}")
+    return _write(target, render(page))
+
+
+def _write(target: Path, text: str) -> Path:
+    from ..errors import CommandError
+    from ..ledger import replace_file
+
+    try:
+        with replace_file(target) as file:
+            # A folder's name may hold bytes that are no text.
+            file.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise CommandError(f"cannot write {target}: {error.strerror}") from error
+    return target

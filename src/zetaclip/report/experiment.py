@@ -1,0 +1,328 @@
+"""The page of one experiment: the paper's table with our numbers beside it, the figures, and where all of it comes from.
+
+``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json`` and ``runs.csv`` in a folder
+named after the experiment, and the run folders beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+from .curves import figures
+from .page import Page, Section
+from .read import number, parse_object
+from .runs import footer_text
+from .table import Cell, facts, table
+from .words import duration, epsilon_text, plain
+
+
+@dataclass(frozen=True)
+class Place:
+    """One cell of the table. ``interval`` is that of the paired difference with the baseline."""
+
+    ours: float | None = None
+    spread: float | None = None
+    seeds: int = 0
+    theirs: float | None = None
+    their_spread: float | None = None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    better: bool | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves zero out; only then may anything be printed bold."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    group: str
+    cells: tuple[Place | None, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """``runs`` are the rows of runs.csv, ``folders`` the run folder of each, or None where there is none."""
+
+    name: str
+    title: str
+    profile: str
+    command: str
+    commit: str
+    baseline: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+    runs: tuple[dict[str, str], ...]
+    folders: tuple[Path | None, ...]
+    planned: int
+
+
+def read_experiment(root: Path, name: str) -> Experiment:
+    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing."""
+    folder = root / name
+    path = folder / "table.json"
+    if not path.is_file():
+        raise CommandError(_missing(root, name))
+    found = parse_object(path.read_bytes())
+    rows = found.get("rows") if found else None
+    columns = found.get("columns") if found else None
+    if found is None or not isinstance(rows, list) or not isinstance(columns, list):
+        raise CommandError(f"{path} is damaged; write it again with `zetaclip reproduce {name}`")
+    lines = [_line(row, len(columns)) for row in rows if isinstance(row, dict)]
+    runs = _runs(folder / "runs.csv")
+    notes = found.get("notes")
+    counted = found.get("runs")
+    planned = number(counted.get("planned")) if isinstance(counted, dict) else None
+    return Experiment(
+        name,
+        str(found.get("title") or name),
+        str(found.get("profile") or "unknown"),
+        str(found.get("command") or f"zetaclip reproduce {name}"),
+        str(found.get("commit") or "unknown"),
+        str(found.get("baseline") or ""),
+        tuple(str(column) for column in columns),
+        tuple(lines),
+        tuple(str(note) for note in notes) if isinstance(notes, list) else (),
+        tuple(runs),
+        tuple(_folder(root, folder, row) for row in runs),
+        int(planned) if planned is not None else len(runs),
+    )
+
+
+def _missing(root: Path, name: str) -> str:
+    if not root.is_dir():
+        return f"{root}: no such folder; give the one that `zetaclip reproduce --out` wrote"
+    there = sorted(child.name for child in root.iterdir() if (child / "table.json").is_file())
+    listed = f"there are results of: {', '.join(there)}" if there else "there are no results in it"
+    return f"{root} holds no results of the experiment {name!r}; {listed}. `zetaclip reproduce {name}` makes them"
+
+
+def _line(row: dict[str, Any], width: int) -> Line:
+    cells = row.get("cells")
+    places = [_place(cell) for cell in cells] if isinstance(cells, list) else []
+    places += [None] * (width - len(places))
+    return Line(str(row.get("label", "")), str(row.get("group") or ""), tuple(places[:width]))
+
+
+def _place(cell: Any) -> Place | None:
+    if not isinstance(cell, dict):
+        return None
+    ours, theirs, difference = (
+        value if isinstance(value := cell.get(key), dict) else {} for key in ("ours", "published", "difference")
+    )
+    low, high = number(difference.get("low")), number(difference.get("high"))
+    better = cell.get("better")
+    return Place(
+        number(ours.get("mean")),
+        number(ours.get("std")),
+        int(number(ours.get("n")) or 0),
+        number(theirs.get("mean")),
+        number(theirs.get("std")),
+        number(difference.get("mean")),
+        None if low is None or high is None else (low, high),
+        better if isinstance(better, bool) else None,
+    )
+
+
+def _runs(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        return [{str(key): value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+
+
+def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
+    """The run folder that a row names, relative to the results; one outside of them is not followed."""
+    named = row.get("run", "")
+    for base in (root / "runs", root, folder):
+        path = base / named
+        if named and (path / "config.json").is_file() and path.resolve().is_relative_to(root.resolve()):
+            return path
+    return None
+
+
+def page_for_experiment(experiment: Experiment) -> Page:
+    charts = figures(experiment.runs, experiment.folders)
+    first = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences(experiment))
+    head = f"<h1>Experiment {escape(experiment.name)}</h1><p class=sentence>{escape(experiment.title)}</p>{first}"
+    if experiment.profile == "lite":
+        head += (
+            "<p class='note plain'>Profile lite: shorter training and smaller networks than the paper's. Look at the "
+            "order of the rows, not at the levels.</p>"
+        )
+    sections = [
+        Section("summary", html=head),
+        Section("table", "The table, ours and the paper's", "".join(_tables(experiment))),
+    ]
+    if charts:
+        sections.append(
+            Section("figures", "Figures", "<p>Mean over seeds; bars are one standard deviation.</p>", tuple(charts))
+        )
+    sections.append(Section("origin", "Where it comes from", facts(_origin(experiment)) + _notes(experiment)))
+    if experiment.runs:
+        sections.append(Section("runs", "Every run", _run_table(experiment)))
+    return Page(f"{experiment.name}: zetaclip experiment", tuple(sections), footer_text())
+
+
+def finished(experiment: Experiment) -> list[dict[str, str]]:
+    """The runs that count: each folder once, because experiments and cells share runs."""
+    done = [row for row in experiment.runs if (row.get("state") or row.get("status")) == "finished"]
+    return list({row.get("run") or str(place): row for place, row in enumerate(done)}.values())
+
+
+def sentences(experiment: Experiment) -> list[str]:
+    """Three sentences whose form is fixed, so that no result can choose its own words."""
+    cells = [cell for line in experiment.lines for cell in line.cells if cell is not None]
+    done = finished(experiment)
+    seeds = max((cell.seeds for cell in cells), default=0)
+    first = (
+        f"{len(done)} of {experiment.planned} planned runs have finished (profile {experiment.profile}, up to {seeds} seeds a cell)"
+        f"{_budget(done)}."
+    )
+    compared = [cell for cell in cells if cell.interval is not None and cell.ours is not None]
+    better = sum(cell.decided and cell.better is True for cell in compared)
+    worse = sum(cell.decided and cell.better is False for cell in compared)
+    second = (
+        f"Against {experiment.baseline or 'the baseline'}, {better} of {len(compared)} cells are better and {worse} are worse by the "
+        f"95 % interval of the paired difference; in {len(compared) - better - worse} the runs can't tell."
+    )
+    both = [(cell.ours, cell.theirs) for cell in cells if cell.ours is not None and cell.theirs is not None]
+    above = sum(ours > theirs for ours, theirs in both)
+    relative = [100 * abs(ours - theirs) / abs(theirs) for ours, theirs in both if theirs]
+    middle = f", and differs from it by {statistics.median(relative):.1f} % in the median" if relative else ""
+    third = f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in {len(both) - above}{middle}."
+    return [first, second, third]
+
+
+def _budget(done: Sequence[dict[str, str]]) -> str:
+    spent = [value for row in done if (value := _float(row.get("epsilon"))) is not None]
+    deltas = sorted({value for row in done if (value := _float(row.get("delta"))) is not None})
+    if not spent:
+        return ", without an ε"
+    low, high = epsilon_text(min(spent)), epsilon_text(max(spent))
+    told = f"ε = {low}" if low == high else f"ε from {low} to {high}"
+    return f", {told} at δ = {', '.join(plain(delta) for delta in deltas)}, from their ledgers"
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return number(float(text or ""))
+    except ValueError:
+        return None
+
+
+def _tables(experiment: Experiment) -> list[str]:
+    made = []
+    for group in dict.fromkeys(line.group for line in experiment.lines):
+        lines = [line for line in experiment.lines if line.group == group]
+        shown = [place for place in range(len(experiment.columns)) if any(line.cells[place] for line in lines)]
+        digits = {place: _digits([line.cells[place] for line in lines]) for place in shown}
+        rows = [
+            [Cell(line.label), *(_cell(experiment, line.cells[place], digits[place]) for place in shown)]
+            for line in lines
+        ]
+        caption = "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published, and how much ours is above or below."
+        if experiment.baseline:
+            caption += f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired difference."
+        made.append(f"<h3>{escape(group)}</h3>" if group else "")
+        made.append(table(["row", *(experiment.columns[place] for place in shown)], rows, caption, sortable=True))
+    return made
+
+
+def _digits(cells: Sequence[Place | None]) -> int:
+    sizes = [abs(value) for cell in cells if cell for value in (cell.ours, cell.theirs) if value is not None]
+    return 2 if max(sizes, default=0.0) >= 10 else 3
+
+
+def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
+    if place is None:
+        return Cell("")
+    spread = "" if place.spread is None else f" ± {place.spread:.{digits}f}"
+    ours = "not run" if place.ours is None else f"{place.ours:.{digits}f}{spread}"
+    if place.better is True and place.decided:
+        ours = f"<strong>{ours}</strong>"
+    parts = [ours]
+    if place.theirs is not None:
+        theirs = f"paper {place.theirs:.{digits}f}" + (
+            "" if place.their_spread is None else f" ± {place.their_spread:.{digits}f}"
+        )
+        away = "" if place.ours is None else f"; ours {place.ours - place.theirs:+.{digits}f}"
+        parts.append(f"<span class=cell-theirs>{theirs}{away}</span>")
+    if place.difference is not None:
+        within = (
+            "one seed"
+            if place.interval is None
+            else f"{place.interval[0]:+.{digits}f} to {place.interval[1]:+.{digits}f}"
+        )
+        base = escape(experiment.baseline or "baseline")
+        parts.append(f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f} ({within})</span>")
+    return Cell("", place.ours, html="".join(parts))
+
+
+def _origin(experiment: Experiment) -> list[tuple[str, str]]:
+    done = finished(experiment)
+    failed = sum((row.get("state") or row.get("status")) == "failed" for row in experiment.runs)
+    there = sum(folder is not None for folder in experiment.folders)
+    seconds = sum(_float(row.get("seconds_total")) or 0.0 for row in done)
+    rows = [
+        ("runs", f"{len(done)} finished of {experiment.planned} planned" + (f", {failed} failed" if failed else "")),
+        ("profile", experiment.profile),
+        ("commit", experiment.commit),
+        ("command", experiment.command),
+        ("run folders", f"{there} of {len(experiment.folders)} rows have theirs beside this page"),
+    ]
+    accountants = sorted({row["accountant"] for row in done if row.get("accountant")})
+    if accountants:
+        rows.append(("ε", f"recomputed from each run's ledger, accountant {', '.join(accountants)}"))
+    return rows + ([("computing time", duration(seconds))] if seconds else [])
+
+
+def _notes(experiment: Experiment) -> str:
+    if not experiment.notes:
+        return ""
+    return "<h3>Notes</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in experiment.notes) + "</ul>"
+
+
+# Column of runs.csv: what the page calls it.
+_COLUMNS = {
+    "run": "run",
+    "group": "group",
+    "row": "row",
+    "condition": "condition",
+    "data": "data",
+    "method": "method",
+    "seed": "seed",
+    "state": "state",
+    "status": "state",
+    "metric": "metric",
+    "value": "value",
+    "epsilon": "ε",
+    "sigma": "σ",
+    "clip_final": "last C",
+    "seconds_total": "time (s)",
+}
+
+
+def _run_table(experiment: Experiment) -> str:
+    shown = [name for name in _COLUMNS if any(row.get(name) for row in experiment.runs)]
+    rows = [
+        [Cell(row.get(shown[0], "")), *(Cell(_short(row.get(name, "")), _float(row.get(name))) for name in shown[1:])]
+        for row in experiment.runs
+    ]
+    caption = "One line per run and place in the table. A click on a heading sorts."
+    return table([_COLUMNS[name] for name in shown], rows, caption, sortable=True) if shown else ""
+
+
+def _short(text: str) -> str:
+    value = _float(text)
+    return text if value is None else plain(value)

@@ -1,0 +1,194 @@
+"""A chart for the screen, drawn by plotly.js out of the installed package ``plotly``.
+
+Figures are written as the plain data that plotly.js takes. Colours are names ("$0", "$ink"): the page puts in those of a light
+or a dark screen, and changes them when the reader does.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+from math import ceil, floor, log10
+from typing import Any
+
+from .colours import dash, hue, symbol
+from .figure import Axis, Band, Bars, Chart, Series
+from .words import plain
+
+
+@lru_cache(maxsize=1)
+def bundle() -> str:
+    """plotly.js, whole. It holds no closing script tag, so that it can stand inside one."""
+    code = resources.files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+    if "</script" in code.lower() or "<!--" in code:
+        raise RuntimeError("this version of plotly can't be put into a page; install plotly 7")
+    return code
+
+
+def safe(text: str) -> str:
+    """Plotly reads a little HTML in names; nothing that a folder's name says may be read so."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def figure(chart: Chart) -> dict[str, Any]:
+    """{"data", "layout"} for ``Plotly.react``, and what the page needs to choose a height."""
+    traces = [_band(band) for band in chart.bands]
+    traces += [_series(one, chart) for one in chart.series]
+    traces += [_bars(part, chart.categories) for part in chart.bars]
+    layout: dict[str, Any] = {
+        "xaxis": _axis(chart.x, chart.series, 0),
+        "yaxis": _axis(chart.y, chart.series, 1),
+        "showlegend": chart.legend,
+        "hovermode": "x unified" if 1 < len(chart.series) <= 6 and not chart.x.log else "closest",
+        "shapes": [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": rule.y,
+                "y1": rule.y,
+                "line": {"color": "$muted", "width": 1, "dash": "dash"},
+            }
+            for rule in chart.rules
+        ],
+        "annotations": [
+            {
+                "text": safe(rule.name),
+                "xref": "paper",
+                "x": 1,
+                "y": log10(rule.y) if chart.y.log else rule.y,
+                "xanchor": "right",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 11, "color": "$muted"},
+            }
+            for rule in chart.rules
+        ],
+    }
+    if chart.bars:
+        layout |= {"barmode": "stack", "bargap": 0.35}
+        layout["yaxis"] |= {"autorange": "reversed", "type": "category", "ticksuffix": " "}
+    names = [one.name for one in chart.series if one.in_legend]
+    names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
+    return {
+        "data": traces,
+        "layout": layout,
+        "legend": [len(name) for name in names] if chart.legend else [],
+        "rows": len(chart.categories),
+    }
+
+
+def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
+    if axis.log:
+        values = [v for one in series for v in (one.y if which else one.x) if v is not None and v > 0]
+        ticks = log_ticks(min(values, default=1.0), max(values, default=1.0))
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [_power(value) for value in ticks]}
+    if axis.from_zero:
+        made["rangemode"] = "tozero"
+    if axis.limits:
+        made["range"] = list(axis.limits)
+    return made
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """About four to nine round values; plotly's own labels of a short logarithmic axis drop the power of ten."""
+    first, final = floor(log10(low)), ceil(log10(high))
+    decades = [10.0**place for place in range(first, final + 1)]
+    if len(decades) > 6:
+        return decades[:: ceil(len(decades) / 6)]
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    found = [step * decade for decade in decades for step in steps]
+    return [float(f"{value:.6g}") for value in found if low / 2.1 <= value <= high * 2.1]
+
+
+def _power(value: float) -> str:
+    place = round(log10(value))
+    return plain(value) if 1e-3 <= value < 1e4 else f"10<sup>{place}</sup>"
+
+
+def _colour(slot: int) -> str:
+    return "$muted" if slot < 0 else f"${hue(slot)}"
+
+
+def _series(one: Series, chart: Chart) -> dict[str, Any]:
+    colour = _colour(one.slot)
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "name": safe(one.name),
+        "x": [_short(value) for value in one.x],
+        "y": [_short(value) for value in one.y],
+        "showlegend": one.in_legend,
+        "hovertemplate": f"{_hover(chart.x, 'x')}<br>{_hover(chart.y, 'y')}"
+        + ("<br>%{text}" if any(one.notes) else "")
+        + "<extra>%{fullData.name}</extra>",
+    }
+    if any(one.notes):
+        trace["text"] = [safe(note) for note in one.notes]
+    if one.kind in ("line", "steps", "dashed", "marked"):
+        trace["mode"] = "lines+markers" if one.kind == "marked" or len(one.x) == 1 else "lines"
+        # Readings of a single run are the points; its smoothed line must stand out from them.
+        trace["line"] = {
+            "color": colour,
+            "width": 2,
+            "dash": line_dash(one),
+        }
+        trace["marker"] = {"color": colour, "size": 5, "symbol": symbol(max(0, one.slot))}
+        if one.kind == "steps":
+            trace["line"]["shape"] = "hv"
+    else:
+        shape = {"points": symbol(one.slot), "open": f"{symbol(one.slot)}-open", "cross": "x"}[one.kind]
+        trace["mode"] = "markers"
+        trace["marker"] = {"color": colour, "size": 4 if chart.x.log else 6, "symbol": shape}
+    if any(value is not None for value in one.error):
+        trace["error_y"] = {
+            "type": "data",
+            "array": [_short(value) for value in one.error],
+            "color": colour,
+            "thickness": 1,
+            "width": 0,
+        }
+        trace["hovertemplate"] = trace["hovertemplate"].replace("%{y:.4~g}", "%{y:.4~g} ± %{error_y.array:.2~g}")
+    return trace
+
+
+def line_dash(one: Series) -> str:
+    """Points with shapes need no dashes; lines that lie on each other do."""
+    return "dash" if one.kind == "dashed" else "solid" if one.kind == "marked" else dash(max(0, one.slot))
+
+
+def _hover(axis: Axis, letter: str) -> str:
+    name = axis.label.partition(" (")[0]
+    return f"{safe(name)}: %{{{letter}:.4~g}}"
+
+
+def _band(band: Band) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": safe(band.name),
+        "x": [_short(value) for value in (*band.x, *reversed(band.x))],
+        "y": [_short(value) for value in (*band.high, *reversed(band.low))],
+        "mode": "lines",
+        "line": {"width": 0, "color": "$band"},
+        "fill": "toself",
+        "fillcolor": "$band",
+        "hoverinfo": "skip",
+    }
+
+
+def _bars(part: Bars, categories: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": safe(part.name),
+        "y": [safe(name) for name in categories],
+        "x": [_short(value) for value in part.values],
+        "marker": {"color": _colour(part.slot)},
+        "hovertemplate": "%{y}<br>%{fullData.name}: %{x:.3~g} s<extra></extra>",
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a screen shows, and a third of the size of sixteen."""
+    return None if value is None else float(f"{value:.6g}")

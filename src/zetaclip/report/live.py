@@ -1,0 +1,198 @@
+"""The page of runs that still go on, served to this machine's own browser.
+
+The server reads run folders and writes nothing. It works only when a browser asks, and paces the browser so that its own work stays
+below one per cent of one core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+from .page import WAIT, Page, main, payload, render, shape
+from .read import Follower, Run, unique_names
+from .runs import page_for
+
+ADDRESS = "127.0.0.1"
+
+# The share of one core that answering may take.
+BUDGET = 0.008
+
+
+def pace(cost: float) -> float:
+    """Seconds until the next answer may be built, if this one took ``cost`` seconds of processor time."""
+    return max(WAIT, cost / BUDGET)
+
+
+class Source:
+    """The newest page of some folders, built at most once per ``pace``, however many browsers ask."""
+
+    def __init__(
+        self,
+        folders: Sequence[str | os.PathLike[str]],
+        clock: Callable[[], float] = time.monotonic,
+        work: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._roots = [Path(folder) for folder in folders]
+        self._followers: dict[Path, Follower] = {}
+        self._clock, self._work = clock, work
+        self._lock = threading.Lock()
+        self._next = -1.0
+        self._stamp: Any = None
+        self._page: Page | None = None
+        self._tag = ""
+        self.wait = WAIT
+        self.builds = 0
+        self._follow()
+
+    def _follow(self) -> list[Follower]:
+        """The runs that there are now; a folder of runs may have got new ones."""
+        paths: dict[Path, None] = {}
+        for root in self._roots:
+            inside = [root] if (root / "config.json").exists() else _inside(root)
+            paths |= dict.fromkeys(inside)
+        if not paths:
+            Follower(self._roots[0])  # raises, and says what is wrong with the folder
+            raise CommandError(f"no runs in {', '.join(map(str, self._roots))} any more")
+        kept = {path: self._followers.get(path) or Follower(path) for path in paths}
+        for follower, name in zip(kept.values(), unique_names(list(kept))):
+            follower.name = name
+        self._followers = kept
+        return list(kept.values())
+
+    def newest(self) -> tuple[Page, str, float]:
+        """(page, a tag that changes with it, seconds until it is worth asking again)."""
+        with self._lock:
+            now = self._clock()
+            if self._page is None or now >= self._next:
+                begun = self._work()
+                self._renew()
+                self.wait = pace(self._work() - begun)
+                self._next = now + self.wait
+            assert self._page is not None
+            return self._page, self._tag, self.wait
+
+    def _renew(self) -> None:
+        followers = self._follow()
+        # A run that died changes no file: its state is a part of the stamp.
+        stamp = [(follower.name, follower.stamp(), follower.state()) for follower in followers]
+        if self._page is not None and stamp == self._stamp:
+            return
+        runs: list[Run] = [follower.read() for follower in followers]
+        self._page, self._stamp = page_for(runs, live=True), stamp
+        self._tag = '"' + hashlib.sha256(repr(stamp).encode("utf-8", "replace")).hexdigest()[:32] + '"'
+        self.builds += 1
+
+
+def _inside(root: Path) -> list[Path]:
+    try:
+        return sorted(child for child in root.iterdir() if (child / "config.json").exists())
+    except OSError:
+        return []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET / and GET /data.json, for a browser that was told this very address; everything else is refused."""
+
+    server: _Server
+    server_version, sys_version = "zetaclip", ""
+    timeout = 20
+
+    def do_GET(self) -> None:
+        # A foreign page that rebinds its own name to 127.0.0.1 still sends that name.
+        if self.headers.get("Host", "") not in self.server.hosts:
+            self._answer(HTTPStatus.FORBIDDEN, b"open the address that zetaclip printed\n", "text/plain")
+            return
+        target = urllib.parse.urlsplit(self.path).path
+        if target not in ("/", "/data.json"):
+            self._answer(HTTPStatus.NOT_FOUND, b"there is only / and /data.json\n", "text/plain")
+            return
+        try:
+            page, tag, wait = self.server.source.newest()
+        except CommandError as error:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "replace"), "text/plain")
+            return
+        if target == "/":
+            self._answer(HTTPStatus.OK, render(page, live=True).encode("utf-8", "replace"), "text/html")
+        elif self.headers.get("If-None-Match") == tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", {"ETag": tag, "X-Wait": f"{wait:.3f}"})
+        else:
+            body: dict[str, Any] = payload(page) | {"wait": wait}
+            if urllib.parse.unquote(self.headers.get("X-Shape", "")) != shape(page):
+                body["main"] = main(page, stills=False)
+            text = json.dumps(body, allow_nan=False).encode("utf-8", "replace")
+            self._answer(HTTPStatus.OK, text, "application/json", {"ETag": tag})
+
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+        }
+        for name, value in (headers | (more or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):  # the browser has gone
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal belongs to the run's progress."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, port: int, source: Source) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.source = source
+        self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up in the middle is no event; anything else would be a bug and is shown."""
+        import sys
+
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+@contextmanager
+def serve(folders: Sequence[str | os.PathLike[str]], port: int = 0) -> Iterator[str]:
+    """Serves the page of these folders while the block runs; yields its address. Port 0: any free one.
+
+    Each folder is a run (its config.json must be there) or holds runs; new ones show up by themselves.
+
+    **Guarantee.** Only 127.0.0.1 is listened on, only the page and its data are served, nothing is written, and the
+    work that answering takes is held below one per cent of one core after the page was first opened.
+    """
+    source = Source(folders)
+    try:
+        server = _Server(port, source)
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"can't listen on port {port}: {error}; leave --port out for a free one") from error
+    thread = threading.Thread(target=server.serve_forever, name="zetaclip-watch", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{ADDRESS}:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,340 @@
+"""A run folder as plain series.
+
+Whatever stands in the folder comes out as a ``Run``: a file that is cut off, damaged or not there yet costs its
+own lines and a sentence in ``problems``, never the page. Only a folder that holds no run at all is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+
+# A page shows this many points of a spectrum; more can't be told apart in a picture.
+SPECTRUM_POINTS = 160
+
+# Another machine's process can't be asked. Its run counts as dead after this many seconds without a sign of life.
+SILENCE = 300.0
+
+# How much of a file is compared to notice that it was replaced behind our back.
+_TAIL = 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read once. ``state`` is running, finished, stopped, failed or unknown."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    status: dict[str, Any]
+    result: dict[str, Any] | None
+    metrics: tuple[dict[str, Any], ...]
+    probes: tuple[dict[str, Any], ...]
+    clips: tuple[dict[str, Any], ...]
+    state: str
+    problems: tuple[str, ...] = ()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A fact about the run: from its result, else from its configuration."""
+        for source in (self.result or {}, self.config):
+            if source.get(key) is not None:
+                return source[key]
+        return default
+
+    @property
+    def metric_name(self) -> str:
+        """accuracy, auc or rmse; "" if nothing was measured."""
+        stated = (self.result or {}).get("metric")
+        if isinstance(stated, dict) and isinstance(stated.get("name"), str):
+            return str(stated["name"])
+        names = [name for name in ("accuracy", "auc", "rmse") if any(name in line for line in self.metrics)]
+        return names[0] if names else ""
+
+    @property
+    def metric(self) -> float | None:
+        """The final value, or the last one measured."""
+        stated = (self.result or {}).get("metric")
+        if isinstance(stated, dict):
+            return number(stated.get("value"))
+        return last(number(line.get("metric")) for line in self.metrics)
+
+    @property
+    def epsilon(self) -> float | None:
+        if self.result is not None:
+            return number(self.result.get("epsilon"))
+        return number(self.status.get("epsilon")) or last(number(line.get("epsilon")) for line in self.metrics)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by part since the run began; without a result, what the last epoch's line says."""
+        stated = (self.result or {}).get("seconds") or (self.metrics[-1].get("seconds") if self.metrics else None)
+        if not isinstance(stated, dict):
+            return {}
+        return {part: value for part in stated if (value := number(stated[part])) is not None}
+
+    @property
+    def reach(self) -> float:
+        """The last step that anything is known of."""
+        steps = (
+            number(line.get("step")) for line in (*self.metrics[-1:], *self.probes[-1:], self.status, self.result or {})
+        )
+        return max((step for step in steps if step is not None), default=0.0)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for everything else (null, NaN, a string, true)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None
+
+
+def last(values: Iterable[float | None]) -> float | None:
+    """The last value that is there."""
+    found = None
+    for value in values:
+        found = value if value is not None else found
+    return found
+
+
+class Lines:
+    """A growing file of JSON lines; ``update`` reads what is new, and everything again if it was replaced."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[Any, dict[str, Any]] = {}
+        self._offset, self._before, self._inode = 0, b"", -1
+        self._rest = b""
+        self._bad = 0
+
+    def update(self) -> tuple[dict[str, Any], ...]:
+        """The rows so far, ordered by ``key``; of two with the same key (a repeated epoch) the later one holds."""
+        try:
+            with open(self.path, "rb") as file:
+                if not self._continues(file):
+                    self._forget()
+                    self._inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            self._forget()
+            return ()
+        except OSError:
+            self._bad += 1
+            return self._sorted()
+        if data:
+            self._offset += len(data)
+            self._before = (self._before + data)[-_TAIL:]
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+        return self._sorted()
+
+    def _continues(self, file: Any) -> bool:
+        if os.fstat(file.fileno()).st_ino != self._inode:
+            return False
+        file.seek(self._offset - len(self._before))
+        return bool(file.read(len(self._before)) == self._before)
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        row = parse_object(line)
+        place = number(row.get(self.key)) if row is not None else None
+        if row is None or place is None:
+            self._bad += 1
+        else:
+            self._rows[place] = slim(row)
+
+    def _sorted(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._rows[place] for place in sorted(self._rows))
+
+    def problems(self, growing: bool) -> list[str]:
+        """What could not be read. An unfinished last line is none while the run still writes."""
+        found = []
+        if self._bad:
+            found.append(f"{self._bad} unreadable line{'s' * (self._bad > 1)} of {self.path.name} left out")
+        if self._rest.strip() and not growing:
+            found.append(f"the last line of {self.path.name} is cut off and left out")
+        return found
+
+
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, or None. NaN and Infinity come out as they are; ``number`` drops them."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def slim(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with each layer's eigenvalues reduced to the points of a picture.
+
+    ``curve`` holds pairs (λ, fraction of eigenvalues at or above λ), evenly spaced in rank's logarithm, because
+    the tail is what is looked at.
+    """
+    layers = row.get("layers")
+    if not isinstance(layers, dict):
+        return row
+    kept = {}
+    for name, layer in layers.items():
+        if not isinstance(layer, dict):
+            continue
+        values = layer.get("eigenvalues")
+        plain = {key: value for key, value in layer.items() if key != "eigenvalues"}
+        kept[str(name)] = plain | {"curve": curve(values if isinstance(values, list) else [])}
+    return row | {"layers": kept}
+
+
+def curve(eigenvalues: Sequence[Any]) -> list[tuple[float, float]]:
+    """(λ, share of the eigenvalues that are at least λ), from the largest down."""
+    found = (number(value) for value in eigenvalues)
+    ordered = sorted((value for value in found if value is not None and value > 0), reverse=True)
+    count = len(ordered)
+    ranks: Iterable[int] = range(1, count + 1)
+    if count > SPECTRUM_POINTS:
+        step = math.log(count) / (SPECTRUM_POINTS - 1)
+        ranks = sorted({min(count, round(math.exp(step * place))) for place in range(SPECTRUM_POINTS)})
+    return [(ordered[rank - 1], rank / count) for rank in ranks]
+
+
+class Follower:
+    """Reads a run folder again and again, and only what is new in it."""
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path = Path(path)
+        self.name = name or self.path.resolve().name
+        if not self.path.exists():
+            raise CommandError(f"{self.path}: no such folder")
+        if not self.path.is_dir():
+            raise CommandError(f"{self.path} is a file; give the folder that `zetaclip train --out` wrote")
+        if not (self.path / "config.json").exists():
+            raise CommandError(_no_run(self.path))
+        self._metrics = Lines(self.path / "metrics.jsonl", "epoch")
+        self._probes = Lines(self.path / "probes.jsonl", "step")
+        self._clips = Lines(self.path / "clips.jsonl", "step")
+
+    def stamp(self) -> tuple[Any, ...]:
+        """Changes whenever a file that a page shows does; costs a few system calls."""
+        names = ("config.json", "status.json", "result.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl")
+        stats = []
+        for name in names:
+            try:
+                found = os.stat(self.path / name)
+                stats.append((found.st_ino, found.st_size, found.st_mtime_ns))
+            except OSError:
+                stats.append((0, 0, 0))
+        return tuple(stats)
+
+    def state(self) -> str:
+        """The state alone, for a look at the clock rather than at the files."""
+        return state_of(_object(self.path / "status.json", []), (self.path / "result.json").exists())
+
+    def read(self) -> Run:
+        problems: list[str] = []
+        config = _object(self.path / "config.json", problems)
+        status = _object(self.path / "status.json", problems)
+        result = _object(self.path / "result.json", problems) or None
+        state = state_of(status, result is not None)
+        metrics, probes, clips = self._metrics.update(), self._probes.update(), self._clips.update()
+        for lines in (self._metrics, self._probes, self._clips):
+            problems += lines.problems(growing=state == "running")
+        return Run(self.path, self.name, config, status, result, metrics, probes, clips, state, tuple(problems))
+
+
+def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The runs of these folders, each under a name that no other has."""
+    return [follower.read() for follower in follow(paths)]
+
+
+def follow(paths: Sequence[str | os.PathLike[str]]) -> list[Follower]:
+    followers = [Follower(path) for path in dict.fromkeys(Path(path) for path in paths)]
+    for follower, name in zip(followers, unique_names([follower.path for follower in followers])):
+        follower.name = name
+    return followers
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    names = [""] * len(parts)
+    for depth in range(1, max((len(part) for part in parts), default=0) + 1):
+        candidates = ["/".join(part[-depth:]) for part in parts]
+        for place, candidate in enumerate(candidates):
+            if not names[place] and candidates.count(candidate) == 1:
+                names[place] = candidate
+    return [name or str(path) for name, path in zip(names, paths)]
+
+
+def _no_run(path: Path) -> str:
+    inside = sorted(child.name for child in path.iterdir() if (child / "config.json").exists())
+    if inside:
+        shown = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
+        return f"{path} holds no run itself, but {len(inside)} of its folders do ({shown}): give those, e.g. {path}/*"
+    return f"{path} holds no run (there is no config.json); give the folder that `zetaclip train --out` wrote"
+
+
+def _object(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(f"{path.name} can't be read: {error.strerror}")
+        return {}
+    value = parse_object(data)
+    if value is None:
+        problems.append(f"{path.name} is damaged and left out")
+    return value or {}
+
+
+def state_of(status: dict[str, Any], finished: bool, now: float | None = None) -> str:
+    """What the folder says, corrected where it says "running" and the process is gone."""
+    if finished:
+        return "finished"
+    stated = status.get("state")
+    if stated == "running":
+        return "running" if _alive(status, time.time() if now is None else now) else "stopped"
+    return stated if stated in ("stopped", "failed", "finished") else "unknown"
+
+
+def _alive(status: dict[str, Any], now: float) -> bool:
+    updated, pid = number(status.get("updated")), status.get("pid")
+    if status.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
+        return updated is None or now - updated < SILENCE
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    born = _born(pid)
+    # A process that began after the last sign of life only has the number of the one that is gone.
+    return born is None or updated is None or born <= updated + 2.0
+
+
+def _born(pid: int) -> float | None:
+    """When a process began, in unix seconds, where the system tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        if fields[0] in "ZX":  # a zombie: ended, and not yet fetched by its parent
+            return math.inf
+        return float(booted.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, StopIteration, IndexError, ValueError):
+        return None

@@ -1,0 +1,365 @@
+"""The page of one run, and of several side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from .charts import charts_for
+from .page import Page, Section
+from .read import Run, last, number
+from .table import Cell, facts, table
+from .trust import Trust, examine
+from .words import (
+    NAMES,
+    STATES,
+    cell,
+    duration,
+    epsilon_text,
+    final_clip,
+    joined,
+    metric_cell,
+    plain,
+    progress,
+    summary,
+    zone_share,
+)
+
+# Columns that are left out where all rows agree.
+_SHARED = ("data", "method", "model", "metric", "δ", "seed")
+
+TRAINING = ("epsilon", "metric-", "clip", "zeta")
+
+
+def page_for(runs: Sequence[Run], verify: bool = True, live: bool = False) -> Page:
+    """The sections for these runs. A live page looks at no ledger: that would cost the run time."""
+    trusts = {run.name: Trust("not checked", ("the page is live",)) if live else examine(run, verify) for run in runs}
+    sections = _one(runs[0], trusts[runs[0].name]) if len(runs) == 1 else _several(runs, trusts)
+    title = f"{runs[0].name}: zetaclip run" if len(runs) == 1 else f"{len(runs)} zetaclip runs"
+    return Page(title, tuple(sections), footer_text())
+
+
+def footer_text() -> str:
+    from .. import __version__
+
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return (
+        f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing and sends nothing."
+    )
+
+
+def _chart_sections(runs: Sequence[Run]) -> list[Section]:
+    charts = charts_for(runs)
+    training = tuple(chart for chart in charts if chart.id.startswith(TRAINING))
+    spectra = tuple(chart for chart in charts if chart.id.startswith("spectrum-"))
+    rest = tuple(chart for chart in charts if chart.id in ("reliability", "time"))
+    made = []
+    if training:
+        made.append(Section("training", "Training", charts=training))
+    if spectra:
+        text = (
+            "<p>Each point is an eigenvalue of the probed matrix; the line is the fitted tail. Where random weights of the same "
+            "shape read the same exponent, the reading says little about what was learned.</p>"
+        )
+        made.append(Section("spectra", "Spectrum of the probed weights", text, spectra))
+    if rest:
+        made.append(Section("quality", "Calibration and time", charts=rest))
+    return made
+
+
+def _one(run: Run, trust: Trust) -> list[Section]:
+    head = (
+        f"<h1>{escape(run.name)} {_state(run)}</h1><p class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
+        f"{_tiles(run)}{_warnings(run, trust)}"
+    )
+    return [
+        Section("summary", html=head),
+        *_chart_sections([run]),
+        Section("ledger", "Ledger and check", _ledger(run, trust)),
+        Section("config", "Configuration", f"<div class=columns>{facts(_config_rows(run))}</div>"),
+        Section("repeat", "How to repeat it", _repeat(run)),
+    ]
+
+
+def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
+    counts = {state: sum(run.state == state for run in runs) for state in STATES}
+    told = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
+    tasks = list(dict.fromkeys(run.metric_name for run in runs if run.metric_name))
+    sentence = f"{len(runs)} runs: {told}"
+    notes = ""
+    if len(tasks) > 1:
+        names = ", ".join(NAMES.get(task, task) for task in tasks)
+        notes = f"<p class='note plain'>These runs measure different things ({escape(names)}): compare only rows with the same one.</p>"
+    head = f"<h1>{escape(_common(runs))}</h1><p class=sentence>{escape(sentence)}</p>{notes}"
+    head += "".join(
+        _warnings(run, trusts[run.name], named=True)
+        for run in runs
+        if run.problems or run.state in ("stopped", "failed")
+    )
+    listed = "".join(
+        f"<details><summary>{escape(run.name)}: {escape(summary(run))}</summary>{_lead(run)}{_ledger(run, trusts[run.name])}"
+        f"<h3>Configuration</h3><div class=columns>{facts(_config_rows(run))}</div><h3>How to repeat it</h3>{_repeat(run, place)}</details>"
+        for place, run in enumerate(runs)
+    )
+    return [
+        Section("summary", html=head + _comparison(runs, trusts)),
+        *_chart_sections(runs),
+        Section("differences", "What differs in the configuration", _differences(runs)),
+        Section("runs", "Every run", f"<div class=runs>{listed}</div>"),
+    ]
+
+
+def _common(runs: Sequence[Run]) -> str:
+    said = [
+        str(values[0])
+        for key in ("data", "model", "method")
+        if len(values := list(dict.fromkeys(str(run.get(key, "")) for run in runs))) == 1 and values[0]
+    ]
+    return " · ".join(["zetaclip runs", *said])
+
+
+def _state(run: Run) -> str:
+    return f'<span class="state {run.state}">{STATES[run.state]}</span>'
+
+
+def _lead(run: Run) -> str:
+    said = [
+        f"{name} {run.get(key)}"
+        for key, name in (("data", "data"), ("model", "model"), ("method", "method"))
+        if run.get(key)
+    ]
+    unit = run.get("unit")
+    if unit:
+        said.append(f"one record is {unit}")
+    finished = run.get("finished")
+    if finished:
+        said.append(f"finished {str(finished)[:16].replace('T', ' ')}")
+    return f"<p class=muted>{escape(' · '.join(said))}</p>" if said else ""
+
+
+def _tiles(run: Run) -> str:
+    seconds = run.seconds
+    total = seconds.get("total", sum(seconds.values()) or None)
+    clip: Any = (run.result or {}).get("clip")
+    clip = clip if isinstance(clip, dict) else {}
+    measured = (run.result or {}).get("metrics")
+    ece = number(measured.get("ece")) if isinstance(measured, dict) else None
+    share = zone_share(run)
+    tiles = []
+    if run.metric is not None:
+        tiles.append(
+            (metric_cell(run.metric_name, run.metric), f"{NAMES.get(run.metric_name, 'metric')} on held-out data")
+        )
+    if run.epsilon is not None:
+        by = run.get("accountant")
+        tiles.append(
+            (
+                f"ε = {epsilon_text(run.epsilon)}",
+                f"at δ = {plain(number(run.get('delta')))}" + (f", by {by}" if by else ""),
+            )
+        )
+    sigma = number(run.get("sigma"))
+    if sigma is not None:
+        tiles.append((f"σ = {plain(sigma)}", "noise multiplier"))
+    if final_clip(run) is not None:
+        start = number(clip.get("initial"))
+        moved = start is not None and start != final_clip(run)
+        tiles.append(
+            (
+                f"{plain(start, 3)} → {plain(final_clip(run), 3)}" if moved else f"C = {plain(final_clip(run), 3)}",
+                "clipping norm",
+            )
+        )
+    if share is not None:
+        tiles.append((f"{100 * share:.0f} %", "of the probes inside the zone"))
+    if ece is not None:
+        tiles.append((f"{100 * ece:.1f} %", "expected calibration error"))
+    if total:
+        tiles.append((duration(total), f"{progress_steps(run)}" + _probing(run, total)))
+    return (
+        ""
+        if not tiles
+        else (
+            "<ul class=tiles>"
+            + "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
+            + "</ul>"
+        )
+    )
+
+
+def progress_steps(run: Run) -> str:
+    steps = number(run.get("steps")) if run.result else number(run.status.get("step"))
+    return f"for {steps:.0f} steps" if steps else "so far"
+
+
+def _probing(run: Run, total: float) -> str:
+    spent = run.seconds.get("probe")
+    return f", {100 * spent / total:.1f} % of it probing" if spent and total else ""
+
+
+def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
+    """What must not be overlooked, on top of the page."""
+    said = []
+    if run.state in ("stopped", "failed"):
+        message, resume = run.status.get("message"), run.status.get("resume")
+        text = f"The run {'failed' if run.state == 'failed' else 'stopped'} {progress(run)}."
+        text += f" {message.rstrip('.')}." if isinstance(message, str) and message else ""
+        line = f"<p class=note>{_who(run, named)}{escape(text)}"
+        said.append(line + (f" Resume it with <code>{escape(str(resume))}</code>" if resume else "") + "</p>")
+    for problem in run.problems:
+        said.append(f"<p class=note>{_who(run, named)}{escape(problem)}.</p>")
+    if trust.verdict == "failed":
+        said.append(
+            f"<p class=note>{_who(run, named)}The check of the ledger failed: {escape('; '.join(trust.reasons))}.</p>"
+        )
+    said += [f"<p class=note>{_who(run, named)}{escape(warning)}</p>" for warning in trust.warnings]
+    if not named:
+        notes = run.get("notes")
+        said += (
+            [f"<p class='note plain'>{escape(str(note))}</p>" for note in notes if note]
+            if isinstance(notes, list)
+            else []
+        )
+    return "".join(said)
+
+
+def _who(run: Run, named: bool) -> str:
+    return f"<b>{escape(run.name)}</b>: " if named else ""
+
+
+def _ledger(run: Run, trust: Trust) -> str:
+    verdicts = {
+        "passed": "<p><span class=good>Verified.</span> ε and every clipping norm were recomputed from the ledger and agree.</p>",
+        "failed": "<p><span class=bad>Not verified.</span></p>",
+        "not checked": "<p>Not checked: {}.</p>",
+        "no ledger": "<p>No ledger: {}.</p>",
+    }
+    text = verdicts[trust.verdict].format(escape("; ".join(trust.reasons)))
+    if trust.verdict == "failed":
+        text += "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in trust.reasons) + "</ul>"
+    rows = list(trust.facts)
+    by = (run.result or {}).get("epsilon_by")
+    if isinstance(by, dict) and by:
+        rows.append(
+            ("ε by accountant", ", ".join(f"{name} {epsilon_text(number(value))}" for name, value in by.items()))
+        )
+    if trust.facts:
+        text += f"<p>To check it again: <code>zetaclip verify {escape(run.name)}</code></p>"
+    return text + (facts(rows) if rows else "")
+
+
+def _config_rows(run: Run) -> list[tuple[str, str]]:
+    return [
+        (str(key), cell(value))
+        for key, value in run.config.items()
+        if key != "zetaclip_run" and value not in (None, {}, [], "")
+    ]
+
+
+def _repeat(run: Run, place: int = 0) -> str:
+    versions = (run.result or {}).get("versions")
+    told = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    commit = (run.result or {}).get("commit")
+    made = (
+        f"<p class=muted>Made with {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
+        if told or commit
+        else ""
+    )
+    config = json.dumps(run.config, indent=1, ensure_ascii=False)
+    return (
+        "<p>Save the configuration below as <code>config.json</code>, then:</p>"
+        f"<pre>zetaclip train --config config.json --out again\nzetaclip verify again\nzetaclip report again</pre>{made}"
+        "<p class=muted>Sampling and noise are drawn anew, so the numbers will be close and not equal"
+        " (unless a seed was given).</p>"
+        f"<details><summary>config.json</summary><button type=button class=copy data-copy=config-{place}>Copy</button>"
+        f"<pre id=config-{place}>{escape(config)}</pre></details>"
+    )
+
+
+def _comparison(runs: Sequence[Run], trusts: dict[str, Trust]) -> str:
+    head = [
+        "run",
+        "state",
+        "data",
+        "method",
+        "model",
+        "metric",
+        "value",
+        "ECE",
+        "ε",
+        "δ",
+        "σ",
+        "last C",
+        "last ζ̂",
+        "in zone",
+        "steps",
+        "time",
+        "seed",
+        "check",
+    ]
+    rows = []
+    for run in runs:
+        measured = (run.result or {}).get("metrics")
+        ece = number(measured.get("ece")) if isinstance(measured, dict) else None
+        zeta = last(number(probe.get("smoothed")) for probe in run.probes)
+        share, sigma, delta = zone_share(run), number(run.get("sigma")), number(run.get("delta"))
+        total = run.seconds.get("total", sum(run.seconds.values()) or None)
+        steps = number(run.get("steps")) if run.result else number(run.status.get("step"))
+        seed = run.get("seed")
+        rows.append(
+            [
+                Cell(run.name),
+                Cell("", html=_state(run)),
+                Cell(str(run.get("data", "–"))),
+                Cell(str(run.get("method", "–"))),
+                Cell(str(run.get("model", "–"))),
+                Cell(NAMES.get(run.metric_name, run.metric_name) or "–"),
+                Cell(metric_cell(run.metric_name, run.metric), run.metric),
+                Cell("–" if ece is None else f"{100 * ece:.1f} %", ece),
+                Cell(epsilon_text(run.epsilon) if run.epsilon is not None else "–", run.epsilon),
+                Cell(plain(delta), delta),
+                Cell(plain(sigma), sigma),
+                Cell(plain(final_clip(run), 3), final_clip(run)),
+                Cell(plain(zeta, 3), zeta),
+                Cell("–" if share is None else f"{100 * share:.0f} %", share),
+                Cell("–" if steps is None else f"{steps:.0f}", steps),
+                Cell(duration(total), total),
+                Cell(cell(seed), number(seed)),
+                Cell(trusts[run.name].verdict),
+            ]
+        )
+    # What is the same in every row is said once, above; what no run has is not said at all.
+    kept = [
+        column
+        for column, name in enumerate(head)
+        if column < 2
+        or (
+            any(row[column].text != "–" for row in rows)
+            and (name not in _SHARED or len({row[column].text for row in rows}) > 1)
+        )
+    ]
+    if "metric" not in [head[column] for column in kept]:
+        head[head.index("value")] = rows[0][head.index("metric")].text
+    return table(
+        [head[column] for column in kept],
+        [[row[column] for column in kept] for row in rows],
+        "The runs. A click on a heading sorts.",
+        sortable=True,
+    )
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    """Keys whose values are not the same in all runs; a row per run."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.config if key != "zetaclip_run"))
+    values = {key: [cell(run.config.get(key)) for run in runs] for key in keys}
+    differing = [key for key in keys if len(set(values[key])) > 1]
+    if not differing:
+        return "<p>Nothing: the runs share one configuration.</p>"
+    rows = [
+        [Cell(run.name), *(Cell(values[key][place], number(run.config.get(key))) for key in differing)]
+        for place, run in enumerate(runs)
+    ]
+    return table(["run", *differing], rows, "Settings that are not the same in all runs.", sortable=True)

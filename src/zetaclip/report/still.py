@@ -1,0 +1,136 @@
+"""A chart for paper: an SVG drawn by matplotlib, always on white."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+from .colours import LIGHT, hue
+from .figure import Bars, Chart, Series, thin
+from .interactive import line_dash
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTHS = {"half": 5.6, "third": 4.0, "wide": 9.0}
+_DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_MARKERS = ("o", "s", "D", "^", "*", "h")
+
+# Points of all series together; paper has no zoom, and the page has a limit.
+_POINTS = 3000
+
+# A category axis with more rows than this would need a longer paper.
+_ROWS = 40
+
+
+def picture(chart: Chart) -> str:
+    """The chart as a data address for an ``<img>``."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    rows = min(len(chart.categories), _ROWS)
+    height = 1.2 + 0.28 * rows if chart.bars else 3.3
+    # Text stays text: smaller than outlines, can be searched in a PDF, and the browser knows ζ̂.
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": chart.id,
+        "font.size": 9,
+        "font.family": "sans-serif",
+        # Names of folders are shown as they are, never read as formulas.
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(_WIDTHS[chart.size], height), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        if chart.bars:
+            _draw_bars(axes, chart, rows)
+        else:
+            _draw_series(axes, chart)
+        axes.set_xlabel(chart.x.label)
+        axes.set_ylabel(chart.y.label)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        if chart.legend:
+            figure.legend(
+                loc="outside lower center", ncols=2 if chart.size == "third" else 3, fontsize=8, frameon=False
+            )
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(_trim(file.getvalue())).decode("ascii")
+
+
+def _trim(svg: bytes) -> bytes:
+    """From the element on: what stands before is a declaration that names a remote DTD."""
+    return svg[svg.index(b"<svg") :]
+
+
+def _draw_series(axes: Axes, chart: Chart) -> None:
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if chart.x.log:
+        axes.set_xscale("log")
+    if chart.y.log:
+        axes.set_yscale("log")
+    for band in chart.bands:
+        axes.fill_between(band.x, band.low, band.high, color="0.5", alpha=0.2, linewidth=0, label=band.name)
+    limit = max(20, _POINTS // max(1, len(chart.series)))
+    for one in chart.series:
+        _draw(axes, one, limit, small=chart.x.log)
+    for rule in chart.rules:
+        axes.axhline(rule.y, color="0.4", linewidth=0.8, linestyle="--")
+        axes.annotate(
+            rule.name, (1, rule.y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color="0.3"
+        )
+    if chart.y.from_zero:
+        axes.set_ylim(bottom=0)
+    if chart.x.limits:
+        axes.set_xlim(*chart.x.limits)
+    if chart.y.limits:
+        axes.set_ylim(*chart.y.limits)
+
+
+def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
+    places = thin(len(one.x), limit)
+    x = [one.x[place] for place in places]
+    y = [float("nan") if (value := one.y[place]) is None else value for place in places]
+    slot = max(0, one.slot)
+    colour = "0.45" if one.slot < 0 else LIGHT[hue(slot)]
+    style: dict[str, Any] = {"color": colour, "label": one.name if one.in_legend else "_"}
+    if one.kind in ("line", "steps", "dashed", "marked"):
+        style |= {"linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
+        if one.kind == "marked" or len(x) == 1:
+            style |= {"marker": _MARKERS[slot % len(_MARKERS)], "markersize": 3.5}
+        if one.kind == "steps":
+            style["drawstyle"] = "steps-post"
+    else:
+        shape = "x" if one.kind == "cross" else _MARKERS[slot % len(_MARKERS)]
+        style |= {"linestyle": "", "marker": shape, "markersize": 2 if small else 3.5}
+        if one.kind == "open":
+            style["markerfacecolor"] = "none"
+    if any(value is not None for value in one.error):
+        error = [one.error[place] or 0.0 for place in places]
+        axes.errorbar(x, y, yerr=error, elinewidth=0.7, **style)
+    else:
+        axes.plot(x, y, **style)
+
+
+def _draw_bars(axes: Axes, chart: Chart, rows: int) -> None:
+    left = [0.0] * rows
+    places = list(range(rows))
+    for part in chart.bars:
+        widths = _widths(part, rows)
+        axes.barh(places, widths, left=left, color=LIGHT[hue(part.slot)], label=part.name, height=0.65)
+        left = [start + width for start, width in zip(left, widths)]
+    axes.set_yticks(places, [_cut(name) for name in chart.categories[:rows]])
+    axes.invert_yaxis()
+
+
+def _widths(part: Bars, rows: int) -> list[float]:
+    return [value or 0.0 for value in part.values[:rows]]
+
+
+def _cut(name: str, length: int = 24) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
