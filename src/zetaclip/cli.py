@@ -15,6 +15,7 @@ from .errors import CommandError
 
 # name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
 COMMANDS: dict[str, str] = {
+    "reproduce": "runs an experiment of the paper beside the published numbers",
     "probe": "the spectral exponents of a checkpoint's matrices",
 }
 
