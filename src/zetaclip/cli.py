@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "account": "ε from noise, or noise from ε, by each accountant",
     "data": "the data sets that are known: list, fetch, and schemas for your own",
     "methods": "every private method, what it releases and with how much noise",
+    "reproduce": "runs an experiment of the paper beside the published numbers",
     "probe": "the spectral exponents of a checkpoint's matrices",
     "report": "runs or an experiment as one HTML page",
     "watch": "the report of runs that still go on, in the browser",

@@ -1,0 +1,217 @@
+"""The paper claim by claim: what it says, what we measured, and whether it holds.
+
+Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
+checked, at any time. A claim holds only if every cell that was run supports it; cells that were not run are counted beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .measures import MEASURES
+from .spec import FOLDER, load, read_toml
+from .store import read_json, write_text
+
+HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word, what was measured, and whether results of a lite profile are behind it."""
+
+    word: str
+    measured: str = ""
+    profiles: frozenset[str] = field(default_factory=frozenset)
+
+
+def write(out: str, page: str) -> None:
+    """Writes the page of claims from the tables in a results folder."""
+    write_text(Path(page), markdown(Path(out)))
+
+
+def markdown(out: Path) -> str:
+    claims = read_toml(FOLDER / "_claims.toml")["claims"]
+    verdicts = {claim["id"]: judge(claim, out) for claim in claims}
+    words = [verdict.word for verdict in verdicts.values()]
+    count = ", ".join(f"{words.count(word)} {word}" for word in (HOLDS, FAILS, UNTESTED))
+    page = [
+        "# Reproduction, claim by claim",
+        "",
+        "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
+        "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
+        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means.",
+        "",
+        f"{len(claims)} claims: {count}.",
+        "",
+        "| claim | experiment | verdict |",
+        "| --- | --- | --- |",
+    ]
+    for claim in claims:
+        page.append(
+            f"| [{claim['id']}](#{claim['id']}) | {claim.get('experiment', 'accounting')} | {verdicts[claim['id']].word} |"
+        )
+    for claim in claims:
+        page += ["", *_entry(claim, verdicts[claim["id"]])]
+    return "\n".join(page) + "\n"
+
+
+def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
+    """The verdict on one claim."""
+    if claim["rule"] == "epsilon":
+        return _epsilon(claim)
+    path = out / claim["experiment"] / "table.json"
+    if not path.exists():
+        return Verdict(UNTESTED)
+    table = read_json(path)
+    found = []
+    for group in dict.fromkeys(line["group"] for line in table["rows"]):
+        if "groups" not in claim or group in claim["groups"]:
+            for place, detail in enumerate(table["column_details"]):
+                if detail["measure"] == claim["measure"]:
+                    found.append(_RULES[claim["rule"]](claim, table, group, place))
+    cells = [cell for cell in found if cell is not None]
+    if not cells:
+        return Verdict(UNTESTED, profiles=frozenset({table["profile"]}))
+    text = "; ".join(text for _, text in cells)
+    missing = len(found) - len(cells)
+    if missing:
+        text += f"; {missing} of {len(found)} not run"
+    return Verdict(HOLDS if all(good for good, _ in cells) else FAILS, text, frozenset({table["profile"]}))
+
+
+Cell = tuple[bool, str] | None
+
+
+def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    cell = _cell(table, group, claim["row"], place)
+    if cell is None or not cell["difference"] or cell["difference"]["low"] is None:
+        return None
+    return bool(cell["better"]), f"{_place(table, group, place)} {_difference(table, cell, place)}"
+
+
+def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    """Better than the baseline, and no control is."""
+    own = _better(claim, table, group, place)
+    others = [(name, _cell(table, group, name, place)) for name in claim["against"]]
+    seen = [(name, cell) for name, cell in others if cell is not None and cell["difference"]]
+    if own is None or not seen:
+        return None
+    as_good = [name for name, cell in seen if cell["better"]]
+    text = f"{own[1]}, controls better than {table['baseline']}: {', '.join(as_good) or 'none'}"
+    return own[0] and not as_good, text
+
+
+def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    """The best mean of all private rows that the paper's table has."""
+    cell = _cell(table, group, claim["row"], place)
+    if cell is None or cell["ours"] is None:
+        return None
+    published = load(table["name"]).published.get(group, {})
+    lines = [line for line in table["rows"] if line["group"] == group and line["label"] in published]
+    others = {
+        line["label"]: line["cells"][place]["ours"]["mean"]
+        for line in lines
+        if line["method"] != "sgd" and line["label"] != claim["row"] and (line["cells"][place] or {}).get("ours")
+    }
+    if not others:
+        return None
+    good = table["column_details"][place]["good"]
+    best = max(others, key=lambda label: good * others[label])
+    mean, digits = cell["ours"]["mean"], _digits(table, place)
+    text = f"{_place(table, group, place)} {mean:.{digits}f}, best of {len(others)} others {best} {others[best]:.{digits}f}"
+    return good * mean > good * others[best], text
+
+
+def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    cell = _cell(table, group, claim["row"], place)
+    if cell is None or cell["ours"] is None:
+        return None
+    mean = cell["ours"]["mean"]
+    return mean <= claim["limit"], f"{_place(table, group, place)} {mean:.{_digits(table, place)}f}"
+
+
+def _monotone(sign: int) -> Any:
+    def rule(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+        cells = [_cell(table, group, row, place) for row in claim["rows"]]
+        means = [cell["ours"]["mean"] for cell in cells if cell is not None and cell["ours"]]
+        if len(means) < len(cells):
+            return None
+        holds = all(sign * (later - earlier) > 0 for earlier, later in itertools.pairwise(means))
+        shown = ", ".join(f"{mean:.{_digits(table, place)}f}" for mean in means)
+        return holds, f"{_place(table, group, place)} {shown}"
+
+    return rule
+
+
+def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    """The range of means over one list of rows is smaller than over another."""
+    ranges = []
+    for rows in (claim["rows"], claim["against"]):
+        cells = [_cell(table, group, row, place) for row in rows]
+        means = [cell["ours"]["mean"] for cell in cells if cell is not None and cell["ours"]]
+        if len(means) < len(cells):
+            return None
+        ranges.append(max(means) - min(means))
+    digits = _digits(table, place)
+    text = f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against {ranges[1]:.{digits}f}"
+    return ranges[0] < ranges[1], text
+
+
+_RULES: dict[str, Any] = {
+    "better": _better,
+    "only": _only,
+    "best": _best,
+    "below": _below,
+    "rising": _monotone(+1),
+    "falling": _monotone(-1),
+    "narrower": _narrower,
+}
+
+
+def _epsilon(claim: Mapping[str, Any]) -> Verdict:
+    from ..accounting import epsilon
+    from ..ledger import Event
+
+    part, whole = claim["sample_rate"]
+    values = {
+        name: epsilon([Event(part / whole, claim["sigma"], claim["steps"])], claim["delta"], name)
+        for name in ("prv", "rdp")
+    }
+    text = f"ε = {values['prv']:.3f} by PRV, {values['rdp']:.3f} by RDP (`zetaclip.accounting`)"
+    holds = any(abs(value - claim["published"]) < 0.05 * claim["published"] for value in values.values())
+    return Verdict(HOLDS if holds else FAILS, text)
+
+
+def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping[str, Any] | None:
+    for line in table["rows"]:
+        if (line["group"], line["label"]) == (group, row):
+            cell: Mapping[str, Any] | None = line["cells"][place]
+            return cell
+    return None
+
+
+def _digits(table: Mapping[str, Any], place: int) -> int:
+    return MEASURES[table["column_details"][place]["measure"]].digits
+
+
+def _place(table: Mapping[str, Any], group: str, place: int) -> str:
+    condition = table["column_details"][place]["condition"]
+    return (", ".join(part for part in (group, condition) if part) or table["columns"][place]) + ":"
+
+
+def _difference(table: Mapping[str, Any], cell: Mapping[str, Any], place: int) -> str:
+    digits, difference = _digits(table, place), cell["difference"]
+    return f"{difference['mean']:+.{digits}f} [{difference['low']:+.{digits}f}, {difference['high']:+.{digits}f}]"
+
+
+def _entry(claim: Mapping[str, Any], verdict: Verdict) -> Sequence[str]:
+    lines = [f"## {claim['id']}", "", f"{claim['where']}. **The paper:** {claim['says']}"]
+    if "remark" in claim:
+        lines.append(claim["remark"])
+    profile = f" ({', '.join(sorted(verdict.profiles))} profile)" if verdict.measured and verdict.profiles else ""
+    measured = verdict.measured or f"nothing yet: `zetaclip reproduce {claim['experiment']}`"
+    return [*lines, "", f"**Measured{profile}:** {measured}", "", f"**Verdict:** {verdict.word}"]

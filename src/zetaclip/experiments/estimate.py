@@ -1,0 +1,116 @@
+"""How long will it take? From finished runs where there are some, else from twenty steps of one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .measures import Run
+from .plan import PlannedRun
+from .runner import train_command
+from .store import Store, read_json, write_json
+
+_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds before the first step, per step, and where the numbers come from."""
+
+    setup: float
+    step: float
+    source: str
+
+
+def steps_of(config: Mapping[str, Any], size: int) -> int:
+    """How many steps a configuration takes on a set of ``size`` records."""
+    if "steps" in config:
+        return int(config["steps"])
+    kept = size * (1.0 - float(config.get("validation", 0.0)))
+    return int(config["epochs"]) * max(1, math.ceil(kept / int(config["batch_size"])))
+
+
+def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
+    """Speeds by data, network and method, out of what has finished in this folder."""
+    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    for folder in sorted((store.out / "runs").glob("*")):
+        if not (folder / "result.json").exists():
+            continue
+        try:
+            result, config = Run.read(folder).result, read_json(folder / "config.json")
+            total, steps = float(result["seconds"]["total"]), int(result["steps"])
+            setup = float(result["seconds"].get("setup") or 0.0)
+            place = (str(config["data"]), str(config["model"]), str(config["method"]))
+        except (KeyError, TypeError, ValueError):
+            continue  # a folder that says too little about itself only makes the estimate coarser
+        if steps:
+            found.setdefault(place, []).append((setup, (total - setup) / steps))
+    return {
+        place: Speed(
+            statistics.median([a for a, _ in pairs]), statistics.median([b for _, b in pairs]), "finished runs"
+        )
+        for place, pairs in found.items()
+    }
+
+
+def measure(run: PlannedRun) -> Speed | None:
+    """Twenty steps of this run in a temporary folder; None if they can't be run."""
+    config = {key: value for key, value in run.config.items() if key not in ("epochs", "validation")}
+    # What a clip schedule costs is nothing; the run whose C it follows need not exist yet.
+    config.pop("clipping", None)
+    rate = run.config["lr"]
+    config |= {"steps": _STEPS, "lr": rate if isinstance(rate, float) else 0.1}
+    with tempfile.TemporaryDirectory(prefix="zetaclip-estimate-") as folder:
+        file, out = Path(folder) / "config.json", Path(folder) / "run"
+        write_json(file, config)
+        ended = subprocess.run(train_command(str(file), str(out), False), capture_output=True, timeout=600, check=False)
+        if ended.returncode != 0 or not (out / "result.json").exists():
+            return None
+        seconds = Run.read(out).result["seconds"]
+    train = float(seconds["train"])
+    return Speed(max(0.0, float(seconds["total"]) - train), train / _STEPS, f"{_STEPS} measured steps")
+
+
+def estimate(
+    runs: Sequence[PlannedRun],
+    sizes: Mapping[str, int],
+    costs: Mapping[str, float],
+    speeds: dict[tuple[str, str, str], Speed],
+    measured: bool = True,
+) -> tuple[float | None, set[str]]:
+    """Seconds of one worker for these runs, and the sources of the figure; None if nothing is known about a data set.
+
+    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known about yet.
+    """
+    total = 0.0
+    sources: set[str] = set()
+    for run in runs:
+        config = run.config
+        place = (str(config["data"]), str(config["model"]), str(config["method"]))
+        speed = speeds.get(place) or _near(place, speeds, costs)
+        if speed is None and measured:
+            speed = measure(run)
+            if speed is not None:
+                speeds[place] = speed
+        if speed is None:
+            return None, sources
+        total += speed.setup + speed.step * steps_of(config, sizes[run.labels["data"]])
+        sources.add(speed.source)
+    return total, sources
+
+
+def _near(
+    place: tuple[str, str, str], speeds: Mapping[tuple[str, str, str], Speed], costs: Mapping[str, float]
+) -> Speed | None:
+    """The same data and network with another method, at the ratio of their costs."""
+    for (data, model, method), speed in speeds.items():
+        if (data, model) == place[:2]:
+            ratio = costs.get(place[2], 1.0) / costs.get(method, 1.0)
+            return Speed(speed.setup, speed.step * ratio, speed.source)
+    return None

@@ -1,0 +1,28 @@
+"""Starts a command that ends when the process that started it ends, however that one dies.
+
+``python leash.py PARENT COMMAND...``. Without it a training whose runner was killed would go on alone and
+meet its own successor in the same run folder. Only Linux can do this; elsewhere the command is started as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> None:
+    parent, command = int(argv[1]), argv[2:]
+    if sys.platform == "linux":
+        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            sys.exit("leash: prctl failed")
+        if os.getppid() != parent:  # it died before the leash was on
+            sys.exit("leash: the runner has gone")
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

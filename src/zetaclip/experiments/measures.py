@@ -1,0 +1,100 @@
+"""From a finished run folder to one number of a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left behind; ``epochs`` and ``probes`` are read when first asked for."""
+
+    folder: Path
+    result: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        return cls(folder, json.loads((folder / "result.json").read_text(encoding="utf-8")))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl`` or ``probes.jsonl``; none if the run wrote no such file."""
+        path = self.folder / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column's number: how to read it, what to call it, and which direction is good (0: neither)."""
+
+    read: Callable[[Run], float | None]
+    label: str
+    good: int = 0
+    digits: int = 2
+    # Relative to the baseline's run of the same seed, in per cent; then the difference says nothing more.
+    relative: bool = False
+
+
+def _metric(name: str, scale: float = 1.0) -> Callable[[Run], float | None]:
+    return lambda run: _number(run.result.get("metrics", {}).get(name), scale)
+
+
+def _clip(name: str) -> Callable[[Run], float | None]:
+    return lambda run: _number((run.result.get("clip") or {}).get(name))
+
+
+def _main(run: Run) -> float | None:
+    metric = run.result.get("metric") or {}
+    return _number(metric.get("value"), 100.0 if metric.get("name") == "accuracy" else 1.0)
+
+
+def _timed(*parts: str) -> Callable[[Run], float | None]:
+    def read(run: Run) -> float | None:
+        # The paper's protocol: the first epoch warms up and is left out.
+        epochs = run.lines("metrics.jsonl")[1:]
+        if not epochs:
+            return None
+        return sum(float(epoch["seconds"].get(part) or 0.0) for epoch in epochs for part in parts)
+
+    return read
+
+
+def _probe_share(run: Run) -> float | None:
+    train, probe = _timed("train")(run), _timed("probe")(run)
+    return None if not train or probe is None else 100.0 * probe / train
+
+
+def _in_zone(run: Run) -> float | None:
+    return _number((run.result.get("probes") or {}).get("in_zone_share"), 100.0)
+
+
+def _number(value: Any, scale: float = 1.0) -> float | None:
+    return None if value is None or not math.isfinite(value) else scale * float(value)
+
+
+MEASURES: dict[str, Measure] = {
+    "metric": Measure(_main, "metric", good=1, digits=3),
+    "accuracy": Measure(_metric("accuracy", 100.0), "accuracy, %", good=1),
+    "ece": Measure(_metric("ece", 100.0), "ECE, %", good=-1),
+    "auc": Measure(_metric("auc"), "AUC", good=1, digits=3),
+    "rmse": Measure(_metric("rmse"), "RMSE", good=-1, digits=3),
+    "clip_mean": Measure(_clip("mean"), "mean C"),
+    "clip_median": Measure(_clip("median"), "median C"),
+    "clip_final": Measure(_clip("final"), "last C"),
+    "clip_min": Measure(_clip("min"), "least C"),
+    "clip_max": Measure(_clip("max"), "largest C"),
+    "hits_min": Measure(_clip("hits_min"), "hits at C_min", digits=1),
+    "hits_max": Measure(_clip("hits_max"), "hits at C_max", digits=1),
+    "in_zone": Measure(_in_zone, "probes in the zone, %", digits=1),
+    "time_total": Measure(_timed("train", "eval"), "total time, s", good=-1),
+    "time_train": Measure(_timed("train"), "training time, s", good=-1),
+    "time_eval": Measure(_timed("eval"), "evaluation time, s", good=-1),
+    "overhead": Measure(_timed("train", "eval"), "overhead, %", digits=2, relative=True),
+    "probe_share": Measure(_probe_share, "probes in training time, %", digits=3),
+}

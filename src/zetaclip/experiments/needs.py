@@ -1,0 +1,23 @@
+"""Which data sets are at hand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+
+from .plan import PlannedRun
+
+
+def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
+    """The data sets of these runs that can't be found, with what to do about each."""
+    if importlib.util.find_spec("zetaclip.data") is None:
+        return {}
+    places = importlib.import_module("zetaclip.data.places")
+    aliases = importlib.import_module("zetaclip.data.registry").ALIASES
+    missing = {}
+    for name in sorted({str(run.config["data"]) for run in runs}):
+        known, kind = aliases.get(name, (name, None))
+        if places.FORMS.get(known) and places.find(known, None, kind) is None:
+            missing[name] = f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
+    return missing

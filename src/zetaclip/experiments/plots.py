@@ -1,0 +1,172 @@
+"""PNG pictures of an experiment. matplotlib is imported here and nowhere else in the package's experiments."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import series
+from .measures import MEASURES, Run
+from .plan import Plan
+
+# Okabe and Ito: told apart by colour-blind readers; markers and dashes repeat less often than colours.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = "osD^vPX*<>"
+_DASHES = ("-", "--", ":")
+
+
+def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: Path) -> list[str]:
+    """All pictures of an experiment; returns their file names. Nothing is drawn where nothing has run."""
+    if not runs:
+        return []
+    names = _cells(plan, table, folder)
+    for spec in plan.experiment.plots:
+        names += _lines(plan, table, spec, folder)
+    for spec in plan.experiment.series:
+        names += _series(plan, runs, spec, folder)
+    return names
+
+
+def _figure(width: float, height: float, panels: int = 1, share: bool = False) -> tuple[Any, list[Any]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False, sharey=share)[0]
+    return figure, list(axes)
+
+
+def _save(figure: Any, folder: Path, name: str) -> list[str]:
+    file = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".png"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / file, metadata={"Software": None})  # the same data give the same bytes
+    return [file]
+
+
+def _title(plan: Plan, *parts: str) -> str:
+    return " · ".join([part for part in parts if part] + ([] if plan.profile == "paper" else [plan.profile]))
+
+
+def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
+    """Per group: a panel per judged column, rows down, ours with its spread and the paper's."""
+    names = []
+    for group in dict.fromkeys(line["group"] for line in table["rows"]):
+        lines = [line for line in table["rows"] if line["group"] == group]
+        places = [
+            place
+            for place, detail in enumerate(table["column_details"])
+            if detail["good"] and any(line["cells"][place] and line["cells"][place]["ours"] for line in lines)
+        ]
+        if not places:
+            continue
+        figure, axes = _figure(2.2 + 3.2 * len(places), 1.2 + 0.28 * len(lines), len(places), share=True)
+        for ax, place in zip(axes, places, strict=True):
+            for what, offset, style in (("ours", 0.0, "o"), ("published", 0.25, "D")):
+                chosen = [
+                    (height, line["cells"][place][what]) for height, line in enumerate(lines) if line["cells"][place]
+                ]
+                chosen = [(height, cell) for height, cell in chosen if cell]
+                ax.errorbar(
+                    [cell["mean"] for _, cell in chosen],
+                    [height + offset for height, _ in chosen],
+                    xerr=[cell["std"] or 0.0 for _, cell in chosen],
+                    fmt=style,
+                    markersize=5,
+                    capsize=2,
+                    color=_COLOURS[0] if what == "ours" else "#888888",
+                    markerfacecolor=_COLOURS[0] if what == "ours" else "white",
+                    label="here" if what == "ours" else "the paper",
+                )
+            ax.set_xlabel(table["columns"][place])
+            ax.grid(axis="x", alpha=0.3)
+        axes[0].set_yticks(range(len(lines)), [line["label"] for line in lines])
+        axes[0].invert_yaxis()
+        axes[0].legend(fontsize=8)
+        figure.suptitle(_title(plan, plan.experiment.title, group), fontsize=10)
+        names += _save(figure, folder, f"cells {group}")
+    return names
+
+
+def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder: Path) -> list[str]:
+    """A measure over the columns' x, a line per row; the paper's dashed and grey."""
+    names = []
+    measure = spec.get("measure", table["column_details"][0]["measure"])
+    places = [place for place, detail in enumerate(table["column_details"]) if detail["measure"] == measure]
+    for group in dict.fromkeys(line["group"] for line in table["rows"]):
+        figure, (ax,) = _figure(8.5, 4.8)
+        shown = 0
+        for line in (line for line in table["rows"] if line["group"] == group):
+            drawn = [(table["column_details"][place]["x"], line["cells"][place]) for place in places]
+            ours = [(x, cell["ours"]) for x, cell in drawn if cell and cell["ours"]]
+            theirs = [(x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]]
+            if ours:
+                ax.errorbar(
+                    [x for x, _ in ours],
+                    [cell["mean"] for _, cell in ours],
+                    yerr=[cell["std"] or 0.0 for _, cell in ours],
+                    label=line["label"],
+                    capsize=2,
+                    **_style(shown),
+                )
+                shown += 1
+                if line["method"] in ("dp-sgd", "ww-dp-sgd") and theirs:
+                    colour = _style(shown - 1)["color"]
+                    ax.plot(*zip(*theirs, strict=True), ":", color=colour, alpha=0.6, label=f"paper: {line['label']}")
+        if not shown:
+            continue
+        if spec.get("x_log"):
+            ax.set_xscale("log")
+        ax.set_xlabel(spec.get("x_label", ""))
+        ax.set_ylabel(MEASURES[measure].label)
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.set_title(_title(plan, spec["title"], group), fontsize=10)
+        names += _save(figure, folder, f"{spec['title']} {group}")
+    return names
+
+
+def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder: Path) -> list[str]:
+    """Values per epoch or probe: mean over seeds with a band of one standard deviation."""
+    names = []
+    found = series.points(plan, runs, spec)
+    for group, condition, value in series.panels(found, spec):
+        figure, (ax,) = _figure(8.5, 4.8)
+        rows = series.means(found, group, condition, value)
+        for number, (row, line) in enumerate(rows.items()):
+            places = sorted(line)
+            middle = [statistics.fmean(line[place]) for place in places]
+            spread = [statistics.stdev(line[place]) if len(line[place]) > 1 else 0.0 for place in places]
+            style = _style(number)
+            ax.plot(places, middle, label=row, **{**style, "marker": None})
+            low, high = _band(middle, spread)
+            ax.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            paper = spec.get("published", {}).get(value, {}).get(row)
+            if paper:
+                ax.plot(range(1, len(paper) + 1), paper, ":", color=style["color"], label=f"paper: {row}")
+        if value == "smoothed":
+            ax.axhspan(2.0, 6.0, color="#000000", alpha=0.05, label="zone 2 to 6")
+        ax.set_xlabel(series.KINDS[spec["kind"]][1])
+        ax.set_ylabel(series.LABELS.get(value, value))
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.set_title(_title(plan, spec["title"], group, condition), fontsize=10)
+        names += _save(figure, folder, f"{spec['name']} {value} {group} {condition}")
+    return names
+
+
+def _band(middle: Sequence[float], spread: Sequence[float]) -> tuple[list[float], list[float]]:
+    return [a - b for a, b in zip(middle, spread)], [a + b for a, b in zip(middle, spread)]
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
+        "linewidth": 1.4,
+        "markersize": 4,
+    }

@@ -1,0 +1,71 @@
+"""Trainings on the machines of a Ray cluster that share the results folder.
+
+Ray restarts a task whose worker died; the task finds the run folder and resumes it. The leash ends the training of a dead
+worker, so that two never write to one folder. Every machine needs zetaclip installed, the data, and the folder at the same path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import CommandError
+from .runner import Job, start_training, stop_processes
+
+# A worker may die this often before its run counts as failed.
+_RETRIES = 10
+
+
+def train_on_worker(job: Job) -> int:
+    """Runs in a Ray worker: one training from start, or from where it was, to its exit code."""
+    process = start_training(job)
+    try:
+        return process.wait()
+    except BaseException:  # cancelled: let the training save itself
+        stop_processes([process])
+        raise
+
+
+class RayBackend:
+    """``address``: of a running cluster, "auto" for the one this machine belongs to, "local" to start one here."""
+
+    def __init__(self, address: str, threads: int, workers: int | None = None) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise CommandError("--ray needs Ray: pip install 'zetaclip[ray]'") from error
+        self.ray = ray
+        self.started = not ray.is_initialized()
+        if self.started:
+            # Only a cluster that is started here can be told its size.
+            size: dict[str, Any] = {"num_cpus": workers} if address == "local" else {}
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **size)
+            except (ConnectionError, ValueError) as error:
+                raise CommandError(f"there is no Ray cluster at {address}: {error}") from error
+        total = int(ray.cluster_resources().get("CPU", 1))
+        self.slots = min(workers or total, max(1, total // threads))
+        self.remote = ray.remote(num_cpus=threads, max_retries=_RETRIES)(train_on_worker)
+
+    def start(self, job: Job) -> Any:
+        return self.remote.remote(job)
+
+    def poll(self, handle: Any) -> int | None:
+        ready, _ = self.ray.wait([handle], timeout=0)
+        if not ready:
+            return None
+        try:
+            return int(self.ray.get(handle))
+        except self.ray.exceptions.RayError:
+            return 1  # what it said last stands in its log
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            self.ray.cancel(handle)
+        if handles:
+            self.ray.wait(list(handles), num_returns=len(handles), timeout=40)
+
+    def close(self) -> None:
+        if self.started:
+            self.ray.shutdown()

@@ -1,0 +1,206 @@
+"""From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with the baseline.
+
+Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .measures import MEASURES, Measure, Run
+from .plan import Column, Plan
+from .store import Store
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of the paired differences and its interval; no interval from a single pair."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def summary(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, sample standard deviation (None for a single value) and count."""
+    if not values:
+        return None
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "n": len(values)}
+
+
+def paired_difference(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed."""
+    pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
+    if not pairs:
+        return None
+    mean = statistics.fmean(pairs)
+    if len(pairs) < 2:
+        return Difference(mean, None, None, 1)
+    from scipy import stats
+
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return Difference(mean, mean - reach, mean + reach, len(pairs))
+
+
+def collect(plan: Plan, store: Store) -> dict[str, Run]:
+    """The finished runs of a plan, by key. Runs whose folder can't be trusted are left out."""
+    return {
+        run.key: Run.read(store.folder(run.key))
+        for run in plan.runs
+        if store.finished(run.key) and not store.problems(run)
+    }
+
+
+def cell_values(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> dict[int, float]:
+    """One number per finished seed of a cell."""
+    measure = MEASURES[column.measure]
+    values = _raw(plan, runs, group, row, column, measure)
+    if not measure.relative:
+        return values
+    if row == plan.experiment.baseline:
+        return {}
+    base = _raw(plan, runs, group, plan.experiment.baseline, column, measure)
+    return {seed: 100.0 * (value / base[seed] - 1.0) for seed, value in values.items() if base.get(seed)}
+
+
+def table(plan: Plan, runs: Mapping[str, Run], command: str) -> dict[str, Any]:
+    """The table as plain data: what ``table.json`` holds."""
+    experiment = plan.experiment
+    lines = []
+    for group in experiment.groups:
+        for row in experiment.rows:
+            cells = [_cell(plan, runs, group["label"], row["label"], column) for column in plan.columns]
+            if any(cell is not None for cell in cells):
+                lines.append({"label": row["label"], "group": group["label"], "method": row["method"], "cells": cells})
+    finished = [run for key, run in runs.items() if key in plan.by_key]
+    commits = sorted({str(run.result["commit"]) for run in finished if run.result.get("commit")})
+    return {
+        "title": experiment.title,
+        "name": experiment.name,
+        "profile": plan.profile,
+        "command": command,
+        "commit": ", ".join(commits) or None,
+        "baseline": experiment.baseline,
+        "confidence": CONFIDENCE,
+        "runs": {"finished": len(finished), "planned": len(plan.runs)},
+        "columns": [column_title(column) for column in plan.columns],
+        "column_details": [
+            {
+                "condition": column.condition,
+                "measure": column.measure,
+                "x": column.x,
+                "good": MEASURES[column.measure].good,
+            }
+            for column in plan.columns
+        ],
+        "rows": lines,
+        "notes": list(experiment.notes),
+    }
+
+
+def column_title(column: Column) -> str:
+    label = MEASURES[column.measure].label
+    return f"{column.label}: {label}" if column.label else label
+
+
+def csv_text(plan: Plan, runs: Mapping[str, Run]) -> str:
+    """One line per run and place in the table, finished or not."""
+    lines = []
+    for (group, row, condition), seeds in plan.cells.items():
+        for seed, key in seeds.items():
+            planned, run = plan.by_key[key], runs.get(key)
+            place = {**planned.labels, "group": group, "row": row, "condition": condition, "seed": seed}
+            lines.append(_line(place, planned.config, key, run))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> dict[str, Any] | None:
+    planned = plan.cells.get((group, row, column.condition))
+    if planned is None:
+        return None
+    values = cell_values(plan, runs, group, row, column)
+    measure = MEASURES[column.measure]
+    difference = None
+    if plan.experiment.baseline and row != plan.experiment.baseline and measure.good:
+        base = cell_values(plan, runs, group, plan.experiment.baseline, column)
+        difference = paired_difference(values, base)
+    finished = [runs[key] for key in planned.values() if key in runs]
+    spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
+    return {
+        "ours": summary(list(values.values())),
+        "published": _published(plan, group, row, column),
+        "difference": None if difference is None else vars(difference),
+        "better": _better(difference, direction(measure, finished)),
+        "epsilon": [min(spent), max(spent)] if spent else None,
+        "delta": next((run.result.get("delta") for run in finished if run.result.get("delta")), None),
+        "planned": len(planned),
+    }
+
+
+def direction(measure: Measure, finished: Sequence[Run]) -> int:
+    """+1 if higher is better; a metric of mixed kind is asked what it is."""
+    if measure is MEASURES["metric"] and any(
+        (run.result.get("metric") or {}).get("name") == "rmse" for run in finished
+    ):
+        return -1
+    return measure.good
+
+
+def _better(difference: Difference | None, good: int) -> bool | None:
+    """True or False where the interval leaves out zero, None where it can't tell."""
+    if difference is None or difference.low is None or difference.high is None or not good:
+        return None
+    if difference.low > 0:
+        return good > 0
+    return good < 0 if difference.high < 0 else None
+
+
+def _published(plan: Plan, group: str, row: str, column: Column) -> dict[str, Any] | None:
+    cells = plan.experiment.published.get(group, {}).get(row)
+    if cells is None or column.published is None or not plan.comparable[group, column.condition]:
+        return None
+    cell = cells[column.published]
+    return None if cell is None else {"mean": cell.mean, "std": cell.std}
+
+
+def _raw(
+    plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column, measure: Measure
+) -> dict[int, float]:
+    values = {}
+    for seed, key in plan.cells.get((group, row, column.condition), {}).items():
+        value = measure.read(runs[key]) if key in runs else None
+        if value is not None:
+            values[seed] = value
+    return values
+
+
+def _line(place: Mapping[str, Any], config: Mapping[str, Any], key: str, run: Run | None) -> dict[str, Any]:
+    result: Mapping[str, Any] = run.result if run is not None else {}
+    metric, clip = result.get("metric") or {}, result.get("clip") or {}
+    probes, seconds, metrics = result.get("probes") or {}, result.get("seconds") or {}, result.get("metrics") or {}
+    names = ("experiment", "profile", "group", "row", "condition", "data", "method", "recipe", "seed")
+    line = {name: place[name] for name in names}
+    line |= {"run": key, "state": "finished" if run is not None else "not run", "model": config["model"]}
+    line["lr"] = config["lr"] if isinstance(config["lr"], (int, float)) else None
+    line |= {name: result.get(name) for name in ("epsilon", "delta", "accountant", "sigma", "steps", "sample_rate")}
+    line |= {"metric": metric.get("name"), "value": metric.get("value")}
+    line |= {name: metrics.get(name) for name in ("accuracy", "auc", "rmse", "ece", "loss")}
+    parts = ("initial", "final", "median", "mean", "min", "max", "hits_min", "hits_max")
+    line |= {f"clip_{name}": clip.get(name) for name in parts}
+    line |= {f"probes_{name}": probes.get(name) for name in ("count", "in_zone_share", "weak_fits", "failed_fits")}
+    line |= {f"seconds_{name}": seconds.get(name) for name in ("total", "train", "eval", "probe", "setup")}
+    return line | {"commit": result.get("commit")}

@@ -1,0 +1,216 @@
+"""Runs what is missing: finished runs are reused, cut ones resumed, failed ones reported while the rest goes on.
+
+Each run is a process of its own, ``python -m zetaclip train --config FILE --out FOLDER``. The loop here only decides what
+starts next; where it starts is a backend's affair (this machine, or Ray).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import CommandError
+from .plan import PlannedRun
+from .progress import Progress
+from .store import Store, read_json
+
+# A stand-in for `python -m zetaclip train`, for tests of the runner.
+TRAIN_VARIABLE = "ZETACLIP_TRAIN_COMMAND"
+
+_ATTEMPT = "--- a new attempt ---"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a backend needs to know to start one training, on this machine or another."""
+
+    key: str
+    config: str
+    folder: str
+    log: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: "reused", "done", "failed", "blocked" (by another's failure) or "stopped"."""
+
+    state: str
+    message: str = ""
+
+
+class Backend(Protocol):
+    """Where trainings run."""
+
+    slots: int
+
+    def start(self, job: Job) -> Any:
+        """Starts a training and returns a handle."""
+
+    def poll(self, handle: Any) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        """Asks trainings to save and end, and waits for them."""
+
+    def close(self) -> None:
+        """Gives back what the backend holds."""
+
+
+def run_all(
+    runs: Sequence[PlannedRun], store: Store, backend: Backend, threads: int, progress: Progress
+) -> dict[str, Outcome]:
+    """Runs all that is not finished, in the given order, as far as each one's needs are met.
+
+    Ctrl-C asks the running ones to save, and raises KeyboardInterrupt; everything can be resumed.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for run in runs:
+        if store.finished(run.key):
+            problems = store.problems(run)
+            outcomes[run.key] = Outcome("failed", _edited(store, run, problems)) if problems else Outcome("reused")
+    waiting = [run for run in runs if run.key not in outcomes]
+    running: dict[str, tuple[PlannedRun, Any]] = {}
+    progress.begin(len(runs), outcomes)
+    try:
+        while waiting or running:
+            for run in list(waiting):
+                states = [outcomes[key].state if key in outcomes else None for key in run.after]
+                if any(state in ("failed", "blocked") for state in states):
+                    waiting.remove(run)
+                    outcomes[run.key] = Outcome("blocked", "a run that it needs has failed")
+                    progress.ended(run, outcomes)
+                elif len(running) < backend.slots and all(state in ("done", "reused") for state in states):
+                    waiting.remove(run)
+                    running[run.key] = (run, backend.start(_job(store, run, threads)))
+            for key, (run, handle) in list(running.items()):
+                code = backend.poll(handle)
+                if code is not None:
+                    del running[key]
+                    outcomes[key] = _outcome(store, run, code)
+                    progress.ended(run, outcomes)
+            progress.show(store, [run for run, _ in running.values()], outcomes)
+            if running:
+                time.sleep(0.1)
+            elif waiting and not any(_ready(run, outcomes) for run in waiting):
+                raise AssertionError("runs wait for runs that are not planned")
+    except KeyboardInterrupt:
+        progress.note("stopping: the running trainings save their state")
+        backend.stop([handle for _, handle in running.values()])
+        raise
+    finally:
+        progress.end()
+    return outcomes
+
+
+def train_command(config: str, folder: str, resume: bool) -> list[str]:
+    """The command line of one training."""
+    stand_in = os.environ.get(TRAIN_VARIABLE)
+    command = shlex.split(stand_in) if stand_in else [sys.executable, "-m", "zetaclip", "train"]
+    return [*command, "--config", config, "--out", folder, "--quiet", *(["--resume"] if resume else [])]
+
+
+def start_training(job: Job) -> subprocess.Popen[bytes]:
+    """Starts one training as a process on a leash; what it says goes to its log."""
+    folder = Path(job.folder)
+    resume = any((folder / name).exists() for name in ("status.json", "config.json", "private"))
+    command = train_command(job.config, job.folder, resume)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads)}
+    # By its path and isolated: the leash itself must not wait for the package (and torch) to be imported.
+    leashed = [sys.executable, "-I", str(Path(__file__).with_name("leash.py")), str(os.getpid()), *command]
+    with open(job.log, "ab") as log:
+        log.write(_ATTEMPT.encode() + b"\n")
+        log.flush()
+        # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to save.
+        return subprocess.Popen(
+            leashed, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+class LocalBackend:
+    """Processes on this machine."""
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise CommandError(f"--workers must be at least 1, not {workers}")
+        self.slots = workers
+
+    def start(self, job: Job) -> subprocess.Popen[bytes]:
+        return start_training(job)
+
+    def poll(self, handle: subprocess.Popen[bytes]) -> int | None:
+        return handle.poll()
+
+    def stop(self, handles: Sequence[subprocess.Popen[bytes]]) -> None:
+        stop_processes(handles)
+
+    def close(self) -> None:
+        pass
+
+
+def stop_processes(processes: Sequence[subprocess.Popen[bytes]], patience: float = 30.0) -> None:
+    """Asks politely, then less politely."""
+    for sent, wait in ((signal.SIGINT, patience), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(sent)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            if all(process.poll() is not None for process in processes):
+                return
+            time.sleep(0.05)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a training said: most errors end with the sentence that matters."""
+    if not log.exists():
+        return ""
+    said = log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2]
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+
+
+def _job(store: Store, run: PlannedRun, threads: int) -> Job:
+    config = store.prepare(run)
+    return Job(run.key, str(config), str(store.folder(run.key)), str(store.log_file(run.key)), threads)
+
+
+def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:
+    if code == 0 and store.finished(run.key):
+        problems = store.problems(run)
+        return Outcome("failed", _edited(store, run, problems)) if problems else Outcome("done")
+    said = last_line(store.log_file(run.key))
+    if code == 0:
+        said = f"it ended without a result{': ' + said if said else ''}"
+    elif not said:
+        said = f"it ended with code {code} and said nothing" if code > 0 else f"it was killed by signal {-code}"
+    return Outcome("failed", said)
+
+
+def _edited(store: Store, run: PlannedRun, problems: list[str]) -> str:
+    folder = store.folder(run.key)
+    return f"{folder} can't be trusted: {'; '.join(problems)}. Delete the folder to run it again"
+
+
+def _ready(run: PlannedRun, outcomes: dict[str, Outcome]) -> bool:
+    return all(key in outcomes for key in run.after)
+
+
+def status_of(folder: Path) -> dict[str, Any]:
+    """``status.json`` of a running training, or an empty table while there is none."""
+    try:
+        return read_json(folder / "status.json")
+    except (OSError, ValueError):
+        return {}

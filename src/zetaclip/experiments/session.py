@@ -1,0 +1,228 @@
+"""One call of `zetaclip reproduce`, from request to tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CommandError
+from . import estimate, plots, results, series, tables, tuning
+from .needs import missing_data
+from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
+from .progress import Progress, duration
+from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
+from .spec import Experiment
+from .store import Store, write_json, write_text
+
+_ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for."""
+
+    experiment: Experiment
+    profile: str
+    out: str
+    only: dict[str, list[str]] = field(default_factory=dict)
+    workers: int | None = None
+    ray: str | None = None
+    strict: bool = False
+
+
+def parse_only(text: str | None) -> dict[str, list[str]]:
+    """``method=dp-sgd,ww-dp-sgd,seed=1``: a word without "=" is one more value of the key before it."""
+    chosen: dict[str, list[str]] = {}
+    key = ""
+    for word in (text or "").split(","):
+        if not word:
+            continue
+        before, equals, after = word.partition("=")
+        if equals and before.strip() in _ONLY:
+            key = before.strip()
+            chosen.setdefault(key, []).append(after.strip())
+        elif key:  # row labels may hold commas and equal signs of their own
+            chosen[key].append(word.strip())
+        else:
+            raise CommandError(f"--only takes KEY=VALUE with one of {', '.join(_ONLY)}, not {word!r}")
+    return chosen
+
+
+def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
+    """The runs that a filter names, without what they need."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for (group, row, condition), seeds in plan.cells.items():
+        for seed, key in seeds.items():
+            labels = {**plan.by_key[key].labels, "group": group, "row": row, "condition": condition, "seed": seed}
+            places.setdefault(key, []).append(labels)
+    for key, values in only.items():
+        known = {str(labels[key]) for found in places.values() for labels in found}
+        for value in values:
+            if value not in known:
+                raise CommandError(f"--only {key}={value} matches nothing; there are: {', '.join(sorted(known))}")
+    wanted = [
+        run
+        for run in plan.runs
+        if any(all(str(labels[key]) in values for key, values in only.items()) for labels in places.get(run.key, []))
+    ]
+    if not wanted:
+        raise CommandError("--only leaves nothing to run")
+    return wanted
+
+
+def command_line(request: Request) -> str:
+    """The command that runs this experiment whole."""
+    return shlex.join(["zetaclip", "reproduce", request.experiment.name, "--profile", request.profile])
+
+
+def reproduce(request: Request) -> tuple[str, int]:
+    """Tunes, runs and writes tables; returns what to print and how many runs failed."""
+    store = open_store(request.out)
+    with store.lock():
+        backend, threads = _backend(request)
+        failures: dict[str, str] = {}
+        try:
+            plan, wanted, skipped = _prepare(request, store)
+            failures |= _tune(request, store, backend, threads, plan, wanted)
+            plan, wanted, skipped = _prepare(request, store)
+            ready = [run for run in wanted if "@tuned:" not in str(run.config["lr"])]
+            outcomes = run_all(
+                with_dependencies(plan, ready), store, backend, threads, Progress(title=request.experiment.name)
+            )
+            failures |= _failures(plan.by_key, outcomes)
+        finally:
+            backend.close()
+        text = _write(request, store, plan, failures, skipped)
+    return text, len(failures)
+
+
+def tables_only(request: Request) -> str:
+    """Tables and plots of what is there."""
+    store = open_store(request.out)
+    with store.lock():
+        plan = make_plan(request.experiment, request.profile, tuning.values(tuning.load_rates(store)))
+        return _write(request, store, plan, {}, [])
+
+
+def dry_run(request: Request) -> str:
+    """The runs that are missing and how long they may take; writes nothing into the folder."""
+    store = open_store(request.out, create=False)
+    plan, wanted, skipped = _prepare(request, store)
+    rates = tuning.load_rates(store)
+    names = {tuning_of(run) for run in wanted}
+    grids = [run for grid in tuning.open_tunings(plan.tunings, names, rates) for run in grid.runs]
+    todo = [run for run in [*grids, *with_dependencies(plan, wanted)] if not store.finished(run.key)]
+    lines = [f"{run.key}  {run.describe()}" for run in todo]
+    done = len(grids) + len(wanted) - len(todo)
+    lines.append(f"{len(todo)} runs to do ({len(grids)} of them for learning rates), {max(0, done)} done")
+    lines += skipped
+    seconds, sources = _estimate(request.experiment, store, todo, measured=True)
+    workers = 1 if request.experiment.exclusive else request.workers or cores()
+    if todo and seconds is None:
+        lines.append("no estimate of time: twenty steps of a run could not be measured")
+    elif todo and seconds is not None:
+        lines.append(
+            f"about {duration(seconds / workers)} with {workers} worker{'s' if workers > 1 else ''}, from {' and '.join(sorted(sources))}"
+        )
+    return "\n".join(lines)
+
+
+def open_store(out: str, create: bool = True) -> Store:
+    """The results folder; with a stand-in trainer nothing can be verified."""
+    stand_in = bool(os.environ.get(TRAIN_VARIABLE))
+    return Store.open(out, verify=(lambda folder: []) if stand_in else None, create=create)
+
+
+def _backend(request: Request) -> tuple[Backend, int]:
+    if request.workers is not None and request.workers < 1:
+        raise CommandError(f"--workers must be at least 1, not {request.workers}")
+    workers = 1 if request.experiment.exclusive else request.workers or cores()
+    threads = max(1, cores() // workers)
+    if request.ray is None:
+        return LocalBackend(workers), threads
+    from .ray_backend import RayBackend
+
+    alone = request.experiment.exclusive
+    return RayBackend(request.ray, threads if alone else 1, 1 if alone else request.workers), threads if alone else 1
+
+
+def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
+    """The plan with the rates known so far, the wanted runs whose data are here, and what is skipped."""
+    plan = make_plan(request.experiment, request.profile, tuning.values(tuning.load_rates(store)))
+    wanted = select(plan, request.only)
+    missing = missing_data(wanted)
+    if missing and request.strict:
+        raise CommandError("; ".join(missing.values()))
+    wanted = [run for run in wanted if run.config["data"] not in missing]
+    if not wanted:
+        raise CommandError("; ".join(missing.values()))
+    return plan, wanted, list(missing.values())
+
+
+def _tune(
+    request: Request, store: Store, backend: Backend, threads: int, plan: Plan, wanted: Sequence[PlannedRun]
+) -> dict[str, str]:
+    names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
+    grids = tuning.open_tunings(plan.tunings, names, tuning.load_rates(store))
+    if not grids:
+        return {}
+    runs = [run for grid in grids for run in grid.runs]
+    outcomes = run_all(runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates"))
+    undecided = tuning.decide(grids, store)
+    failures = _failures({run.key: run for run in runs}, outcomes)
+    return failures | dict.fromkeys(undecided, "no learning rate could be chosen, so its runs are left out")
+
+
+def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    bad = ("failed", "blocked")
+    return {runs[key].describe(): outcome.message for key, outcome in outcomes.items() if outcome.state in bad}
+
+
+def _estimate(
+    experiment: Experiment, store: Store, runs: Sequence[PlannedRun], measured: bool
+) -> tuple[float | None, set[str]]:
+    sizes = {name: int(data["size"]) for name, data in experiment.common["data"].items()}
+    costs = {
+        str(method["set"]["method"]): float(method.get("cost", 1.0)) for method in experiment.common["methods"].values()
+    }
+    return estimate.estimate(runs, sizes, costs, estimate.known_speeds(store), measured)
+
+
+def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]) -> str:
+    """All that an experiment leaves in its folder; returns what to print."""
+    folder = store.out / plan.experiment.name
+    runs = results.collect(plan, store)
+    table = results.table(plan, runs, command_line(request))
+    left = [run for run in plan.runs if run.key not in runs]
+    seconds, _ = _estimate(plan.experiment, store, left, measured=False) if left else (None, set())
+    pictures: list[str] = []
+    note = ""
+    try:
+        pictures = plots.draw(plan, table, runs, folder)
+    except ImportError:
+        note = "\nno plots: they need matplotlib (pip install 'zetaclip[plots]')"
+    write_json(folder / "table.json", table)
+    write_text(folder / "runs.csv", results.csv_text(plan, runs))
+    for spec in plan.experiment.series:
+        found = series.points(plan, runs, spec)
+        if found:
+            write_text(folder / f"{spec['name']}.csv", series.csv_text(found, spec))
+            write_text(folder / f"{spec['name']}.md", series.markdown(plan, found, spec))
+    page = tables.markdown(
+        plan,
+        table,
+        seconds_left=seconds,
+        failures=failures,
+        rates=tuning.load_rates(store),
+        skipped=skipped,
+        pictures=pictures,
+    )
+    write_text(folder / "table.md", page)
+    told = [f"{place}: {message}" for place, message in failures.items()]
+    report = f"{len(runs)} of {len(plan.runs)} runs; table, CSV and plots in {folder}{note}"
+    if told:
+        report += f"\n{len(told)} failed:\n  " + "\n  ".join(told)
+    return "\n".join([report, *skipped])

@@ -1,0 +1,263 @@
+"""An experiment as it stands in its TOML file, checked.
+
+Nothing here knows how a run is started. A mistake in a file is a ``CommandError`` that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+from .measures import MEASURES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).resolve().parent
+PROFILES = ("lite", "paper")
+
+# In the order of the paper; the last two are the ones it should have had.
+ORDER = (
+    *("iid", "tabular", "recent", "noniid", "clip-sweep", "zone", "components", "smoothing", "probe-layer"),
+    *("calibration", "runtime", "controls", "budget"),
+)
+
+# What `zetaclip train` takes; a plan may set nothing else.
+CONFIG_KEYS = frozenset(
+    [
+        "data",
+        "data_root",
+        "data_options",
+        "target",
+        "task",
+        "schema",
+        "skew",
+        "skew_seed",
+        "validation",
+        "model",
+        "method",
+        "method_options",
+        "clipping",
+        "spectral",
+        "clip",
+        "epsilon",
+        "sigma",
+        "delta",
+        "accountant",
+        "epochs",
+        "steps",
+        "batch_size",
+        "physical_batch_size",
+        "lr",
+        "momentum",
+        "weight_decay",
+        "schedule",
+        "decouple",
+        "weight_average",
+        "recipe",
+        "max_epsilon",
+        "seed",
+        "device",
+        "threads",
+        "eval_every",
+        "no_eval",
+        "non_private_diagnostics",
+        "num_examples",
+        "normalize",
+        "empty",
+    ]
+)
+
+_EXPERIMENT_KEYS = frozenset(
+    [
+        "title",
+        "source",
+        "about",
+        "baseline",
+        "data",
+        "readings",
+        "measures",
+        "published_measures",
+        "notes",
+        "tuning",
+        "groups",
+        "columns",
+        "rows",
+        "series",
+        "plots",
+        "published",
+        "seeds",
+        "exclusive",
+        "base",
+        "recipes",
+        "methods",
+        "datasets",
+    ]
+)
+_ROW_KEYS = frozenset(["label", "method", "set", "lite", "paper", "rate_times_mean_clip"])
+_COLUMN_KEYS = frozenset(["label", "data", "readings", "measures", "set", "lite", "paper", "x"])
+_GROUP_KEYS = frozenset(["label", "data", "recipe", "set"])
+
+
+@dataclass(frozen=True)
+class Published:
+    """One cell of the paper."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One TOML file together with what all experiments share."""
+
+    name: str
+    title: str
+    about: str
+    source: str
+    baseline: str
+    groups: tuple[dict[str, Any], ...]
+    columns: tuple[dict[str, Any], ...]
+    rows: tuple[dict[str, Any], ...]
+    published: dict[str, dict[str, list[Published | None]]]  # group -> row -> a cell per column and measure
+    common: dict[str, Any]  # base, recipes, readings, data, methods
+    published_measures: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    tuning: dict[str, Any] = field(default_factory=dict)
+    series: tuple[dict[str, Any], ...] = ()
+    plots: tuple[dict[str, Any], ...] = ()
+    seeds: dict[str, int] = field(default_factory=dict)
+    exclusive: bool = False
+
+
+def names() -> list[str]:
+    """The experiments that come with the package, in the order of the paper."""
+    found = {path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_")}
+    return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
+
+
+def load(name: str) -> Experiment:
+    """An experiment by its name, or by the path of a TOML file of one's own."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not name.endswith(".toml") and name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise CommandError(f"there is no experiment {name!r}{hint} There are: {', '.join(names())}")
+    if not path.exists():
+        raise CommandError(f"there is no file {path}")
+    return _experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} is not valid TOML: {error}") from error
+
+
+def published_cell(text: str) -> Published | None:
+    """``"94.22 ± 0.15"``, ``"1.05"``, or ``"--"`` for a cell that the paper leaves empty."""
+    if text == "--":
+        return None
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)
+    if match is None:
+        raise CommandError(f"a published cell reads {text!r}; write '94.22 ± 0.15', '94.22' or '--'")
+    return Published(float(match[1]), None if match[2] is None else float(match[2]))
+
+
+def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Later tables win; tables inside tables are merged too."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            inner = result.get(key)
+            both = isinstance(value, Mapping) and isinstance(inner, Mapping)
+            result[key] = merged(inner or {}, value) if both else value
+    return result
+
+
+def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Experiment:
+    where = path.name
+    _known(where, "the experiment", table, _EXPERIMENT_KEYS)
+    # `data` is the name of a set in an experiment, so a set that it brings along stands under `datasets`.
+    own: dict[str, Any] = {key: table[key] for key in ("base", "recipes", "methods") if key in table}
+    common = merged(shared, own, {"data": table.get("datasets", {})})
+    default = {key: table[key] for key in ("data", "readings", "measures") if key in table}
+    groups = tuple(table.get("groups", [{"label": ""}]))
+    rows = tuple(table.get("rows", []))
+    columns = tuple({**default, **column} for column in table.get("columns", [{"label": ""}]))
+    for what, items, keys in (
+        ("a group", groups, _GROUP_KEYS),
+        ("a column", columns, _COLUMN_KEYS),
+        ("a row", rows, _ROW_KEYS),
+    ):
+        labels = [item.get("label") for item in items]
+        if None in labels or len(set(labels)) != len(labels) or not labels:
+            raise CommandError(f"{where}: {what} needs a label of its own")
+        for item in items:
+            _known(where, f"{what} {item['label']!r}", item, keys)
+    _check_names(where, common, groups, columns, rows)
+    if table.get("baseline", "") not in ("", *(row["label"] for row in rows)):
+        raise CommandError(f"{where}: the baseline {table['baseline']!r} is not one of the rows")
+    published = table.get("published", {})
+    by_group = published if any(group["label"] for group in groups) else {"": published}
+    return Experiment(
+        name=path.stem,
+        title=table.get("title", path.stem),
+        about=table.get("about", ""),
+        source=table.get("source", ""),
+        baseline=table.get("baseline", ""),
+        groups=groups,
+        columns=columns,
+        rows=rows,
+        published={
+            group: {row: [published_cell(text) for text in cells] for row, cells in lines.items()}
+            for group, lines in by_group.items()
+        },
+        common=common,
+        published_measures=tuple(table["published_measures"]) if "published_measures" in table else None,
+        notes=tuple(table.get("notes", ())),
+        tuning=table.get("tuning", {}),
+        series=tuple(table.get("series", ())),
+        plots=tuple(table.get("plots", ())),
+        seeds=table.get("seeds", {}),
+        exclusive=table.get("exclusive", False),
+    )
+
+
+def _check_names(where: str, common: dict[str, Any], groups: Any, columns: Any, rows: Any) -> None:
+    for row in rows:
+        _one_of(where, f"the method of {row['label']!r}", row.get("method"), common["methods"])
+    for group in groups:
+        if "recipe" in group:
+            _one_of(where, f"the recipe of {group['label']!r}", group["recipe"], common["recipes"])
+    for column in columns:
+        for reading in column.get("readings", ()):
+            _one_of(where, f"a reading of {column['label']!r}", reading, common["readings"])
+        if not column.get("measures"):
+            raise CommandError(f"{where}: column {column['label']!r} measures nothing; set measures")
+        for measure in column["measures"]:
+            _one_of(where, f"a measure of {column['label']!r}", measure, MEASURES)
+        for group in groups:
+            what = f"the data of {group['label'] or column['label'] or 'the experiment'!r}"
+            _one_of(where, what, group.get("data", column.get("data")), common["data"])
+
+
+def _one_of(where: str, what: str, value: Any, known: Mapping[str, Any]) -> None:
+    if value not in known:
+        raise CommandError(f"{where}: {what} is {value!r}; there are: {', '.join(known)}")
+
+
+def _known(where: str, what: str, table: Mapping[str, Any], keys: frozenset[str]) -> None:
+    for key in table:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            raise CommandError(f"{where}: {what} has an unknown key {key!r}" + (f"; {near[0]}?" if near else ""))

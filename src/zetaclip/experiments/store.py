@@ -1,0 +1,230 @@
+"""The folder of `zetaclip reproduce`: runs by the hash of their configuration, one user at a time.
+
+OUT/runs/KEY/       a run folder of `zetaclip train`
+OUT/configs/KEY.json  what it was asked to do
+OUT/logs/KEY.log    what it said
+OUT/tuning.json     chosen learning rates
+OUT/NAME/           tables, CSV and plots of one experiment
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+from .plan import PlannedRun, config_key
+
+FORMAT = 1
+
+# The files whose contents `verify` judges; if none has changed, its verdict stands.
+_JUDGED = ("config.json", "result.json", "ledger.jsonl", "probes.jsonl", "clips.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Store:
+    """One results folder. ``verify`` looks at a finished run folder and says what is wrong with it."""
+
+    out: Path
+    verify: Callable[[Path], Sequence[str]]
+
+    @classmethod
+    def open(
+        cls, out: str | os.PathLike[str], verify: Callable[[Path], Sequence[str]] | None = None, create: bool = True
+    ) -> Store:
+        """The folder, made if it is not there. One that another version wrote is refused."""
+        path = Path(out).expanduser().resolve()
+        marker = path / "reproduce.json"
+        if marker.exists():
+            found = read_json(marker).get("zetaclip_reproduce")
+            if found != FORMAT:
+                raise CommandError(
+                    f"{path} was written by another version of zetaclip (format {found}, this one writes {FORMAT}); "
+                    "choose another folder with --out"
+                )
+        elif path.exists() and any(path.iterdir()) and not _only_results(path):
+            raise CommandError(f"{path} holds other files; choose an empty folder or a new one with --out")
+        if create:
+            path.mkdir(parents=True, exist_ok=True)
+            if not marker.exists():
+                write_json(marker, {"zetaclip_reproduce": FORMAT})
+        return cls(path, verify or _verify)
+
+    def folder(self, key: str) -> Path:
+        return self.out / "runs" / key
+
+    def config_file(self, key: str) -> Path:
+        return self.out / "configs" / f"{key}.json"
+
+    def log_file(self, key: str) -> Path:
+        return self.out / "logs" / f"{key}.log"
+
+    def finished(self, key: str) -> bool:
+        return (self.folder(key) / "result.json").exists()
+
+    def started(self, key: str) -> bool:
+        """True if there is something to resume."""
+        return any((self.folder(key) / name).exists() for name in ("status.json", "config.json", "private"))
+
+    def prepare(self, run: PlannedRun) -> Path:
+        """Writes the run's configuration, placeholders filled in, and returns its file."""
+        file = self.config_file(run.key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.log_file(run.key).parent.mkdir(parents=True, exist_ok=True)
+        self.folder(run.key).parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, self.materialise(run.config))
+        return file
+
+    def materialise(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration as `zetaclip train` takes it: paths and numbers instead of placeholders."""
+        filled = {key: self._filled(value) for key, value in config.items()}
+        rate = filled.get("lr")
+        if isinstance(rate, dict):
+            result = read_json(Path(rate["times_mean_clip_of"]) / "result.json")
+            filled["lr"] = rate["rate"] * float(result["clip"]["mean"])
+        return filled
+
+    def _filled(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._filled(inner) for key, inner in value.items()}
+        if isinstance(value, str) and value.startswith("@run:"):
+            return str(self.folder(value.removeprefix("@run:")))
+        if isinstance(value, str) and value.startswith("@tuned:"):
+            raise CommandError(f"the learning rate {value.removeprefix('@tuned:')} has not been tuned")
+        return value
+
+    def problems(self, run: PlannedRun) -> list[str]:
+        """What is wrong with a finished run: an edited folder, or one that holds another configuration."""
+        folder = self.folder(run.key)
+        try:
+            digest = _digest(folder)
+            if config_key(run.config, run.alone) != run.key:
+                return ["its name is not the hash of its configuration"]
+            found = read_json(folder / "config.json")
+            wanted = self.materialise(run.config)
+        except (OSError, ValueError, KeyError) as error:
+            return [f"its files can't be read: {error}"]
+        other = [key for key, value in wanted.items() if key in found and not _same(found[key], value)]
+        if other:
+            return [f"it was run with another {key}: {found[key]!r}, not {wanted[key]!r}" for key in other]
+        judged = self.out / "verified.json"
+        verdicts = read_json(judged) if judged.exists() else {}
+        if verdicts.get(run.key) == digest:
+            return []
+        problems = list(self.verify(folder))
+        if not problems:
+            write_json(judged, {**verdicts, run.key: digest})
+        return problems
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[int]:
+        """Holds the folder for this process; the file descriptor is handed out."""
+        import fcntl
+
+        path = self.out / ".lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CommandError(f"{self.out} is in use: {_holder(path)}") from error
+            holder = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "user": _user(),
+                "command": shlex.join(["zetaclip", *sys.argv[1:]]),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(holder).encode(), 0)
+            yield handle
+            os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)  # gives up the lock
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no table")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _only_results(path: Path) -> bool:
+    """True for a folder that a checkout brought along: tables without the marker and the runs."""
+    return all(entry.is_dir() or entry.suffix in (".md", ".json") or entry.name == ".lock" for entry in path.iterdir())
+
+
+def _digest(folder: Path) -> str:
+    content = hashlib.sha256()
+    for name in _JUDGED:
+        path = folder / name
+        content.update(name.encode() + (path.read_bytes() if path.exists() else b"-"))
+    return content.hexdigest()
+
+
+def _verify(folder: Path) -> Sequence[str]:
+    if importlib.util.find_spec("zetaclip.verify") is None:
+        return []
+    return list(importlib.import_module("zetaclip.verify").verify(folder))
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Resolved configurations may say more (a table with its defaults), but not something else."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        return all(_same(found[key], value) for key, value in wanted.items() if key in found)
+    if isinstance(wanted, (list, tuple)) and isinstance(found, (list, tuple)):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    if isinstance(wanted, str) and isinstance(found, list):
+        return found == [wanted]
+    return bool(found == wanted)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = read_json(path)
+    except (OSError, ValueError):
+        return "another process holds its lock"
+    return (
+        f"process {holder['pid']} of {holder['user']} on {holder['host']} has held it since {holder['since']} "
+        f"({holder['command']}). Wait for it, stop it, or choose another folder with --out"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a user entry
+        return f"uid {os.getuid()}"

@@ -1,0 +1,191 @@
+"""A table of results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .measures import MEASURES
+from .plan import Plan
+from .progress import duration
+
+LITE = (
+    "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, CIFAR a ResNet 16-32-64 of one "
+    "block a stage and 300 steps). Published cells stand beside ours to show the pattern; the levels can't be compared."
+)
+
+
+def markdown(
+    plan: Plan,
+    table: Mapping[str, Any],
+    *,
+    seconds_left: float | None,
+    failures: Mapping[str, str],
+    rates: Mapping[str, Mapping[str, Any]],
+    skipped: Sequence[str],
+    pictures: Sequence[str],
+) -> str:
+    """The page of one experiment."""
+    done, planned = table["runs"]["finished"], table["runs"]["planned"]
+    page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
+    if plan.profile == "lite":
+        page += [LITE, ""]
+    page += [
+        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs"
+        + (f" · commit {table['commit']}" if table["commit"] else ""),
+        "",
+    ]
+    for group in dict.fromkeys(line["group"] for line in table["rows"]):
+        lines = [line for line in table["rows"] if line["group"] == group]
+        columns = [place for place in range(len(table["columns"])) if any(line["cells"][place] for line in lines)]
+        page += [f"## {group}", ""] if group else []
+        page += _values(table, lines, columns)
+        page += _differences(table, lines, columns)
+        page += _budgets(table, lines, columns)
+    page += [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
+    page += _notes(plan, table)
+    page += _rates(plan, rates)
+    page += _missing(plan, table, seconds_left, failures, skipped)
+    return "\n".join(page).rstrip() + "\n"
+
+
+def number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *lines)] + [""]
+
+
+def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+    head = ["", *(table["columns"][place] for place in columns)]
+    body = [[line["label"], *(_value(table, line, place) for place in columns)] for line in lines]
+    caption = "Mean ± standard deviation over seeds, last epoch"
+    if any(cell and cell["ours"] and cell["ours"]["n"] < cell["planned"] for line in lines for cell in line["cells"]):
+        caption += "; (2/5): two of five seeds have finished"
+    if any(cell and cell["published"] for line in lines for cell in line["cells"]):
+        caption += "; the paper's in brackets"
+    if table["baseline"]:
+        caption += f". Bold: better than {table['baseline']} by the 95 % interval of the paired difference"
+    return [f"{caption}.", "", *grid(head, body)]
+
+
+def _value(table: Mapping[str, Any], line: Mapping[str, Any], place: int) -> str:
+    cell = line["cells"][place]
+    if cell is None:
+        return ""
+    digits = MEASURES[table["column_details"][place]["measure"]].digits
+    ours, theirs = cell["ours"], cell["published"]
+    if ours is None:
+        text = "–" if table["column_details"][place]["measure"] == "overhead" else "not run"
+    else:
+        text = number(ours["mean"], digits) + (f" ± {number(ours['std'], digits)}" if ours["std"] is not None else "")
+        text = f"**{text}**" if cell["better"] else text
+        text += f" ({ours['n']}/{cell['planned']})" if ours["n"] < cell["planned"] else ""
+    if theirs is not None:
+        text += f" [{theirs['mean']:g}" + (f" ± {theirs['std']:g}" if theirs["std"] is not None else "") + "]"
+    return text
+
+
+def _differences(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+    places = [
+        place for place in columns if any(line["cells"][place] and line["cells"][place]["difference"] for line in lines)
+    ]
+    if not places:
+        return []
+    body = []
+    for line in lines:
+        cells = []
+        for place in places:
+            difference = (line["cells"][place] or {}).get("difference")
+            digits = MEASURES[table["column_details"][place]["measure"]].digits
+            cells.append(_difference(difference, digits) if difference else "")
+        if any(cells):
+            body.append([line["label"], *cells])
+    head = ["", *(table["columns"][place] for place in places)]
+    return [f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.", "", *grid(head, body)]
+
+
+def _difference(difference: Mapping[str, Any], digits: int) -> str:
+    text = f"{difference['mean']:+.{digits}f}"
+    if difference["low"] is None:
+        return f"{text} (one seed)"
+    return f"{text} [{difference['low']:+.{digits}f}, {difference['high']:+.{digits}f}]"
+
+
+def _budgets(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+    """ε as recomputed from the ledgers, one column per condition."""
+    places: dict[str, int] = {}
+    for place in columns:
+        places.setdefault(table["column_details"][place]["condition"], place)
+    deltas = {cell["delta"] for line in lines for cell in line["cells"] if cell and cell["delta"]}
+    if not deltas:
+        return []
+    body = []
+    for line in lines:
+        spent = [(line["cells"][place] or {}).get("epsilon") for place in places.values()]
+        if any(spent):
+            body.append([line["label"], *(_budget(pair) for pair in spent)])
+    shown = ", ".join(f"{delta:g}" for delta in sorted(deltas))
+    caption = f"ε from the ledgers, at δ = {shown}, for adding or removing one record"
+    alike = [sorted({cells[1 + number] for cells in body} - {"–"}) for number in range(len(places))]
+    if all(len(values) <= 1 for values in alike):  # then a sentence says it
+        told = [
+            f"{condition}: {values[0]}" if condition else values[0]
+            for condition, values in zip(places, alike)
+            if values
+        ]
+        return [f"{caption}, the same in all private rows: {'; '.join(told)}.", ""]
+    return [f"{caption}.", "", *grid(["", *(condition or "ε" for condition in places)], body)]
+
+
+def _budget(pair: Sequence[float] | None) -> str:
+    if pair is None:
+        return "–"
+    low, high = (f"{value:.3g}" for value in pair)
+    return low if low == high else f"{low} to {high}"
+
+
+def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
+    notes = [*plan.experiment.notes]
+    if plan.experiment.source:
+        notes.append(f"Published cells: `{plan.experiment.source}` of the paper.")
+    return ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
+
+
+def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    used = [tuning.name for tuning in plan.tunings if tuning.name in rates]
+    if not used:
+        return []
+    body = []
+    for name in used:
+        entry = rates[name]
+        tried = ", ".join(f"{point['lr']:g}" for point in entry["grid"])
+        edge = "yes" if entry["at_edge_of_grid"] else "no"
+        body.append([name.partition("/")[2], f"{entry['rate']:g}", tried, edge])
+    return [
+        "## Learning rates",
+        "",
+        "Chosen on one seed, half the length, a tenth of the training records held out. Such tuning is not free: it looks at private data and is not in any ε.",
+        "",
+        *grid(["data / recipe / method", "chosen", "tried", "at the edge"], body),
+    ]
+
+
+def _missing(
+    plan: Plan,
+    table: Mapping[str, Any],
+    seconds_left: float | None,
+    failures: Mapping[str, str],
+    skipped: Sequence[str],
+) -> list[str]:
+    left = table["runs"]["planned"] - table["runs"]["finished"]
+    lines = []
+    if left:
+        time = f", about {duration(seconds_left)} of one worker" if seconds_left is not None else ""
+        lines.append(f"- {left} of {table['runs']['planned']} runs: `{table['command']}`{time}")
+    lines += [f"- {reason}" for reason in (*plan.left_out, *skipped)]
+    lines += [f"- failed: {place}: {message}" for place, message in failures.items()]
+    return ["## Not run", "", *lines, ""] if lines else []
