@@ -290,20 +290,20 @@ def _checksum(tensor: Tensor) -> int:
 
 
 @contextmanager
-def group_from_environment(device: str) -> Iterator[None]:
-    """Joins the group that torchrun has prepared, and leaves it at the end; nothing where there is none."""
-    ranks_there = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-    if ranks_there == 1 or dist.is_initialized():
-        yield
+def group_from_environment(device: str) -> Iterator[int]:
+    """Joins the group that torchrun has prepared, and leaves it at the end; gives the rank. Nothing to join: rank 0."""
+    if dist.is_available() and dist.is_initialized():
+        yield dist.get_rank()
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+        yield 0
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        if presence._CURRENT is not None:
-            presence._CURRENT.leave()
-        dist.destroy_process_group()
+    yield dist.get_rank()
+    # Only where all went well: with a rank gone, taking the group down would wait for it.
+    presence.current().leave()
+    dist.destroy_process_group()

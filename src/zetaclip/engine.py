@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
-from .distributed import join, on_first_rank, ranks
+from .distributed import Ranks, join, on_first_rank, ranks
 from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
@@ -294,6 +294,11 @@ class PrivacyEngine:
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
         return epsilon(ledger.events(), delta, accountant or self.accountant)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """This process's side of the group that trains together; None with one process."""
+        return self._private().ranks
 
     @property
     def updates(self) -> int:

@@ -1,5 +1,6 @@
 """Processes that form one group and run checks together, one after the other: starting them is the expensive part."""
 
+import contextlib
 import multiprocessing
 import os
 import traceback
@@ -40,7 +41,15 @@ class Pool:
     def __init__(self, count):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["zetaclip.training.loop", "zetaclip.data", "zetaclip.models", "zetaclip.methods", "opacus", "rank_work"]
+            [
+                "zetaclip.training.loop",
+                "zetaclip.data",
+                "zetaclip.models",
+                "zetaclip.methods",
+                "opacus",
+                "torch._dynamo",
+                "rank_work",
+            ]
         )
         self.count = count
         self.processes, self.pipes = [], []
@@ -85,10 +94,8 @@ class Pool:
 
     def close(self):
         for pipe in self.pipes:
-            try:
+            with contextlib.suppress(OSError):  # it may be gone already
                 pipe.send(None)
-            except OSError:
-                pass
         for process in self.processes:
             process.join(10)
             if process.is_alive():
