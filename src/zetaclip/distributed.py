@@ -73,7 +73,6 @@ class Ranks:
         here.runs += 1
         self._name = f"run {here.runs}"
         self._serial = 0
-        self._posted: str | None = None  # what this rank has left in the store
         self.deal_seed = 0
         self.rows = torch.zeros(0, dtype=torch.int64)  # the records of this rank
         self.word = 0  # a small number that the next release takes along
@@ -139,18 +138,18 @@ class Ranks:
         return value
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Every rank's value, on every rank. For public values: they lie in the store for a while."""
-        serial = self._next()
-        store = self._here.store
-        key = f"{self._name}/{serial}"
-        keys = [f"{key}/{rank}" for rank in range(self.count)]
-        store.set(keys[self.rank], pickle.dumps(value).hex())
-        self._here.until(lambda: store.check(keys) or None, what, serial)
-        values = [pickle.loads(bytes.fromhex(store.get(key).decode())) for key in keys]
-        if self._posted is not None:  # all have come this far, so all have read the last one
-            store.delete_key(self._posted)
-        self._posted = keys[self.rank]
-        return values
+        """Every rank's value, on every rank."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._all(torch.tensor([len(data)]), what)]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = self._all(padded, what)
+        return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def _all(self, tensor: Tensor, what: str) -> list[Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.count)]
+        self._wait([dist.all_gather(parts, tensor, group=self._here.messages, async_op=True)], what)
+        return parts
 
     def settle(self, problem: str | None, what: str) -> None:
         """Raises on every rank if one of them has a problem."""

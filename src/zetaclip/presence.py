@@ -10,9 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -52,7 +52,8 @@ class Presence:
         self._beat(0)
         self._thread = threading.Thread(target=self._beats, name="zetaclip-presence", daemon=True)
         self._thread.start()
-        atexit.register(self.leave)
+        self._stuck = False  # whether a collective was given up that gloo still waits for
+        atexit.register(self._at_exit)
 
     # -- signs of life
 
@@ -70,12 +71,19 @@ class Presence:
 
     def leave(self) -> None:
         """The process ends, or the group does; whoever still waits for it is told so."""
-        atexit.unregister(self.leave)
         if not self._end.is_set():
             self._end.set()
             self._thread.join(5.0)
             with suppress(Exception):  # the others may be gone already, and the store with them
                 self.store.set(f"ended/{self.rank}", "yes")
+
+    def _at_exit(self) -> None:
+        self.leave()
+        if self._stuck:
+            # gloo can't be told to give up, and would hold the process for its own half hour. The error was raised long ago.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
     # -- waiting
 
@@ -94,25 +102,12 @@ class Presence:
                             break
                         except RuntimeError as error:
                             self._broken(what, error)
-                self._look(what, serial, started)
+                try:
+                    self._look(what, serial)
+                except RankError:
+                    self._stuck = True
+                    raise
         self._waited(started)
-
-    def until(self, ready: Callable[[], Any], what: str, serial: int) -> Any:
-        """The first value of ``ready()`` that is not None."""
-        started, pause, looked = time.monotonic(), 0.001, time.monotonic()
-        while True:
-            try:
-                value = ready()
-            except Exception as error:
-                self._broken(what, error)
-            if value is not None:
-                self._waited(started)
-                return value
-            time.sleep(pause)
-            pause = min(0.05, 1.5 * pause)
-            if time.monotonic() - looked > POLL:
-                looked = time.monotonic()
-                self._look(what, serial, started)
 
     def _waited(self, started: float) -> None:
         self._different = 0
@@ -122,7 +117,7 @@ class Presence:
             except Exception as error:
                 self._broken("the store", error)
 
-    def _look(self, what: str, serial: int, started: float) -> None:
+    def _look(self, what: str, serial: int) -> None:
         """After a moment of waiting: is anybody gone, or waiting for something else?"""
         try:
             self.store.set(f"at/{self.rank}", f"{serial}\n{what}")

@@ -101,3 +101,9 @@ class Pool:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+    def kill(self):
+        """For ranks that can't answer any more."""
+        for process in self.processes:
+            process.kill()
+            process.join()

@@ -78,3 +78,227 @@ def train(rank, method, steps, more):
     loop(module, optimizer, loader, steps)
     clip = optimizer.clip
     return {"weights": flat(module), "rows": finish(engine), "epsilon": engine.get_epsilon(1e-5), "clip": clip}
+
+
+# -- what goes on inside a run
+
+
+def watched(rank, steps, more):
+    """Of every logical batch: this rank's records in each chunk, and the gradient that came out, with the weights before."""
+    engine, module, optimizer, loader = make(steps=steps, lr=0.1, **more)
+    run = engine._run
+    found, done = [], 0
+    while done < steps:
+        for x, y in loader:
+            before = flat(module)
+            chunks = [chunk.clone() for chunk in run._turn.chunks]
+            optimizer.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            optimizer.step()
+            if optimizer.stepped:
+                gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).clone()
+                found.append({"chunks": chunks, "gradient": gradient, "weights": before})
+                done += 1
+                if done >= steps:
+                    break
+    finish(engine)
+    return found
+
+
+def counted_collectives(rank, physical):
+    """Names of all collectives of one logical batch, and whether one ran in forward or backward."""
+    import torch.distributed as dist
+
+    calls, inside = [], []
+    kept = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "barrier")}
+
+    def noting(name):
+        def call(*arguments, **options):
+            calls.append(name)
+            return kept[name](*arguments, **options)
+
+        return call
+
+    engine, module, optimizer, loader = make(q=1.0, steps=1, physical_batch_size=physical)
+    for name in kept:
+        setattr(dist, name, noting(name))
+    try:
+        for x, y in loader:
+            optimizer.zero_grad()
+            before = len(calls)
+            F.cross_entropy(module(x), y).backward()
+            inside.append(len(calls) - before)
+            optimizer.step()
+    finally:
+        for name, function in kept.items():
+            setattr(dist, name, function)
+    payload = engine.ranks.payload
+    finish(engine)
+    return {
+        "calls": calls,
+        "inside": sum(inside),
+        "chunks": len(inside),
+        "payload": payload,
+        "numel": flat(module).numel(),
+    }
+
+
+def wrong_on_one_rank(rank, what):
+    """Rank 1 is not as rank 0; every rank should hear of it."""
+    if what == "sigma":
+        make(sigma=1.0 + rank)
+    elif what == "data":
+        make(size=SIZE + rank)
+    elif what == "network":
+        make(module=network() if rank == 0 else nn.Linear(INPUTS, CLASSES))
+    elif what == "weights":
+        engine, module, optimizer, loader = make(q=0.5)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            if rank == 1:
+                with torch.no_grad():
+                    module[3].weight[0, 0] += 1e-6
+            optimizer.step()
+    elif what == "rule":
+        engine, module, optimizer, loader = make(_Liar(rank == 1))
+        try:
+            loop(module, optimizer, loader, 1)
+        finally:
+            engine.detach()
+    elif what == "order":
+        engine, module, optimizer, loader = make()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(x), y)
+            if rank == 1:
+                module[0].weight.grad = torch.zeros_like(module[0].weight)
+            loss.backward()
+            try:
+                optimizer.step()
+            finally:
+                engine.detach()
+
+
+def _Liar(lies):
+    from dataclasses import dataclass
+
+    from zetaclip import Method
+
+    @dataclass(frozen=True)
+    class Rule:
+        name: str = "liar"
+
+        def factors(self, norms, clip, generator):
+            return torch.full_like(norms, 1e6 if lies else 1e-6)
+
+        def sensitivity(self, clip):
+            return clip
+
+        def __repr__(self):
+            return "Rule()"
+
+    return Method("toy-liar", rule=Rule())
+
+
+def starts_apart(rank):
+    """Other initial weights on every rank: rank 0's are sent."""
+    torch.manual_seed(100 + rank)
+    module = nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    module.register_buffer("scale", torch.rand(3) + rank)
+    before = flat(module)
+    engine, module, *_ = make(module=module)
+    finish(engine)
+    return before, flat(module), module.scale.clone()
+
+
+def refused(rank, kind):
+    """What is said of a module that is distributed in another way."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    module = network()
+    if kind == "ddp":
+        module = nn.parallel.DistributedDataParallel(module)
+    elif kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    elif kind == "tensor-parallel":
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        module = parallelize_module(module, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
+    make(module=module)
+
+
+# -- saving and loading
+
+
+def saved_and_gone_on(rank, path, method, cut, steps, more):
+    """Saves after ``cut`` updates, goes on to ``steps``: what a replay must come to."""
+    engine, module, optimizer, loader = make(method, steps=steps, module=network(0.2), **more)
+    torch.manual_seed(50 + rank)  # dropout differs from rank to rank
+    loop(module, optimizer, loader, cut)
+    engine.save(path, extra={"cut": cut})
+    loop(module, optimizer, loader, steps - cut)
+    return flat(module), finish(engine)
+
+
+def loaded_and_gone_on(rank, path, method, cut, steps, replay, more):
+    engine, module, optimizer, loader = make(method, steps=steps, module=network(0.2), **more)
+    torch.manual_seed(77)
+    extra = engine.load(path, replay=replay)
+    assert extra == {"cut": cut} and engine.updates == cut
+    loop(module, optimizer, loader, steps - cut)
+    return flat(module), finish(engine)
+
+
+def saves_alone(rank, path):
+    """Rank 0 saves and rank 1 goes on training: a mistake that must not hang."""
+    from zetaclip import presence
+
+    presence.POLL = 0.1
+    engine, module, optimizer, loader = make(steps=6)
+    loop(module, optimizer, loader, 2)
+    if rank == 0:
+        engine.save(path)
+    loop(module, optimizer, loader, 4)
+
+
+def trains_forever(rank, pipe_path):
+    from zetaclip import presence
+
+    presence.GONE, presence.POLL, presence.BEAT = 1.5, 0.3, 0.2
+    _, module, optimizer, loader = make(steps=10**6)
+    with open(f"{pipe_path}.{rank}", "w") as file:
+        file.write("running")
+    loop(module, optimizer, loader, 10**6)
+
+
+# -- the command
+
+
+def command(rank, words, signal_at=None):
+    """``zetaclip ...`` on this rank: its exit code and what it printed."""
+    import contextlib
+    import io
+    import os
+    import signal
+
+    from zetaclip.cli import main
+    from zetaclip.training.steps import PrivateSteps
+
+    moved = PrivateSteps.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if signal_at is not None and rank == 1 and self.done == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    PrivateSteps.moved = interrupted
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+    finally:
+        PrivateSteps.moved = moved
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
