@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             text += f" (default: {option.default})"
         settings: dict[str, Any] = {"help": text, "default": None, "dest": option.name}
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
+            action = "store_true" if option.default is False else argparse.BooleanOptionalAction
+            group.add_argument(flag, action=action, **settings)
         else:
             name = option.metadata.get("metavar", {str: "NAME", int: "N", float: "X"}[kind])
             choices = option.metadata.get("choices")
