@@ -190,7 +190,7 @@ def test_a_member_with_another_digest_or_missing(server, tmp_path):
     server.files["/x"] = archive
     digest = "md5:" + hashlib.md5(archive).hexdigest()
     wrong = Source(f"{server.url}/x", "x.zip", digest, (("a", "a", "sha1:" + "0" * 40),))
-    with pytest.raises(InputError, match="a of .* has not the digest"):
+    with pytest.raises(InputError, match=r"a of .* has not the digest"):
         fetch("toy", tmp_path, sources=[wrong])
     assert not (tmp_path / "a").exists()
     lacking = Source(f"{server.url}/x", "x.zip", digest, (("b", "b", ""),))

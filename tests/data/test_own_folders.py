@@ -43,7 +43,7 @@ def test_given_splits_are_kept_and_grey_is_possible(folder, tmp_path):
     pets = load(tmp_path / "set", size=8, channels=1)
     assert pets.train.x.shape == (30, 1, 8, 8) and pets.test.x.shape == (2, 1, 8, 8)
     picture(tmp_path / "set" / "val" / "eel" / "1.png", (9, 9, 9))
-    with pytest.raises(InputError, match="classes that .* lacks: eel"):
+    with pytest.raises(InputError, match=r"classes that .* lacks: eel"):
         load(tmp_path / "set")
 
 
