@@ -74,7 +74,7 @@ def bare(data: Dataset) -> float:
 def whole(data: Dataset) -> dict[str, float]:
     """Seconds of an epoch through the trainer, all but the setting up."""
     config = Config(data="mnist", model="cnn", sigma=SIGMA, batch_size=BATCH, epochs=1.0, threads=1)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(training_loop, "load_data", lambda _: data):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(training_loop, "load_data", return_value=data):
         seconds = train(config, Path(folder) / "run")["seconds"]
     return {name: value for name, value in seconds.items() if name not in ("setup", "total")}
 

@@ -19,7 +19,7 @@ ZETA = "ζ (no unit)"
 MAX_LAYERS = 3
 
 # Of one series of readings with error bars: more would be a grey smear.
-MAX_READINGS = 120
+MAX_READINGS = 80
 
 PARTS = ("setup", "train", "probe", "eval", "accounting", "saving")
 PART_NAMES = {"setup": "setup", "train": "training", "probe": "probing", "eval": "evaluation"}

@@ -39,7 +39,7 @@ def figure(chart: Chart) -> dict[str, Any]:
         "xaxis": _axis(chart.x, chart.series, 0),
         "yaxis": _axis(chart.y, chart.series, 1),
         "showlegend": chart.legend,
-        "hovermode": "x unified" if 1 < len(chart.series) <= 6 and not chart.x.log else "closest",
+        "hovermode": "x unified" if _unified(chart) else "closest",
         "shapes": [
             {
                 "type": "line",
@@ -66,6 +66,8 @@ def figure(chart: Chart) -> dict[str, Any]:
             for rule in chart.rules
         ],
     }
+    if _unified(chart):
+        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{_bare(chart.x)} %{{x}}"}
     if chart.bars:
         layout |= {"barmode": "stack", "bargap": 0.35}
         layout["yaxis"] |= {"autorange": "reversed", "type": "category", "ticksuffix": " "}
@@ -84,12 +86,17 @@ def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
     if axis.log:
         values = [v for one in series for v in (one.y if which else one.x) if v is not None and v > 0]
         ticks = log_ticks(min(values, default=1.0), max(values, default=1.0))
-        made |= {"type": "log", "tickvals": ticks, "ticktext": [_power(value) for value in ticks]}
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [tick_text(value) for value in ticks]}
     if axis.from_zero:
         made["rangemode"] = "tozero"
     if axis.limits:
         made["range"] = list(axis.limits)
     return made
+
+
+def _unified(chart: Chart) -> bool:
+    """Few curves over one x: one box with all of their values. Otherwise the nearest point speaks."""
+    return 1 < len(chart.series) <= 6 and not chart.x.log and not chart.bars
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -103,9 +110,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{value:.6g}") for value in found if low / 2.1 <= value <= high * 2.1]
 
 
-def _power(value: float) -> str:
+def tick_text(value: float) -> str:
     place = round(log10(value))
-    return plain(value) if 1e-3 <= value < 1e4 else f"10<sup>{place}</sup>"
+    return plain(value) if 1e-3 <= value < 1e4 else f"1e{place}"
 
 
 def _colour(slot: int) -> str:
@@ -120,9 +127,7 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
         "x": [_short(value) for value in one.x],
         "y": [_short(value) for value in one.y],
         "showlegend": one.in_legend,
-        "hovertemplate": f"{_hover(chart.x, 'x')}<br>{_hover(chart.y, 'y')}"
-        + ("<br>%{text}" if any(one.notes) else "")
-        + "<extra>%{fullData.name}</extra>",
+        "hovertemplate": _hover(one, chart),
     }
     if any(one.notes):
         trace["text"] = [safe(note) for note in one.notes]
@@ -149,7 +154,6 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
             "thickness": 1,
             "width": 0,
         }
-        trace["hovertemplate"] = trace["hovertemplate"].replace("%{y:.4~g}", "%{y:.4~g} ± %{error_y.array:.2~g}")
     return trace
 
 
@@ -158,9 +162,17 @@ def line_dash(one: Series) -> str:
     return "dash" if one.kind == "dashed" else "solid" if one.kind == "marked" else dash(max(0, one.slot))
 
 
-def _hover(axis: Axis, letter: str) -> str:
-    name = axis.label.partition(" (")[0]
-    return f"{safe(name)}: %{{{letter}:.4~g}}"
+def _hover(one: Series, chart: Chart) -> str:
+    spread = " ± %{error_y.array:.2~g}" if any(value is not None for value in one.error) else ""
+    value = f"%{{y:.4~g}}{spread}" + (" (%{text})" if any(one.notes) else "")
+    if _unified(chart):
+        return value  # the box names x and the series
+    return f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}: {value}<extra>%{{fullData.name}}</extra>"
+
+
+def _bare(axis: Axis) -> str:
+    """A label without its unit."""
+    return safe(axis.label.partition(" (")[0])
 
 
 def _band(band: Band) -> dict[str, Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .colours import LIGHT, hue
 from .figure import Bars, Chart, Series, thin
-from .interactive import line_dash
+from .interactive import line_dash, log_ticks, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_WIDTHS = {"half": 5.6, "third": 4.0, "wide": 9.0}
+_WIDTHS = {"half": 4.4, "third": 4.0, "wide": 6.5}
 _DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _MARKERS = ("o", "s", "D", "^", "*", "h")
 
@@ -31,7 +32,7 @@ def picture(chart: Chart) -> str:
     from matplotlib.figure import Figure
 
     rows = min(len(chart.categories), _ROWS)
-    height = 1.2 + 0.28 * rows if chart.bars else 3.3
+    height = 1.2 + 0.28 * rows if chart.bars else 2.9
     # Text stays text: smaller than outlines, can be searched in a PDF, and the browser knows ζ̂.
     settings: Any = {
         "svg.fonttype": "none",
@@ -41,7 +42,8 @@ def picture(chart: Chart) -> str:
         # Names of folders are shown as they are, never read as formulas.
         "text.parse_math": False,
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")  # the browser has it
         figure = Figure(figsize=(_WIDTHS[chart.size], height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
@@ -70,10 +72,6 @@ def _trim(svg: bytes) -> bytes:
 def _draw_series(axes: Axes, chart: Chart) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
-    if chart.x.log:
-        axes.set_xscale("log")
-    if chart.y.log:
-        axes.set_yscale("log")
     for band in chart.bands:
         axes.fill_between(band.x, band.low, band.high, color="0.5", alpha=0.2, linewidth=0, label=band.name)
     limit = max(20, _POINTS // max(1, len(chart.series)))
@@ -84,12 +82,29 @@ def _draw_series(axes: Axes, chart: Chart) -> None:
         axes.annotate(
             rule.name, (1, rule.y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color="0.3"
         )
+    if chart.x.log:
+        axes.set_xscale("log")
+        _log_labels(axes.xaxis, [x for one in chart.series for x in one.x])
+    if chart.y.log:
+        axes.set_yscale("log")
+        _log_labels(axes.yaxis, [y for one in chart.series for y in one.y if y is not None])
     if chart.y.from_zero:
         axes.set_ylim(bottom=0)
     if chart.x.limits:
         axes.set_xlim(*chart.x.limits)
     if chart.y.limits:
         axes.set_ylim(*chart.y.limits)
+
+
+def _log_labels(axis: Any, values: list[float]) -> None:
+    """The same labels as on the screen; matplotlib's own are formulas, which are switched off here."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
+
+    positive = [value for value in values if value > 0]
+    ticks = log_ticks(min(positive, default=1.0), max(positive, default=1.0))
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter([tick_text(value) for value in ticks]))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
@@ -100,7 +115,7 @@ def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
     colour = "0.45" if one.slot < 0 else LIGHT[hue(slot)]
     style: dict[str, Any] = {"color": colour, "label": one.name if one.in_legend else "_"}
     if one.kind in ("line", "steps", "dashed", "marked"):
-        style |= {"linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
+        style |= {"zorder": 3, "linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
         if one.kind == "marked" or len(x) == 1:
             style |= {"marker": _MARKERS[slot % len(_MARKERS)], "markersize": 3.5}
         if one.kind == "steps":

@@ -124,7 +124,7 @@
       if (answer.status === 200) {
         tag = answer.headers.get("ETag") || "";
         const fresh = await answer.json();
-        wait = fresh.wait;
+        if (fresh.shape !== shape && fresh.main === undefined) tag = ""; // asked before it changed: ask again
         document.title = fresh.title;
         if (fresh.main !== undefined) {
           document.querySelector("main").innerHTML = fresh.main;
@@ -136,9 +136,8 @@
           figures = fresh.figures;
           for (const id of Object.keys(figures)) if (drawn.get(id) !== JSON.stringify(figures[id])) draw(id);
         }
-      } else if (answer.status === 304) {
-        wait = Number(answer.headers.get("X-Wait")) || wait;
       }
+      wait = Number(answer.headers.get("X-Wait")) || wait;
       lost = 0;
       live(answer.ok || answer.status === 304 ? "live" : `the server answers ${answer.status}`);
     } catch (error) {
