@@ -58,8 +58,8 @@ def main():
 
 
 def finish(out, config, steps):
-    common = random.Random(f"seed {config.get('seed')}").gauss(0, 0.01)  # what paired seeds share
-    own = random.Random(json.dumps(config, sort_keys=True)).gauss(0, 0.001)
+    common = random.Random(f"seed {config.get('seed')}").gauss(0, 0.02)  # what paired seeds share
+    own = random.Random(f"{config['method']} {config.get('seed')} {config['lr']}").gauss(0, 0.001)
     best = -0.005 * abs(math.log(config["lr"] / 0.25))
     accuracy = 0.9 + EFFECT.get(config["method"], 0.005) + common + own + best
     spectral = "spectral" in config

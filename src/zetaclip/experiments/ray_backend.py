@@ -42,8 +42,11 @@ class RayBackend:
             size: dict[str, Any] = {"num_cpus": workers} if address == "local" else {}
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **size)
-            except (ConnectionError, ValueError) as error:
-                raise CommandError(f"there is no Ray cluster at {address}: {error}") from error
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise CommandError(
+                    f"no Ray cluster answers at {address}: {error}. If it wants a token, set RAY_AUTH_MODE=token and "
+                    "RAY_AUTH_TOKEN as on the cluster"
+                ) from error
         total = int(ray.cluster_resources().get("CPU", 1))
         self.slots = min(workers or total, max(1, total // threads))
         self.remote = ray.remote(num_cpus=threads, max_retries=_RETRIES)(train_on_worker)
