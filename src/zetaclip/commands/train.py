@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--force", action="store_true", help="discard what --out holds")
     group.add_argument("--keep-state", action="store_true", help="keep the secret resume state of a finished run")
+    group.add_argument("--watch", action="store_true", help="serve the run's report on this machine while it goes on")
+    group.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard (needs the extra)")
     group.add_argument("--quiet", action="store_true", help="no progress; the summary only")
 
 
@@ -91,17 +95,19 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     from ..training.result import summary
 
     out = Path(arguments.out) if arguments.out else _new_folder(config)
-    display = Display(quiet=arguments.quiet)
     try:
-        result = train(
-            config,
-            out,
-            resume=arguments.resume,
-            rekey=arguments.rekey,
-            force=arguments.force,
-            keep_state=arguments.keep_state,
-            display=display,
-        )
+        with ExitStack() as stack:
+            result = train(
+                config,
+                out,
+                resume=arguments.resume,
+                rekey=arguments.rekey,
+                force=arguments.force,
+                keep_state=arguments.keep_state,
+                display=Display(quiet=arguments.quiet),
+                series=_board(stack, out) if arguments.tensorboard else None,
+                begun=lambda: _watch(stack, out) if arguments.watch else None,
+            )
     except Interrupted as stop:
         print(f"\nstopped by {stop}; go on with: zetaclip train --out {out} --resume", file=sys.stderr)
         return 128 + signal.Signals(stop.number)
@@ -110,6 +116,24 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     print(summary(result))
     print(f"folder: {out}")
     return 0
+
+
+def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]:
+    """A listener that writes every line of the run's logs for TensorBoard too."""
+    from ..report.tensorboard import Board
+
+    board = stack.enter_context(Board(out / "tensorboard"))
+    writers = {"metrics": board.epoch, "probe": board.probe, "clip": board.clip}
+    return lambda kind, line: writers[kind](line)
+
+
+def _watch(stack: ExitStack, out: Path) -> None:
+    import sys
+
+    from ..report.live import serve
+
+    address = stack.enter_context(serve([out]))
+    print(f"watch it at {address}", file=sys.stderr, flush=True)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
