@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine, methods, plans
+from zetaclip import PrivacyEngine, methods
 from zetaclip.accounting import epsilon, noise_multiplier_for
 from zetaclip.gradients import Chunk
 from zetaclip.gradients.contributions import Dense
@@ -29,22 +29,6 @@ CASES["bounded-adaptive with C"] = ("bounded-adaptive", {"normalised": False})
 EPOCHS, DELTA = 4, 1e-5  # four epochs of two updates
 
 every = pytest.mark.parametrize("case", list(CASES))
-
-SOLVED = {}
-
-
-@pytest.fixture(autouse=True)
-def _solved_once(monkeypatch):
-    """The accountant takes longer than everything else here; the same plan is worked out once for all tests."""
-    solve = plans._solved
-
-    def cached(budget, make_events):
-        key = (budget, tuple(make_events(1.0)))
-        if key not in SOLVED:
-            SOLVED[key] = solve(budget, make_events)
-        return SOLVED[key]
-
-    monkeypatch.setattr(plans, "_solved", cached)
 
 
 @functools.cache
@@ -73,7 +57,13 @@ def build(case, data=None, module=None, **options):
     method = method_of(case)
     module = network() if module is None else module
     optimizer = method.optimizer(module.parameters(), lr=0.05 if method.family == "sgd" else None)
-    options = {"sigma": 1.2, "clipping": None, "epochs": EPOCHS, "target_delta": DELTA, **options}
+    options = {
+        "sigma": sigma_for(3.0, 0.5, 2 * EPOCHS),
+        "clipping": None,
+        "epochs": EPOCHS,
+        "target_delta": DELTA,
+        **options,
+    }
     return private(module, toy() if data is None else data, method=method, optimizer=optimizer, **options)
 
 
@@ -246,7 +236,7 @@ def kinds(engine):
 @every
 def test_the_ledger_holds_what_was_planned_and_costs_no_more_than_the_budget(case):
     z = sigma_for(3.0, 0.5, 2 * EPOCHS)
-    engine, module, optimizer, loader = build(case, sigma=z)
+    engine, module, optimizer, loader = build(case)
     method, budget = method_of(case), optimizer._run
     train(module, optimizer, loader, loss, epochs=EPOCHS)
     planned = method.multipliers(
@@ -274,7 +264,7 @@ SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("adp-adamw", "dp
 )
 def test_accountants_agree_on_the_ledger(case):
     """PLD at or below PRV within their stated errors, and RDP an upper bound of both."""
-    engine, module, optimizer, loader = build(case, sigma=sigma_for(3.0, 0.5, 2 * EPOCHS))
+    engine, module, optimizer, loader = build(case)
     train(module, optimizer, loader, loss, epochs=EPOCHS)
     rdp, prv, pld = (cost(kinds(engine), name) for name in ("rdp", "prv", "pld"))
     assert 0 < pld <= prv + 0.01 and prv <= rdp + 0.01
