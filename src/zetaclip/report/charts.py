@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .figure import Axis, Band, Bars, Chart, Rule, Series, Value, points, thin
-from .read import Run, last, number
+from .read import Run, curve, last, number
 from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
 STEP = "training step (count)"
@@ -265,21 +265,21 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
     for slot, run in probed[:10]:
         probe = run.probes[len(run.probes) // 2 if which == -2 else which]
         fit = layers_of(probe).get(layer)
-        curve = fit.get("curve") if fit else None
-        if fit is None or not isinstance(curve, list) or not curve:
+        drawn = curve(fit["eigenvalues"]) if fit else []
+        if fit is None or not drawn:
             continue
         steps.add(number(probe.get("step")))
         name = "eigenvalues" if alone else run.name
         series.append(
-            Series(name, tuple(p[0] for p in curve), tuple(p[1] for p in curve), 1 if alone else slot, "points")
+            Series(name, tuple(p[0] for p in drawn), tuple(p[1] for p in drawn), 1 if alone else slot, "points")
         )
         zeta, start = number(fit.get("zeta")), number(fit.get("lambda_min"))
         tail = number(fit.get("n_tail"))
         if fit.get("ok") is False or zeta is None or not start or start <= 0 or zeta <= 1:
             said.append((run.name, "no fit"))
             continue
-        top = curve[0][0]
-        at = share_above(curve, start, tail)
+        top = drawn[0][0]
+        at = share_above(drawn, start, tail)
         label = f"fit ζ = {zeta:.2f}" if alone else f"{run.name}, fit"
         series.append(Series(label, *tail_line(start, top, at, zeta), 0 if alone else slot, "line", in_legend=alone))
         low, high = number(fit.get("null_low")), number(fit.get("null_high"))
@@ -307,10 +307,10 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
     )
 
 
-def share_above(curve: Sequence[Sequence[float]], start: float, tail: float | None) -> float:
+def share_above(drawn: Sequence[Sequence[float]], start: float, tail: float | None) -> float:
     """The share of eigenvalues in the tail: the height at which the fitted line begins."""
-    above = [share for value, share in curve if value >= start * (1 - 1e-9)]
-    return max(above) if above else (tail or 1.0) / max(1, len(curve))
+    above = [share for value, share in drawn if value >= start * (1 - 1e-9)]
+    return max(above) if above else (tail or 1.0) / max(1, len(drawn))
 
 
 def tail_line(start: float, top: float, at: float, zeta: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
