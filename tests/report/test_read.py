@@ -116,7 +116,7 @@ def test_a_long_spectrum_keeps_its_tail():
     assert points[0] == (3000.0, 1 / 3000) and points[-1] == (1.0, 1.0)
     assert [value for value, _ in points[:10]] == [3000.0 - place for place in range(10)]
     assert all(share == pytest.approx((3001 - value) / 3000) for value, share in points)
-    assert curve([0.0, -1.0, None, float("nan"), 2.0]) == [(2.0, 1.0)]
+    assert curve([0.0, -1.0, float("inf"), float("nan"), 2.0]) == [(2.0, 1.0)]
 
 
 def test_a_follower_sees_what_was_added(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .figure import Axis, Band, Bars, Chart, Rule, Series, Value, points, thin
+from .figure import Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
 from .read import Run, curve, last, number
 from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
@@ -15,8 +15,9 @@ EPSILON = "ε (no unit)"
 CLIP = "C (unit of gradient norms)"
 ZETA = "ζ (no unit)"
 
-# Layers whose spectra are drawn; the exponents of further ones are in their chart all the same.
+# Layers whose spectra are drawn, for a single run and for several; the exponents of all are in their chart.
 MAX_LAYERS = 3
+MAX_LAYERS_OF_SEVERAL = 1
 
 # Of one series of readings with error bars: more would be a grey smear.
 MAX_READINGS = 80
@@ -55,7 +56,7 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
             # One curve shows its points; several that lie on each other are told apart by their dashes.
-            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked"))
+            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))))
     targets = {number(run.config.get("epsilon")) for run in runs} - {None}
     # A goal far above what was spent would press the curve to the floor.
     spent = max((value for one in series for value in one.y if value is not None), default=0.0)
@@ -83,7 +84,9 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         for slot, run in enumerate(runs):
             if run.metric_name == name:
                 values = [(number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics]
-                series.append(points(run.name, [(x, y and scale * y) for x, y in values], slot, "marked"))
+                series.append(
+                    points(run.name, [(x, y and scale * y) for x, y in values], slot, "marked", share(len(runs)))
+                )
         unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(name, units.pop() if len(units) == 1 else "")
         label = f"{shown} ({unit or 'unit of the target'})"
         said = told(
@@ -116,7 +119,11 @@ def clip_path(run: Run) -> list[tuple[float | None, Value]]:
 
 
 def clip_chart(runs: Sequence[Run]) -> Chart:
-    series = [points(run.name, path, slot, "steps") for slot, run in enumerate(runs) if (path := clip_path(run))]
+    series = [
+        points(run.name, path, slot, "steps", share(len(runs)))
+        for slot, run in enumerate(runs)
+        if (path := clip_path(run))
+    ]
     series = [one for one in series if any(value is not None for value in one.y)]
     values = [value for one in series for value in one.y if value is not None]
     bounds = {bounds_of(run) for run in runs} - {None}
@@ -165,7 +172,7 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
             series += readings(run)
         name = "ζ̂, smoothed" if len(runs) == 1 else run.name
         smoothed = [(number(probe.get("step")), number(probe.get("smoothed"))) for probe in run.probes]
-        series.append(points(name, smoothed, 0 if len(runs) == 1 else slot))
+        series.append(points(name, smoothed, 0 if len(runs) == 1 else slot, limit=share(len(runs))))
         zones |= {(number(probe.get("center")), number(probe.get("radius"))) for probe in run.probes}
     bands = []
     reach = max((run.reach for _, run in probed), default=0.0)
@@ -244,7 +251,7 @@ def spectrum_charts(runs: Sequence[Run]) -> list[Chart]:
         return []
     shared = [name for name in layer_names(probed[0][1]) if all(name in layer_names(run) for _, run in probed)]
     made = []
-    for place, layer in enumerate(shared[:MAX_LAYERS]):
+    for place, layer in enumerate(shared[: MAX_LAYERS if len(runs) == 1 else MAX_LAYERS_OF_SEVERAL]):
         moments = (
             [("first", 0), ("middle", -2), ("last", -1)]
             if any(len(run.probes) > 2 for _, run in probed)
@@ -265,7 +272,7 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
     for slot, run in probed[:10]:
         probe = run.probes[len(run.probes) // 2 if which == -2 else which]
         fit = layers_of(probe).get(layer)
-        drawn = curve(fit["eigenvalues"]) if fit else []
+        drawn = curve(fit["eigenvalues"], share(2 * len(probed))) if fit else []
         if fit is None or not drawn:
             continue
         steps.add(number(probe.get("step")))

@@ -107,8 +107,9 @@ def thin(count: int, limit: int = MAX_POINTS) -> list[int]:
     return sorted({round(place * (count - 1) / (limit - 1)) for place in range(limit)})
 
 
-def pick(values: Sequence[Value], places: Sequence[int]) -> tuple[Value, ...]:
-    return tuple(values[place] for place in places)
+def share(series: int) -> int:
+    """Points for each of so many series: what a page of ten runs can hold in its six megabytes."""
+    return max(40, min(MAX_POINTS, 1600 // max(1, series)))
 
 
 def points(

@@ -203,7 +203,7 @@ def _array(values: list[Any]) -> array[float]:
         return array("d", [value for value in map(number, values) if value is not None])
 
 
-def curve(eigenvalues: Iterable[float]) -> list[tuple[float, float]]:
+def curve(eigenvalues: Iterable[float], limit: int = SPECTRUM_POINTS) -> list[tuple[float, float]]:
     """(λ, share of the eigenvalues that are at least λ), from the largest down.
 
     A long spectrum is thinned evenly in the logarithm of the rank, because the tail is what is looked at.
@@ -211,9 +211,10 @@ def curve(eigenvalues: Iterable[float]) -> list[tuple[float, float]]:
     ordered = sorted((value for value in eigenvalues if 0 < value < math.inf), reverse=True)
     count = len(ordered)
     ranks: Iterable[int] = range(1, count + 1)
-    if count > SPECTRUM_POINTS:
-        step = math.log(count) / (SPECTRUM_POINTS - 1)
-        ranks = sorted({min(count, round(math.exp(step * place))) for place in range(SPECTRUM_POINTS)})
+    limit = min(limit, SPECTRUM_POINTS)
+    if count > limit:
+        step = math.log(count) / (limit - 1)
+        ranks = sorted({min(count, round(math.exp(step * place))) for place in range(limit)})
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 

@@ -1,4 +1,4 @@
-"""A chart for paper: an SVG drawn by matplotlib, always on white."""
+"""A chart for paper: drawn by matplotlib, always on white; as SVG, or as PNG where that would be too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-
 _MARKERS = ("o", "s", "D", "^", "*", "h")
 
 # Points of all series together; paper has no zoom, and the page has a limit.
-_POINTS = 3000
+_POINTS = 1200
+
+# Bytes of an SVG; what is longer is dots beyond counting, and smaller as a PNG.
+_LONGEST = 40_000
 
 # A category axis with more rows than this would need a longer paper.
 _ROWS = 40
@@ -70,7 +73,12 @@ def picture(chart: Chart) -> str:
             figure.legend(loc="lower center", ncols=columns, fontsize=8, frameon=False, borderpad=0, labelspacing=0.3)
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(_trim(file.getvalue())).decode("ascii")
+        kind, data = "svg+xml", _trim(file.getvalue())
+        if len(data) > _LONGEST:
+            file = io.BytesIO()
+            figure.savefig(file, format="png", dpi=150)
+            kind, data = "png", file.getvalue()
+    return f"data:image/{kind};base64," + base64.b64encode(data).decode("ascii")
 
 
 def _trim(svg: bytes) -> bytes:
