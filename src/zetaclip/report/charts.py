@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .figure import Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
+from .figure import MAX_LEGEND, Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
 from .read import Run, curve, last, number
 from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
@@ -44,6 +44,11 @@ def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
     """What a caption says of the first few runs; a single one needs no name."""
     shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
     return f" {'; '.join(shown)}." if shown else ""
+
+
+def marked(runs: Sequence[Run]) -> str:
+    """Points on the lines, as long as there are few enough lines to see them."""
+    return "marked" if len(runs) <= MAX_LEGEND else "line"
 
 
 def epsilon_chart(runs: Sequence[Run]) -> Chart:
@@ -340,7 +345,7 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
             x, y, counts = zip(*rows)
             notes = tuple(f"{count:.0f} records" for count in counts)
             series.append(
-                Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, "marked", notes=notes)
+                Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, marked(runs), notes=notes)
             )
             ece = number(((run.result or {}).get("metrics") or {}).get("ece"))
             said.append((run.name, f"expected calibration error {plain(ece and 100 * ece, 3)} %"))

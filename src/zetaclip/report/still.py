@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from .colours import LIGHT, hue
-from .figure import Bars, Chart, Series, thin
+from .figure import Bars, Chart, Series, short, thin
 from .interactive import line_dash, log_ticks, tick_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def picture(chart: Chart) -> str:
     width = _WIDTHS[chart.size]
     names = [one.name for one in chart.series if one.in_legend]
     names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
-    columns = max(1, min(3, int(width / (0.5 + 0.065 * max(map(len, names), default=1)))))
+    columns = max(1, min(3, int(width / (0.5 + 0.065 * max((len(short(name)) for name in names), default=1)))))
     legend = 0.17 * math.ceil(len(names) / columns) + 0.05 if chart.legend else 0.0
     height = (0.65 + 0.26 * rows if chart.bars else 2.7) + legend
     # Text stays text: smaller than outlines, can be searched in a PDF, and the browser knows ζ̂.
@@ -56,7 +56,7 @@ def picture(chart: Chart) -> str:
         # Margins by hand: a layout engine draws every picture twice, which is most of a page's time.
         figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
-        left = 0.3 + 0.075 * max((len(_cut(name)) for name in chart.categories), default=0) if chart.bars else 0.6
+        left = 0.3 + 0.075 * max((len(short(name)) for name in chart.categories), default=0) if chart.bars else 0.6
         left = min(left, 0.45 * width)
         frame = (left / width, (0.45 + legend) / height, 1 - (left + 0.12) / width, 1 - (0.57 + legend) / height)
         axes = figure.add_axes(frame)
@@ -130,7 +130,7 @@ def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
     y = [float("nan") if (value := one.y[place]) is None else value for place in places]
     slot = max(0, one.slot)
     colour = "0.45" if one.slot < 0 else LIGHT[hue(slot)]
-    style: dict[str, Any] = {"color": colour, "label": one.name if one.in_legend else "_"}
+    style: dict[str, Any] = {"color": colour, "label": short(one.name) if one.in_legend else "_"}
     if one.kind in ("line", "steps", "dashed", "marked"):
         style |= {"zorder": 3, "linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
         if one.kind == "marked" or len(x) == 1:
@@ -156,13 +156,9 @@ def _draw_bars(axes: Axes, chart: Chart, rows: int) -> None:
         widths = _widths(part, rows)
         axes.barh(places, widths, left=left, color=LIGHT[hue(part.slot)], label=part.name, height=0.65)
         left = [start + width for start, width in zip(left, widths)]
-    axes.set_yticks(places, [_cut(name) for name in chart.categories[:rows]])
+    axes.set_yticks(places, [short(name) for name in chart.categories[:rows]])
     axes.invert_yaxis()
 
 
 def _widths(part: Bars, rows: int) -> list[float]:
     return [value or 0.0 for value in part.values[:rows]]
-
-
-def _cut(name: str, length: int = 24) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
