@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from .colours import dash, hue, symbol
-from .figure import Axis, Band, Bars, Chart, Series
+from .figure import Axis, Band, Bars, Chart, Series, short
 from .words import plain
 
 
@@ -70,13 +70,16 @@ def figure(chart: Chart) -> dict[str, Any]:
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{_bare(chart.x)} %{{x}}"}
     if chart.bars:
         layout |= {"barmode": "stack", "bargap": 0.35}
-        layout["yaxis"] |= {"autorange": "reversed", "type": "category", "ticksuffix": " "}
+        # Two long names may be cut to the same text, so bars stand at numbers and the names are labels.
+        places = list(range(len(chart.categories)))
+        labels = [safe(short(name)) for name in chart.categories]
+        layout["yaxis"] |= {"autorange": "reversed", "tickvals": places, "ticktext": labels, "ticksuffix": " "}
     names = [one.name for one in chart.series if one.in_legend]
     names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
     return {
         "data": traces,
         "layout": layout,
-        "legend": [len(name) for name in names] if chart.legend else [],
+        "legend": [len(short(name)) for name in names] if chart.legend else [],
         "rows": len(chart.categories),
     }
 
@@ -123,7 +126,7 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
     colour = _colour(one.slot)
     trace: dict[str, Any] = {
         "type": "scatter",
-        "name": safe(one.name),
+        "name": safe(short(one.name)),
         "x": [_short(value) for value in one.x],
         "y": [_short(value) for value in one.y],
         "showlegend": one.in_legend,
@@ -178,7 +181,7 @@ def _bare(axis: Axis) -> str:
 def _band(band: Band) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "name": safe(band.name),
+        "name": safe(short(band.name, 34)),
         "x": [_short(value) for value in (*band.x, *reversed(band.x))],
         "y": [_short(value) for value in (*band.high, *reversed(band.low))],
         "mode": "lines",
@@ -193,11 +196,13 @@ def _bars(part: Bars, categories: tuple[str, ...]) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
-        "name": safe(part.name),
-        "y": [safe(name) for name in categories],
+        "name": safe(short(part.name)),
+        "y": list(range(len(categories))),
+        "text": [safe(name) for name in categories],
+        "textposition": "none",
         "x": [_short(value) for value in part.values],
         "marker": {"color": _colour(part.slot)},
-        "hovertemplate": "%{y}<br>%{fullData.name}: %{x:.3~g} s<extra></extra>",
+        "hovertemplate": "%{text}<br>%{fullData.name}: %{x:.3~g} s<extra></extra>",
     }
 
 

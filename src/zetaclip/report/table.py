@@ -10,10 +10,10 @@ from .figure import Chart, thin
 from .words import plain
 
 # Rows of the table that belongs to a chart.
-MAX_ROWS = 100
+MAX_ROWS = 60
 
 # Columns of it: beyond, nobody listens to the end of a row.
-MAX_COLUMNS = 24
+MAX_COLUMNS = 20
 
 
 @dataclass(frozen=True)
