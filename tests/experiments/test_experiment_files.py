@@ -61,6 +61,15 @@ def test_its_controllers_can_be_built(name):
                 (Spectral.paper if literal else Spectral)(run.config.get("clip", 1.0), **options)
 
 
+def test_every_controller_says_which_form_it_is():
+    # A recipe may choose the form that is meant where none is given, so none may be left out.
+    for name in EXPECTED:
+        for run in plan.make_plan(spec.load(name), "lite").runs:
+            if "spectral" in run.config:
+                literal = run.labels["method"] == "ww-dp-sgd"
+                assert run.config["spectral"]["paper"] is literal
+
+
 def test_lite_is_what_it_says():
     for name in EXPECTED:
         for run in plan.make_plan(spec.load(name), "lite").runs:

@@ -143,7 +143,7 @@ def test_time_leaves_out_the_first_epoch(store):
     run_all(planned.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
     table = results.table(planned, results.collect(planned, store), "")
     plain, spectral = ([cell["ours"] for cell in line["cells"]] for line in table["rows"])
-    # the stand-in: three epochs of 2 s and 0.5 s, or 2.1 s of which 0.1 s probing
+    # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
     assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
