@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(config: Config, arguments: argparse.Namespace) -> int:
     import signal
     import sys
+    import warnings
 
     from ..errors import InputError
     from ..training import FolderError, Interrupted, train
@@ -96,7 +97,8 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out) if arguments.out else _new_folder(config)
     try:
-        with ExitStack() as stack:
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
             result = train(
                 config,
                 out,
