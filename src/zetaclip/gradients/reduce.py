@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contribution, combine, floor
+from . import rows as small
+from .contributions import Contribution, Single, combine, floor
 
 # A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
 TOO_LONG = 1e150
@@ -66,21 +67,33 @@ class Chunk:
         self.layout = layout
         self.rows = rows
         self.scale = scale
-        self.parts = {p: [self._cast(c) for c in combine(parts)] for p, parts in received.items()}
+        self.parts = {p: parts if len(parts) == 1 else combine(parts) for p, parts in received.items()}
+        if layout.dtype == torch.float64:
+            self.parts = {p: [part.double() for part in parts] for p, parts in self.parts.items()}
         self.rescued: dict[int, Tensor] = {}
         self._lost = floor(layout.numel, layout.dtype)
 
-    def _cast(self, part: Contribution) -> Contribution:
-        return part.double() if self.layout.dtype == torch.float64 else part
-
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
-        each = [part.norms() for parts in self.parts.values() for part in parts]
-        if not each:
+        tasks: list[int] = []
+        each = []
+        for parts in self.parts.values():
+            for part in parts:
+                task = small.norm_task(part, self.rows)
+                if task is None:
+                    each.append(part.norms())
+                else:
+                    tasks += task
+        squares = torch.stack(each).double().square_().sum(0) if each else None
+        if tasks:
+            norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
+        elif squares is not None:
+            norms = squares.sqrt_().add_(self._lost).mul_(self.scale)
+            # One number to look at: the largest is finite only if all are.
+            finite = math.isfinite(norms.amax().item())
+        else:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
-        norms = torch.stack(each).double().square_().sum(0).sqrt_().add_(self._lost).mul_(self.scale)
-        # One number to look at: the largest is finite only if all are.
-        if not math.isfinite(norms.amax().item()):
+        if not finite:
             self._rescue(norms)
         return norms
 
@@ -114,18 +127,33 @@ class Chunk:
 
     def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool, by: float = 1.0) -> None:
         """``total (+)= by * Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
-        scaled = (factors * (self.scale * by)).to(self.layout.dtype)
-        for parameter, view in zip(self.layout.parameters, self.layout.views(total), strict=True):
-            parts = self.parts.get(id(parameter))
-            if not parts:
-                if fresh:
-                    view.zero_()
-                continue
-            whole = parts[0].block is None
-            if fresh and not whole:
-                view.zero_()
-            for part in parts:
-                part.add_to(view if part.block is None else view[part.block], scaled, not (fresh and whole))
+        if fresh:
+            total.zero_()
+        layout, weight = self.layout, self.scale * by
+        together = small.weighable(factors, total, self.rows)
+        tasks: list[int] = []
+        products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += left^T right, once the tasks are done
+        scaled: Tensor | None = None
+        for parameter, place in zip(layout.parameters, layout.places, strict=True):
+            for part in self.parts.get(id(parameter), ()):
+                if together and (task := small.sum_task(part, self.rows, parameter.numel(), total, place[2])):
+                    tasks += task
+                    continue
+                view = total.as_strided(*place)
+                out = view if part.block is None else view[part.block]
+                if together and type(part) is Single and small.fits(part.narrow, self.rows):
+                    narrow = part.narrow
+                    weighted = torch.empty_like(narrow)
+                    tasks += small.scale_task(narrow, weighted)
+                    products.append((out, *((part.g, weighted) if narrow is part.x else (weighted, part.x))))
+                    continue
+                if scaled is None:
+                    scaled = (factors * weight).to(total.dtype)
+                part.add_to(out, scaled, True)
+        if tasks:
+            small.weigh(tasks, factors, weight)
+        for out, left, right in products:
+            out.addmm_(left.t(), right)
         for row, gradient in self.rescued.items():
             total.add_((gradient * (factors[row] * by)).to(total.dtype))
 
