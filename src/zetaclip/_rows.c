@@ -176,6 +176,31 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *flat(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, norms, factors;
+    double clip;
+    if (!PyArg_ParseTuple(args, "KdKK", &rows, &clip, &norms, &factors)) return NULL;
+    const double *given = (const double *)(uintptr_t)norms;
+    double *out = (double *)(uintptr_t)factors;
+    for (size_t i = 0; i < rows; i++) out[i] = clip / (given[i] > clip ? given[i] : clip);
+    Py_RETURN_NONE;
+}
+
+static PyObject *farthest(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, norms, factors;
+    if (!PyArg_ParseTuple(args, "KKK", &rows, &norms, &factors)) return NULL;
+    const double *norm = (const double *)(uintptr_t)norms, *factor = (const double *)(uintptr_t)factors;
+    double largest = 0.0;
+    for (size_t i = 0; i < rows; i++) {
+        double moved = fabs(norm[i] * factor[i]);
+        largest = moved <= largest ? largest : moved; /* takes nan, which the next comparison would lose */
+        if (isnan(moved)) break;
+    }
+    return PyFloat_FromDouble(largest);
+}
+
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
      "norms(tasks, rows, address, fresh, lost, scale) -> largest\n\n"
@@ -186,6 +211,8 @@ static PyMethodDef methods[] = {
      "weigh(tasks, rows, factors, by)\n\n"
      "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
      "their sum; the last two may be 0. `factors` is the address of float64 values."},
+    {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
+    {"farthest", farthest, METH_VARARGS, "farthest(rows, norms, factors) -> the largest |norm * factor|, or nan if one is."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -34,7 +34,10 @@ class Draw:
     sample_rate: float
     divisor: float
     noise_key: bytes
-    coin_key: bytes
+
+    @property
+    def coin_key(self) -> bytes:
+        return subkey(self.noise_key, "coins")
 
 
 class Mechanism:

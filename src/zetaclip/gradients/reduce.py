@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import rows as small
-from .contributions import Contribution, Single, combine, floor
+from .contributions import Contribution, Dense, Single, combine, floor
 
 # A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
 TOO_LONG = 1e150
@@ -67,11 +67,17 @@ class Chunk:
         self.layout = layout
         self.rows = rows
         self.scale = scale
-        self.parts = {p: parts if len(parts) == 1 else combine(parts) for p, parts in received.items()}
+        parts = {p: some if len(some) == 1 else combine(some) for p, some in received.items()}
         if layout.dtype == torch.float64:
-            self.parts = {p: [part.double() for part in parts] for p, parts in self.parts.items()}
+            parts = {p: [part.double() for part in some] for p, some in parts.items()}
+        self._hold(parts)
         self.rescued: dict[int, Tensor] = {}
         self._lost = floor(layout.numel, layout.dtype)
+
+    def _hold(self, parts: dict[int, list[Contribution]]) -> None:
+        self.parts = parts
+        # By id() of the part: its addresses where it is a small matrix, or None.
+        self._tasks = {id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some}
 
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
@@ -79,7 +85,7 @@ class Chunk:
         each = []
         for parts in self.parts.values():
             for part in parts:
-                task = small.norm_task(part, self.rows)
+                task = self._tasks[id(part)]
                 if task is None:
                     each.append(part.norms())
                 else:
@@ -107,7 +113,7 @@ class Chunk:
                 self.rescued[row] = exact
             else:
                 norms[row] = 0.0
-        self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
+        self._hold({p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()})
 
     def _exact_gradient(self, row: int) -> Tensor:
         index = torch.tensor([row], device=self.layout.device)
@@ -136,16 +142,20 @@ class Chunk:
         scaled: Tensor | None = None
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
-                if together and (task := small.sum_task(part, self.rows, parameter.numel(), total, place[2])):
-                    tasks += task
-                    continue
+                task = self._tasks[id(part)] if together else None
+                if task is not None and type(part) is Dense:
+                    found = small.sum_task(
+                        part, task, parameter.numel(), total.data_ptr() + place[2] * total.element_size()
+                    )
+                    if found is not None:
+                        tasks += found
+                        continue
                 view = total.as_strided(*place)
                 out = view if part.block is None else view[part.block]
-                if together and type(part) is Single and small.fits(part.narrow, self.rows):
-                    narrow = part.narrow
-                    weighted = torch.empty_like(narrow)
-                    tasks += small.scale_task(narrow, weighted)
-                    products.append((out, *((part.g, weighted) if narrow is part.x else (weighted, part.x))))
+                if task is not None and type(part) is Single:
+                    found, left, right = small.scale_task(part, task)
+                    tasks += found
+                    products.append((out, left, right))
                     continue
                 if scaled is None:
                     scaled = (factors * weight).to(total.dtype)

@@ -35,7 +35,10 @@ def fits(matrix: Tensor, rows: int) -> bool:
     )
 
 
-def norm_task(part: Contribution, rows: int) -> tuple[int, int, int, int] | None:
+Task = tuple[int, int, int, int]
+
+
+def norm_task(part: Contribution, rows: int) -> Task | None:
     """The matrices whose row norms make up the norms of ``part``, as ``norms`` takes them; None if they are not for it."""
     if type(part) is Single:
         x, g = part.x, part.g
@@ -55,35 +58,55 @@ def norms(tasks: list[int], squares: Tensor | None, rows: int, lost: float, scal
     return out, largest < float("inf")
 
 
-def sum_task(
-    part: Contribution, rows: int, numel: int, total: Tensor, offset: int
-) -> tuple[int, int, int, int] | None:
-    """Adds the weighted sum of ``part`` to ``numel`` floats of ``total``; None if ``part`` is not for ``weigh``."""
-    if type(part) is Dense and part.unpack is None and part.block is None:
-        stored = part.stored
-        if fits(stored, rows) and stored.numel() == rows * numel:
-            return stored.data_ptr(), numel, 0, total.data_ptr() + offset * total.element_size()
+def sum_task(part: Dense, task: Task, numel: int, address: int) -> Task | None:
+    """Adds the weighted sum of ``part`` to so many floats at an address; None if it is not a plain matrix of that width."""
+    if part.unpack is None and part.block is None and task[3] == numel:
+        return task[2], numel, 0, address
     return None
 
 
-def scale_task(matrix: Tensor, scaled: Tensor) -> tuple[int, int, int, int]:
-    """Puts the weighted rows of a matrix that fits into another one."""
-    return matrix.data_ptr(), matrix.shape[1], scaled.data_ptr(), 0
+def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
+    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ right."""
+    scaled = torch.empty_like(part.narrow)
+    if part.narrow is part.x:
+        return (task[0], task[1], scaled.data_ptr(), 0), part.g, scaled
+    return (task[2], task[3], scaled.data_ptr(), 0), scaled, part.x
+
+
+def numbers(values: Tensor, rows: int) -> bool:
+    """Whether this is one float64 number per row, where the compiled part can read it."""
+    return (
+        _compiled is not None
+        and values.dtype is torch.float64
+        and values.is_cpu
+        and values.is_contiguous()
+        and values.shape == (rows,)
+    )
 
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     """Whether ``weigh`` can take these factors, and add to this vector."""
-    return (
-        _compiled is not None
-        and total.dtype is torch.float32
-        and total.is_cpu
-        and factors.dtype is torch.float64
-        and factors.is_cpu
-        and factors.is_contiguous()
-        and factors.shape == (rows,)
-    )
+    return total.dtype is torch.float32 and total.is_cpu and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
     """Works off the tasks with the weights ``by * factors``."""
     _compiled.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
+
+
+def flat_factors(norms: Tensor, clip: float) -> Tensor:
+    """clip / max(norm, clip) for every norm."""
+    if not numbers(norms, norms.shape[0]):
+        # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
+        return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
+    factors = torch.empty_like(norms)
+    _compiled.flat(norms.shape[0], clip, norms.data_ptr(), factors.data_ptr())
+    return factors
+
+
+def farthest(norms: Tensor, factors: Tensor) -> float:
+    """The largest |norm * factor|; nan if there is one."""
+    rows = norms.shape[0]
+    if numbers(norms, rows) and numbers(factors, rows):
+        return _compiled.farthest(rows, norms.data_ptr(), factors.data_ptr())
+    return (factors * norms).abs_().amax().item() if rows else 0.0

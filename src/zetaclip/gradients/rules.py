@@ -65,7 +65,7 @@ def linear_contributions(shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias
     """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
     found: Contributions = {}
     if g.dim() == 2:
-        known = None if rows.fits(g, len(g)) else row_norms(g)  # for weight and bias alike
+        known = None if rows.fits(g, g.shape[0]) else row_norms(g)  # for weight and bias alike
         if weight in shadow.parameters:
             found[weight] = Single(x, g, None, known)
         if bias in shadow.parameters:
@@ -114,7 +114,7 @@ def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
         recorder.check_rows(input, shadow.name, 2)
     weight = shadow.module._parameters["weight"]
     assert weight is not None
-    if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
+    if torch._C._is_any_autocast_enabled() or input.dtype != weight.dtype:
         return shadow.record(shadow.detached_forward(input), _linear, input)
     y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
     return y
