@@ -116,12 +116,13 @@ static PyObject *norms(PyObject *self, PyObject *args)
     double *out = (double *)(uintptr_t)address, largest = 0.0;
     int finite = 1;
     Py_BEGIN_ALLOW_THREADS
-    uint64_t done = 0; /* the matrix whose norms are in `second`: a layer's weight and bias share one */
+    uint64_t done = 0, wide = 0; /* the matrix whose norms are in `second`: a layer's weight and bias share one */
     for (size_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        if (task == 0 || f[2] != done) row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
+        if (task == 0 || f[2] != done || f[3] != wide) row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
         done = f[2];
+        wide = f[3];
         if (f[0]) {
             /* A product: what underflow hid in one factor must not vanish when the other is huge. */
             double hidden = sqrt((double)(f[1] > f[3] ? f[1] : f[3]) * FLT_MIN);
@@ -195,7 +196,7 @@ static PyObject *farthest(PyObject *self, PyObject *args)
     double largest = 0.0;
     for (size_t i = 0; i < rows; i++) {
         double moved = fabs(norm[i] * factor[i]);
-        largest = moved <= largest ? largest : moved; /* takes nan, which the next comparison would lose */
+        largest = moved <= largest ? largest : moved; /* takes nan, and stops there: it would be lost again */
         if (isnan(moved)) break;
     }
     return PyFloat_FromDouble(largest);

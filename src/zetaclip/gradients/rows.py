@@ -22,6 +22,9 @@ except ImportError:  # built where there was no C compiler
 # From so many floats on the work is worth torch's threads. It only decides speed.
 LARGEST = 1 << 20
 
+# What the compiled part takes for one matrix, or for two that belong together: addresses and widths; see ``_rows.c``.
+Task = tuple[int, int, int, int]
+
 
 def fits(matrix: Tensor, rows: int) -> bool:
     """Whether the compiled part can take this tensor as a matrix of so many rows."""
@@ -35,15 +38,12 @@ def fits(matrix: Tensor, rows: int) -> bool:
     )
 
 
-Task = tuple[int, int, int, int]
-
-
 def norm_task(part: Contribution, rows: int) -> Task | None:
     """The matrices whose row norms make up the norms of ``part``, as ``norms`` takes them; None if they are not for it."""
     if type(part) is Single:
         x, g = part.x, part.g
         if fits(x, rows) and fits(g, rows):
-            return x.data_ptr(), x.shape[1], g.data_ptr(), g.shape[1]
+            return x.data_ptr(), x.numel() // rows, g.data_ptr(), g.numel() // rows
     elif type(part) is Dense:
         stored = part.stored
         if fits(stored, rows):
@@ -86,7 +86,7 @@ def numbers(values: Tensor, rows: int) -> bool:
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     """Whether ``weigh`` can take these factors, and add to this vector."""
-    return total.dtype is torch.float32 and total.is_cpu and numbers(factors, rows)
+    return total.dtype is torch.float32 and total.is_cpu and total.is_contiguous() and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
