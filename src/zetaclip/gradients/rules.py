@@ -114,7 +114,7 @@ def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
         recorder.check_rows(input, shadow.name, 2)
     weight = shadow.module._parameters["weight"]
     assert weight is not None
-    if torch._C._is_any_autocast_enabled() or input.dtype != weight.dtype:
+    if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
         return shadow.record(shadow.detached_forward(input), _linear, input)
     y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
     return y
