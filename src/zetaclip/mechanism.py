@@ -34,7 +34,10 @@ class Draw:
     sample_rate: float
     divisor: float
     noise_key: bytes
-    coin_key: bytes
+
+    @property
+    def coin_key(self) -> bytes:
+        return subkey(self.noise_key, "coins")
 
 
 class Mechanism:
@@ -159,8 +162,8 @@ class Mechanism:
         self.begun = True
         self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
 
-        noise = gaussian(subkey(draw.noise_key, "sum"), self.layout.numel, self.layout.dtype)
-        gradient = noise.to(self.layout.device).mul_(std / divisor)
+        noise = gaussian(subkey(draw.noise_key, "sum"), self.layout.numel, self.layout.dtype, std / divisor)
+        gradient = noise.to(self.layout.device)
         # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
         if self._sum is not None:
             gradient.add_(self._sum, alpha=1 / divisor)
