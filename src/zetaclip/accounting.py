@@ -12,7 +12,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "epsilon",
     "group_epsilon",
     "noise_multiplier_for",
+    "renyi",
 ]
 
 # Rényi orders: Opacus's own (1.1 to 63), finer below for large ε, coarser above for small. Past 1029 its
@@ -190,6 +191,25 @@ def _smallest(
         else:
             high, at_high = middle, at_middle
     return math.exp(high)
+
+
+def renyi(events: Iterable[Event], orders: Sequence[float]) -> list[float]:
+    """The Rényi divergence of all ``events`` together at each of the orders.
+
+    **Guarantee.** An upper bound, for both directions of adding and removing a record.
+    **Edge cases.** No events: 0. A multiplier of 0, or an order at which the analysis breaks down: infinity.
+    """
+    kinds = _merged(events)
+    if (known := _trivial(kinds)) is not None:
+        return [known] * len(orders)
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    total = np.zeros(len(orders))
+    with np.errstate(all="ignore"):
+        for event in _condense(kinds):
+            q, sigma, steps = event.sample_rate, event.noise_multiplier, event.count
+            total += compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=list(orders))
+    return [math.inf if math.isnan(value) else max(0.0, float(value)) for value in total]
 
 
 def _rdp_epsilon(events: list[Event], delta: float) -> float:
