@@ -149,6 +149,7 @@ def test_time_leaves_out_the_first_epoch(store):
     assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
 
 
+@pytest.mark.slow
 def test_every_experiment_makes_its_page(store, monkeypatch):
     # One finished run is enough to draw, and most are missing: no page may trip over that.
     monkeypatch.setattr(session, "missing_data", lambda runs: {})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import CommandError
-from zetaclip.experiments import plan, session, spec, tuning
+from zetaclip.experiments import needs, plan, session, spec, tuning
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, run_all
 from zetaclip.experiments.store import Store
@@ -323,6 +323,17 @@ def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
     text, failed = session.reproduce(request)
     assert failed == 0 and "heart is not here" in text
     assert "heart is not here" in (tmp_path / "out/tabular/table.md").read_text()
+
+
+def test_which_data_are_here():
+    pytest.importorskip("zetaclip.data", reason="zetaclip.data is not part of this tree")
+    planned = plan.make_plan(spec.load("iid"), "paper")
+    missing = needs.missing_data(planned.runs)
+    assert "mnist" not in missing and "imagenet100" in missing and "emnist-letters" in missing
+    assert (
+        missing["cifar10"]
+        == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch cifar10`"
+    )
 
 
 def test_the_usual_mistakes(capsys, tmp_path):
