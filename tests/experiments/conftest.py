@@ -60,7 +60,13 @@ def store(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
+def _stand_in(monkeypatch, tmp_path_factory):
+    # The runner looks whether MNIST is there; the stand-in never opens it.
+    root = tmp_path_factory.mktemp("data")
+    (root / "mnist").mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (root / "mnist" / f"{name}-ubyte").touch()
+    monkeypatch.setenv("ZETACLIP_DATA", str(root))
     monkeypatch.setenv(TRAIN_VARIABLE, f"{sys.executable} -I {STAND_IN}")
     for name in ("STAND_IN_STEPS", "STAND_IN_PAUSE", "STAND_IN_FAIL", "STAND_IN_STUCK"):
         monkeypatch.delenv(name, raising=False)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from zetaclip.experiments import claims, plan, results, session, spec, tuning
+from zetaclip.experiments import claims, plan, results, session, spec, tables, tuning
 from zetaclip.experiments.measures import MEASURES, Run
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
@@ -146,6 +146,8 @@ def test_time_leaves_out_the_first_epoch(store):
     # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
+    page = tables.markdown(planned, table, seconds_left=None, failures={}, rates={}, skipped=[], pictures=[])
+    assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
     assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
 
 

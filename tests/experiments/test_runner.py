@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import CommandError
-from zetaclip.experiments import plan, session, spec, tuning
+from zetaclip.experiments import needs, plan, session, spec, tuning
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, run_all
 from zetaclip.experiments.store import Store
@@ -239,7 +239,7 @@ def slow(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     out = tmp_path / "out"
     process = subprocess.Popen(
@@ -256,9 +256,9 @@ def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
     wait_for(lambda: not any(map(_alive, pids)))  # no training goes on alone
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert "the same command goes on" in said
     cut = {path.parent: int(path.read_text()) for path in out.glob("runs/*/private")}
     assert len(cut) == 2 and all(step > 0 for step in cut.values())
@@ -323,6 +323,17 @@ def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
     text, failed = session.reproduce(request)
     assert failed == 0 and "heart is not here" in text
     assert "heart is not here" in (tmp_path / "out/tabular/table.md").read_text()
+
+
+def test_which_data_are_here():
+    pytest.importorskip("zetaclip.data", reason="zetaclip.data is not part of this tree")
+    planned = plan.make_plan(spec.load("iid"), "paper")
+    missing = needs.missing_data(planned.runs)
+    assert "mnist" not in missing and "imagenet100" in missing and "emnist-letters" in missing
+    assert (
+        missing["cifar10"]
+        == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch cifar10`"
+    )
 
 
 def test_the_usual_mistakes(capsys, tmp_path):
