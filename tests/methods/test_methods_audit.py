@@ -43,7 +43,7 @@ def releases(rule, multipliers, gradient, affine, present, weakening, seed):
     values, stds = [], []
     for phase, multiplier in enumerate(multipliers):
         key = f"{seed} {phase} {present}".encode().ljust(32, b".")
-        draw = Draw(0, phase, "sum", 0, CLIP, multiplier * weakening, 1.0, 1.0, key, key)
+        draw = Draw(0, phase, "sum", 0, CLIP, multiplier * weakening, 1.0, 1.0, key)
         rows = []
         mechanism = Mechanism(LAYOUT, rule, draw, affine, rows.extend)
         if present:
