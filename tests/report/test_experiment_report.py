@@ -61,10 +61,14 @@ def test_a_worse_cell_is_counted_as_worse(tmp_path):
 
 def test_the_figures_and_the_origin(page):
     drawn = figures(page)
-    assert set(drawn) == {"clip-0", "zeta-0", "budget-0", "ece-0", "time"}
+    assert set(drawn) == {"clip-0", "zeta-0", "budget-0", "budget-1", "ece-0", "time"}
     ece = {trace["name"]: trace["y"] for trace in drawn["ece-0"]["data"]}
     assert ece == {"dp-sgd": [10.0] * 12, "ww-dp-sgd": [5.0] * 12}
     assert all("error_y" in trace for trace in drawn["budget-0"]["data"])
+    assert [drawn[f"budget-{place}"]["layout"]["yaxis"]["title"]["text"] for place in (0, 1)] == [
+        "accuracy (%)",
+        "ECE (%)",
+    ]
     for text in (
         "0123abc",
         "zetaclip reproduce iid --profile lite",

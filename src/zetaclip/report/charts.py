@@ -43,7 +43,9 @@ def charts_for(runs: Sequence[Run]) -> list[Chart]:
 def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
     """What a caption says of the first few runs; a single one needs no name."""
     shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
-    return f" {'; '.join(shown)}." if shown else ""
+    text = "; ".join(shown)
+    # A sentence begins with a capital; ε and a run's name stay what they are.
+    return f" {text[0].upper() + text[1:] if len(runs) == 1 and text[0].isascii() else text}." if text else ""
 
 
 def marked(runs: Sequence[Run]) -> str:
@@ -90,7 +92,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             if run.metric_name == name:
                 values = [(number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics]
                 series.append(
-                    points(run.name, [(x, y and scale * y) for x, y in values], slot, "marked", share(len(runs)))
+                    points(run.name, [(x, y and scale * y) for x, y in values], slot, marked(runs), share(len(runs)))
                 )
         unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(name, units.pop() if len(units) == 1 else "")
         label = f"{shown} ({unit or 'unit of the target'})"

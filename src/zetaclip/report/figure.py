@@ -17,8 +17,6 @@ MAX_POINTS = 400
 # Above this many series a legend would be longer than the chart; names then stand in the hover and the table.
 MAX_LEGEND = 16
 
-KINDS = ("line", "marked", "steps", "dashed", "points", "open", "cross")
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -32,7 +30,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point."""
+    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point.
+
+    ``kind``: line, marked (with points on it), steps, dashed; points, open (hollow), cross.
+    """
 
     name: str
     x: tuple[float, ...]

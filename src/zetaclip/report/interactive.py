@@ -56,9 +56,9 @@ def figure(chart: Chart) -> dict[str, Any]:
             {
                 "text": safe(rule.name),
                 "xref": "paper",
-                "x": 1,
+                "x": 0.01,
                 "y": log10(rule.y) if chart.y.log else rule.y,
-                "xanchor": "right",
+                "xanchor": "left",  # curves grow towards their bounds, and meet them at the right
                 "yanchor": "bottom",
                 "showarrow": False,
                 "font": {"size": 11, "color": "$muted"},

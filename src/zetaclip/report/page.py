@@ -48,7 +48,7 @@ WAIT = 2.0
 
 @dataclass(frozen=True)
 class Section:
-    """``html`` is shown under the heading; ``after`` below the charts. ``id`` holds letters, digits and "-"."""
+    """``html`` is shown under the heading, above the charts. ``id`` holds letters, digits and "-"."""
 
     id: str
     heading: str = ""

@@ -97,7 +97,13 @@ def _draw_series(axes: Axes, chart: Chart) -> None:
     for rule in chart.rules:
         axes.axhline(rule.y, color="0.4", linewidth=0.8, linestyle="--")
         axes.annotate(
-            rule.name, (1, rule.y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color="0.3"
+            rule.name,
+            (0.01, rule.y),
+            xycoords=("axes fraction", "data"),
+            ha="left",
+            va="bottom",
+            fontsize=8,
+            color="0.3",
         )
     if chart.x.log:
         axes.set_xscale("log")

@@ -40,7 +40,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sor
         lines.append(f"<tr>{''.join(cells)}</tr>")
     kind = " class=sortable" if sortable else ""
     return (
-        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption>{escape(caption)}</caption>'
+        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption><span>{escape(caption)}</span></caption>'
         f"<thead><tr>{labels}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
