@@ -10,7 +10,7 @@ from torch import nn
 from zetaclip.gradients import LAYER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md"]
+PAGES = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/sharp-edges.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

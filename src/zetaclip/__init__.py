@@ -43,9 +43,11 @@ __all__ = [
     "attach_spectral",
     "check_parity",
     "layer_rule",
+    "methods",
 ]
 
 if TYPE_CHECKING:
+    from . import methods
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
     from .engine import PrivacyEngine
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":  # a table to look things up in, so a module and not a name of it
+        return import_module(".methods", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
