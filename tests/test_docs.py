@@ -10,7 +10,7 @@ from torch import nn
 from zetaclip.gradients import LAYER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md", "docs/data.md"]
+PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md", "docs/data.md", "docs/methods.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -46,9 +46,11 @@ __all__ = [
     "attach_spectral",
     "check_parity",
     "layer_rule",
+    "methods",
 ]
 
 if TYPE_CHECKING:
+    from . import methods
     from .budget import Budget
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":  # a table to look things up in, so a module and not a name of it
+        return import_module(".methods", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
