@@ -157,13 +157,6 @@ def test_an_empty_data_set_is_an_error():
         private(tiny(), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)), loader_options={"sampler": None})
 
 
-def test_more_than_one_rank_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(RuntimeError, match="2 ranks"):
-        private(tiny(), toy_data())
-
-
 def test_other_data_while_a_batch_is_out_is_noticed():
     _, module, _, loader = private(tiny(), toy_data())
     batch = next(iter(loader))

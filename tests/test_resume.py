@@ -210,6 +210,7 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
         "stream",
         "ledger",
         "public_streams",
+        "deal",
         "extra",
     }
 

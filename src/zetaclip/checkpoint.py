@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -25,11 +26,11 @@ from torch.utils.data import Subset, TensorDataset
 from .control import Released
 from .gradients import rows
 from .journal import Journal, executed_after
-from .ledger import Header, Ledger, replace_file
+from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run, set_public_streams
 
-_FORMAT = 1
+_FORMAT = 2
 # Records that are looked at for the digest of a data set that is not in memory.
 _SAMPLED = 64
 
@@ -45,7 +46,30 @@ def save(
     private: str | os.PathLike[str] | None = None,
 ) -> None:
     """See ``PrivacyEngine.save``."""
-    path = Path(path)
+    if run.ranks is None:
+        _save(run, Path(path), extra, private, [_own_part(run)])
+    else:
+        what = f"save() after {run.step_count} updates"
+        parts = run.ranks.gather(_own_part(run), what)
+        run.ranks.once(lambda: _save(run, Path(path), extra, private, parts), what)
+
+
+def _own_part(run: Run) -> dict[str, Any]:
+    """What each rank has for itself: torch's public streams, and the surroundings that its sums depend on."""
+    return {"public_streams": run.standing().public, **_surroundings(run)}
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    return {"threads": torch.get_num_threads(), "device": str(run.layout.device)}
+
+
+def _save(
+    run: Run,
+    path: Path,
+    extra: dict[str, Any] | None,
+    private: str | os.PathLike[str] | None,
+    parts: list[dict[str, Any]],
+) -> None:
     hidden = _private_path(path, private)
     where = run.standing()
     identity = secrets.token_hex(16)
@@ -70,7 +94,8 @@ def save(
             },
             "stream": run.stream,
             "ledger": run.ledger.state_dict(),
-            "public_streams": where.public,
+            "public_streams": [part["public_streams"] for part in parts],
+            "deal": None if run.ranks is None else run.ranks.deal_seed,
             "extra": extra,
         }
         secret = {
@@ -78,9 +103,9 @@ def save(
             "noise": where.noise.hex(),
             "same_batch": None if where.same_batch is None else where.same_batch.hex(),
             "data": _digest(run),
-            "threads": torch.get_num_threads(),
-            "device": str(run.layout.device),
-            "ranks": 1,
+            "threads": [part["threads"] for part in parts],
+            "device": [part["device"] for part in parts],
+            "ranks": len(parts),
         }
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
         # crash in between leaves a checkpoint whose secrets are there.
@@ -95,24 +120,26 @@ def save(
 def load(
     run: Run, path: str | os.PathLike[str], replay: bool, private: str | os.PathLike[str] | None = None
 ) -> dict[str, Any] | None:
-    """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
+    """See ``PrivacyEngine.load``. Everything is checked before anything is changed, and on rank 0 for all ranks."""
     path = Path(path)
-    public = _read_public(path, run.layout.device)
-    _check_fits(run, public)
+    noise: list[bytes] = []  # stays on the rank that reads it
+    if run.ranks is None:
+        found = _read(run, path, replay, private, [_surroundings(run)], noise)
+    else:
+        parts = run.ranks.gather(_surroundings(run), "load()")
+        found = run.ranks.once(lambda: _read(run, path, replay, private, parts, noise), "load()")
+    public = _unpack(found.checkpoint, run.layout.device)
     control = _control_state(run, public["control"])
     releases = [Released(**released) for released in public["releases"]]
-    journal = Journal(path.parent / public["configuration"]["run"])
-    whole = journal.whole
-    secret = _replayable(run, _private_path(path, private), public, whole) if replay else None
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
-    if not whole:
+    if not found.whole:
         warnings.warn(
-            f"{journal.path.name} is not beside the checkpoint, or was begun without it: steps that were executed after the "
-            "checkpoint, elsewhere, can't be counted",
+            f"{public['configuration']['run']}.journal is not beside the checkpoint, or was begun without it: steps that were "
+            "executed after the checkpoint, elsewhere, can't be counted",
             stacklevel=4,
         )
-    executed = executed_after([*journal.read(), *run.ledger.rows()], saved)
+    executed = executed_after([*found.journaled, *run.ledger.rows()], saved)
     saved.header = _joined(run.ledger.header, saved.header)
     saved.merge(executed)
 
@@ -128,18 +155,54 @@ def load(
     run.step_count, run.batch_count = counts["step"], counts["batch"]
     run.phase, run.position, run.tries = counts["phase"], counts["position"], counts["tries"]
     run.name = public["configuration"]["run"]
-    set_public_streams(public["public_streams"], run.layout.device)
-    if secret is not None:
-        same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
-        run.rekey(
-            Stream(bytes.fromhex(secret["sampling"])), Stream(bytes.fromhex(secret["noise"])), public["stream"], same
-        )
-    else:
-        run.rekey(Stream.fresh(), Stream.fresh(), secrets.token_hex(8), None)
-    run.watch(path.parent, whole)
+    rank = 0 if run.ranks is None else run.ranks.rank
+    if rank < len(public["public_streams"]):
+        set_public_streams(public["public_streams"][rank], run.layout.device)
+    run.rekey(Stream(found.sampling), Stream(noise[0]) if noise else None, found.stream, found.same_batch)
+    if run.ranks is not None and public["deal"] is not None:
+        run.ranks.take_share(run.records, public["deal"])
+    if rank == 0:
+        run.watch(path.parent, found.whole)
     run.resume()
     extra = public["extra"]
     return extra if extra is None else dict(extra)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What lies on the disk, as rank 0 has read and checked it."""
+
+    checkpoint: bytes
+    whole: bool
+    journaled: list[Row]
+    sampling: bytes
+    same_batch: bytes | None
+    stream: str
+
+
+def _read(
+    run: Run,
+    path: Path,
+    replay: bool,
+    private: str | os.PathLike[str] | None,
+    parts: list[dict[str, Any]],
+    noise: list[bytes],
+) -> _Found:
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    raw = path.read_bytes()
+    public = _read_public(raw, path.name, run.layout.device)
+    _check_fits(run, public)
+    _control_state(run, public["control"])
+    journal = Journal(path.parent / public["configuration"]["run"])
+    whole = journal.whole
+    if replay:
+        secret = _replayable(run, _private_path(path, private), public, whole, parts)
+        same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
+        noise.append(bytes.fromhex(secret["noise"]))
+        return _Found(raw, whole, journal.read(), bytes.fromhex(secret["sampling"]), same, public["stream"])
+    noise.append(Stream.fresh().state)
+    return _Found(raw, whole, journal.read(), Stream.fresh().state, None, secrets.token_hex(8))
 
 
 def _control_state(run: Run, saved: dict[str, Any]) -> Any:
@@ -206,17 +269,19 @@ def _plain(released: Released) -> dict[str, Any]:
     return {field.name: getattr(released, field.name) for field in dataclasses.fields(released)}
 
 
-def _read_public(path: Path, device: torch.device) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"no checkpoint at {path}")
+def _unpack(raw: bytes, device: torch.device) -> Any:
+    return torch.load(io.BytesIO(raw), map_location=device, weights_only=True)
+
+
+def _read_public(raw: bytes, name: str, device: torch.device) -> dict[str, Any]:
     try:
-        public = torch.load(path, map_location=device, weights_only=True)
+        public = _unpack(raw, device)
     except Exception as problem:
         raise CheckpointError(
-            f"{path.name} can't be read as a checkpoint; it is cut off, damaged, or something else ({type(problem).__name__})"
+            f"{name} can't be read as a checkpoint; it is cut off, damaged, or something else ({type(problem).__name__})"
         ) from None
     if not isinstance(public, dict) or public.get("zetaclip_checkpoint") != _FORMAT:
-        raise CheckpointError(f"{path.name} is not a checkpoint of this version of zetaclip")
+        raise CheckpointError(f"{name} is not a checkpoint of this version of zetaclip")
     return public
 
 
@@ -241,7 +306,9 @@ def _check_fits(run: Run, public: dict[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint's optimizer has groups of {there} parameters, this one of {here}")
 
 
-def _replayable(run: Run, hidden: Path, public: dict[str, Any], journaled: bool) -> dict[str, Any]:
+def _replayable(
+    run: Run, hidden: Path, public: dict[str, Any], journaled: bool, parts: list[dict[str, Any]]
+) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
     if not journaled:
         raise CheckpointError(
@@ -257,12 +324,14 @@ def _replayable(run: Run, hidden: Path, public: dict[str, Any], journaled: bool)
     here = {
         **configuration(run),
         "data": _digest(run),
-        "threads": torch.get_num_threads(),
-        "device": str(run.layout.device),
-        "ranks": 1,
+        "ranks": len(parts),
+        "threads": [part["threads"] for part in parts],
+        "device": [part["device"] for part in parts],
     }
     there = {**public["configuration"], **{name: secret[name] for name in ("data", "threads", "device", "ranks")}}
     differing = [name for name in here if name != "run" and here[name] != there.get(name)]
+    if "ranks" in differing:  # then there are other lists of threads and devices, too
+        differing = [name for name in differing if name not in ("threads", "device")]
     if differing:
         changes = "; ".join(
             f"{name} ({_short(there.get(name))} there, {_short(here[name])} here)" for name in differing

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
+from .distributed import Ranks, join, on_first_rank, ranks
 from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
@@ -26,7 +27,6 @@ from .run import Run, Settings
 from .sampling import PoissonLoader, check_loader
 from .validation import (
     check_module,
-    check_one_process,
     claim,
     raise_refusals,
     release,
@@ -112,7 +112,6 @@ class PrivacyEngine:
         gradient by the step's sensitivity, so that moving C does not move the step size. ``epochs`` and ``target_delta``
         are needed by methods whose noise depends on the number of steps.
         """
-        check_one_process()
         if self._run is not None:
             raise RuntimeError("this engine has made a module private already; use a new PrivacyEngine for another one")
         check_module(module)
@@ -179,6 +178,14 @@ class PrivacyEngine:
             planned_steps=steps,
         )
         self._run.refresh_requested = self._refresh
+        others = ranks()
+        if others is not None:
+            try:
+                join(self._run, others)
+            except BaseException:
+                release(named.values())
+                self._run = None
+                raise
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)
@@ -207,9 +214,8 @@ class PrivacyEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # make_private says it again
             settings, _ = _settings(data_loader, sample_rate, num_examples)
-        sigma = noise_multiplier_for(
-            target_epsilon, target_delta, settings.sample_rate, _steps(epochs, settings), self.accountant
-        )
+        target = (target_epsilon, target_delta, settings.sample_rate, _steps(epochs, settings), self.accountant)
+        sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
         return self.make_private(
             module=module,
             optimizer=optimizer,
@@ -290,6 +296,11 @@ class PrivacyEngine:
         return epsilon(ledger.events(), delta, accountant or self.accountant)
 
     @property
+    def ranks(self) -> Ranks | None:
+        """This process's side of the group that trains together; None with one process."""
+        return self._private().ranks
+
+    @property
     def updates(self) -> int:
         """How many updates have been taken."""
         return self._private().step_count
@@ -350,7 +361,7 @@ class PrivacyEngine:
         release(run.layout.parameters)
         for shadow in run.shadows:
             shadow.detach()
-        if hasattr(run.method.controller, "finish"):
+        if hasattr(run.method.controller, "finish") and (run.ranks is None or run.ranks.first):
             run.method.controller.finish(run.control)  # warns of a probe that could never be read
 
     # -- saving and loading ---------------------------------------------------------------------------

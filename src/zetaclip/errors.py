@@ -29,3 +29,14 @@ class InputError(CommandError, ValueError):
 
 class PrivacyLeakWarning(UserWarning):
     """Something looked at private data outside the mechanism, so that ε does not cover it."""
+
+
+class RankError(RuntimeError):
+    """The processes of a distributed run can't go on together; the message names the rank.
+
+    ``told`` is true where another rank has said so first, and reports it.
+    """
+
+    def __init__(self, message: str, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from .clipping import Affine, ClipRule, Extra, check_factors
 from .control import Released
 from .gradients import Chunk, Layout
 from .randomness import gaussian, generator, subkey
+
+if TYPE_CHECKING:
+    from .distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -145,13 +148,9 @@ class Mechanism:
                 self._extras[name] = torch.zeros(extra.columns.shape[1], dtype=torch.float64)
                 self._kinds[name] = extra
 
-    def release(self, reduce: Callable[[Tensor], Tensor] | None, divisor: float) -> Released:
-        """Noise, ledger, division. ``reduce`` adds up the sums of several processes; None with one process."""
+    def release(self, ranks: Ranks | None, divisor: float) -> Released:
+        """Noise, ledger, division. With several ``ranks``, rank 0 brings the noise of all, before anything is added up."""
         draw = self.draw
-        if reduce is not None:
-            self._add_pending()
-            total, fresh = self._target()
-            self._sum = reduce(total.zero_() if fresh else total)
         self._declare_extras()
         std = draw.noise_multiplier * self.sensitivity
         rows = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
@@ -162,26 +161,52 @@ class Mechanism:
         self.begun = True
         self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
 
-        noise = gaussian(subkey(draw.noise_key, "sum"), self.layout.numel, self.layout.dtype, std / divisor)
-        gradient = noise.to(self.layout.device)
+        layout, owner = self.layout, ranks is None or ranks.first
+        if owner:
+            noise = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype, std / divisor)
+            gradient = noise.to(layout.device)
+        else:
+            gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
         # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
         if self._sum is not None:
             gradient.add_(self._sum, alpha=1 / divisor)
         if self._pending is not None:
             chunk, factors = self._pending
             chunk.add_weighted_sum(gradient, factors, False, by=1 / divisor)
-        if self.affine is not None:
-            gradient = self.affine.undo(gradient)
         self._sum = self._pending = None
 
         released: dict[str, Tensor] = {}
-        for name in self._extras:
+        for name, values in self._extras.items():
             extra = self._kinds[name]
-            values = self._extras[name] if reduce is None else reduce(self._extras[name])
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
-            own = gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
-            released[name] = (values.cpu() + scale * own) / divisor
+            values = values.cpu()
+            if owner:
+                values = values + scale * gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
+            released[name] = values / divisor
+        if ranks is not None:
+            released = self._add_up(ranks, gradient, released)
+        if self.affine is not None:
+            gradient = self.affine.undo(gradient)
         return Released(draw.step, draw.phase, draw.clip, self.sensitivity, std / divisor, gradient, released)
+
+    def _add_up(self, ranks: Ranks, gradient: Tensor, extras: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One meeting of all ranks; ``gradient`` in place."""
+        flat = torch.cat([torch.zeros(0, dtype=torch.float64), *extras.values()])
+        total = ranks.add_up(gradient, flat, self._what)
+        return dict(zip(extras, total.split([len(values) for values in extras.values()]), strict=True))
+
+    def refuse(self, ranks: Ranks, why: str) -> None:
+        """Takes part in the meeting of all ranks with zeros and the reason: then nothing is released on any of them."""
+        self.begun = True
+        self._extras, self._kinds = {}, {}
+        self._declare_extras()
+        layout, size = self.layout, sum(len(values) for values in self._extras.values())
+        nothing = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
+        ranks.add_up(nothing, torch.zeros(size, dtype=torch.float64), self._what, refusal=why)
+
+    @property
+    def _what(self) -> str:
+        return f"the {self.draw.query} of update {self.draw.step + 1}"
 
     def _row(self, query: str, sensitivity: float, multiplier: float) -> dict[str, Any]:
         return {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 REFUSED = {
     "LBFGS": "it evaluates the loss several times per step, each of which would be a further release",
+    "ZeroRedundancyOptimizer": "its state is sharded over the ranks; every rank takes the whole update here, so use the optimizer inside it",
     "SparseAdam": "private gradients are dense, because the noise is; use Adam",
 }
 
@@ -24,7 +25,7 @@ def check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     for kind in type(optimizer).__mro__:
-        if kind.__name__ in REFUSED and kind.__module__.startswith("torch.optim"):
+        if kind.__name__ in REFUSED and kind.__module__.startswith(("torch.optim", "torch.distributed")):
             raise ValueError(f"{kind.__name__} can't be used privately: {REFUSED[kind.__name__]}")
 
 

@@ -26,6 +26,7 @@ from .clipping import Affine
 from .composition import Method, Plan, at
 from .control import Released
 from .control.base import check_clip
+from .distributed import Ranks, check_equal
 from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
 from .guard import Guard, OrderError
@@ -128,8 +129,7 @@ class Run:
         self.method = method
         self.plan = plan
         self.ledger = ledger
-        # The one place where the sums of several processes would meet; with one process there is nothing to add.
-        self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.ranks: Ranks | None = None  # the other processes of this run; None with one process
         self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
         # Public name of this key lineage. The same seed draws the same keys, and so has the same name.
@@ -139,7 +139,8 @@ class Run:
         self.observer: Callable[[Any, Any, Any], None] | None = None
         self.control_seconds = 0.0
         self.data_digest: str | None = None
-        self.sampling, self.noise = sampling, noise
+        self.sampling = sampling
+        self.noise: Stream | None = noise  # None on every rank but the one that owns the noise
         self.control = method.controller.init()
         self.rule_state: Any = None
         if hasattr(method.rule, "init"):
@@ -208,7 +209,7 @@ class Run:
         fresh = self.method.passes[self.phase].batch == "fresh"
         key = self.sampling.draw() if fresh or self._same_batch is None else self._same_batch
         turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
-        self._noise_key = self.noise.draw()
+        self._noise_key = self._draw_noise_key(key)
         turn.mechanism = self._mechanism(turn)
         self._turn = turn
         perturb = self.method.passes[self.phase].perturb
@@ -228,14 +229,28 @@ class Run:
         self.guard.before_batch()
         public = public_streams(self.layout.device)
         moved = any(not torch.equal(public[name], state) for name, state in self._start.public.items())
-        if turn.mechanism.begun or moved:
-            self._start = replace(self._start, noise=self.noise.state, public=public, tries=self._start.tries + 1)
-            self._noise_key = self.noise.draw()
+        other = turn.mechanism.begun or moved
+        if self.ranks is not None:  # the noise covers the sum of all ranks
+            other = any(self.ranks.gather(other, f"a batch of update {self.step_count + 1} that is begun again"))
+        if other:
+            state = b"" if self.noise is None else self.noise.state
+            self._start = replace(self._start, noise=state, public=public, tries=self._start.tries + 1)
+            self._noise_key = self._draw_noise_key(turn.key)
         turn.done = 0
         turn.mechanism = self._mechanism(turn)
 
+    def _draw_noise_key(self, key: bytes) -> bytes:
+        """The key of this batch's noise and coins. Other ranks than the first toss coins of their own and draw no noise."""
+        if self.noise is not None:
+            return self.noise.draw()
+        assert self.ranks is not None and self._start is not None
+        return self.ranks.own_key(key, f"coins of pass {self.phase}, try {self._start.tries}")
+
     def _chunks(self, key: bytes) -> list[Tensor]:
-        rows = poisson_indices(key, self.records, self.settings.sample_rate)
+        if self.ranks is None:
+            rows = poisson_indices(key, self.records, self.settings.sample_rate)
+        else:
+            rows = self.ranks.own_rows(key, self.settings.sample_rate)
         size = self.settings.physical_batch_size
         if size is None or len(rows) <= size:
             return [rows]
@@ -326,6 +341,21 @@ class Run:
                 "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
                 "loss.backward() between zero_grad() and step()"
             )
+        try:
+            self._absorb(turn)
+        except Exception as error:
+            if self.ranks is not None:
+                self._refuse(self.ranks, turn, str(error))
+            raise
+        turn.out = False
+        turn.done += 1
+        self.recorder.close()
+        if turn.done == len(turn.chunks):
+            with exact(self.layout.device):
+                self._release(turn)
+
+    def _absorb(self, turn: _Turn) -> None:
+        """Takes the chunk that is out into the batch's sum, after the last look at what must not have happened."""
         self.guard.before_release()
         rows = self.recorder.rows
         received = self.recorder.take()
@@ -334,25 +364,55 @@ class Run:
             scale = float(rows) if self.settings.loss_reduction == "mean" else 1.0
             with exact(self.layout.device):
                 turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
-        turn.out = False
-        turn.done += 1
-        self.recorder.close()
-        if turn.done == len(turn.chunks):
-            with exact(self.layout.device):
-                self._release(turn)
+
+    def _refuse(self, ranks: Ranks, turn: _Turn, why: str) -> None:
+        """Meets the other ranks where they wait, with nothing but the reason."""
+        assert turn.mechanism is not None
+        if self._counts:
+            ranks.total(0, f"update {self.step_count + 1}")
+        turn.mechanism.refuse(ranks, why)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this is a literal form, for which the size of the whole batch must be known."""
+        return self.settings.normalize == "realized" or self.settings.empty == "skip"
 
     def _release(self, turn: _Turn) -> None:
         mechanism = turn.mechanism
         assert mechanism is not None
-        if mechanism.records == 0 and self.settings.empty == "skip":
+        records, literal = mechanism.records, self.settings.normalize == "realized"
+        if self.ranks is not None and self._counts:
+            records = self.ranks.total(records, f"update {self.step_count + 1}")
+        if records == 0 and self.settings.empty == "skip":
             self._close(turn)
             self.phase, self.releases = 0, []
             self._advance()
             return
-        literal = self.settings.normalize == "realized"
-        divisor = float(max(1, mechanism.records)) if literal else mechanism.draw.divisor
-        released = mechanism.release(self.sum_over_ranks, divisor)
-        self._confirm(turn, mechanism.draw.query, released)
+        divisor = float(max(1, records)) if literal else mechanism.draw.divisor
+        released = mechanism.release(self.ranks, divisor)
+        if self.ranks is None:
+            self._use(turn, released)
+        else:
+            self._use_together(self.ranks, turn, released)
+
+    def _use_together(self, ranks: Ranks, turn: _Turn, released: Released) -> None:
+        """The same on every rank; then rank 0 says that the release stands, and what C comes next."""
+        what = f"the end of update {self.step_count + 1}"
+        try:
+            self._use(turn, released)
+        except Exception:
+            if ranks.first:
+                ranks.close(None, what)
+            raise
+        told = ranks.close((float(self.control.clip), float(getattr(self.control, "rate", 1.0))), what)
+        if not ranks.first:
+            self.control = told
+        if self.stepped and self.position == self.settings.steps_per_epoch:
+            check_equal(self, ranks)
+
+    def _use(self, turn: _Turn, released: Released) -> None:
+        assert turn.mechanism is not None
+        self._confirm(turn, turn.mechanism.draw.query, released)
         self._close(turn)
         self.releases.append(released)
         if self.phase + 1 < len(self.method.passes):
@@ -382,6 +442,8 @@ class Run:
             self.memory = self.method.remember(released)
         if hasattr(self.method.rule, "update"):
             self.rule_state = self.method.rule.update(released, self.rule_state)
+        if self.ranks is not None and not self.ranks.first:
+            return  # the controller lives on rank 0, which sends what it says
         controller = self.method.controller
         begun = time.perf_counter()
         reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
@@ -444,7 +506,8 @@ class Run:
         if self._turn is not None and self._start is not None:
             return self._start
         public = public_streams(self.layout.device)
-        return Position(self.sampling.state, self.noise.state, self._same_batch, public, self.tries)
+        noise = b"" if self.noise is None else self.noise.state
+        return Position(self.sampling.state, noise, self._same_batch, public, self.tries)
 
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What updates will release; a rule's own queries count with the sum that they stand beside."""
@@ -481,7 +544,7 @@ class Run:
         self._turn.out = False
         self.recorder.close()
 
-    def rekey(self, sampling: Stream, noise: Stream, stream: str, same_batch: bytes | None) -> None:
+    def rekey(self, sampling: Stream, noise: Stream | None, stream: str, same_batch: bytes | None) -> None:
         """Other secret streams, under the public name that rows drawn from them will carry."""
         self.sampling, self.noise, self.stream = sampling, noise, stream
         self._same_batch = same_batch

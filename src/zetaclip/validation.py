@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
@@ -20,9 +19,10 @@ class ValidationError(ValueError):
 
 
 _WRAPPERS = {
-    "DistributedDataParallel": "it would sum raw gradients over the ranks; pass the module inside it (ddp.module)",
+    "DistributedDataParallel": "it would sum raw gradients over the ranks; the engine adds up clipped ones itself. Pass the module inside "
+    "it: make_private(module=ddp.module, ...)",
     "DataParallel": "it splits the batch over replicas; pass the module inside it (model.module)",
-    "FullyShardedDataParallel": "sharded parameters are not supported",
+    "FullyShardedDataParallel": "sharded parameters are not supported; pass the module before it is wrapped",
     "OptimizedModule": "torch.compile of a private module is not supported; pass the module inside it (model._orig_mod)",
 }
 
@@ -40,6 +40,8 @@ def check_module(module: Any) -> None:
         reason = _WRAPPERS.get(type(part).__name__)
         if reason is None and getattr(part, "_compiled_call_impl", None) is not None:
             reason = "it was compiled in place (module.compile()), which is not supported; build it without compiling"
+        if reason is None and any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+            reason = "it was sharded by fully_shard (FSDP2), which is not supported; make it private unsharded"
         if reason is not None:
             raise ValidationError(f"{name or 'the module'} ({type(part).__name__}): {reason}")
 
@@ -71,7 +73,11 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
         elif parameter.device.type == "meta":
             yield Refusal(name, "parameter", "it is on the meta device; materialise the module first")
         elif hasattr(parameter, "device_mesh"):
-            yield Refusal(name, "parameter", "it is sharded over a device mesh (DTensor), which is not supported")
+            yield Refusal(
+                name,
+                "parameter",
+                "it is sharded over a device mesh (DTensor: tensor parallel or FSDP2), which is not supported",
+            )
         elif parameter.requires_grad and not parameter.is_floating_point():
             yield Refusal(name, "parameter", f"{parameter.dtype} can't be trained privately; use real floating point")
 
@@ -124,17 +130,6 @@ def raise_refusals(refusals: list[Refusal]) -> None:
     if refusals:
         lines = "\n  ".join(str(refusal) for refusal in refusals)
         raise ValidationError(f"the module can't be trained privately as it is:\n  {lines}")
-
-
-def check_one_process() -> None:
-    """Until distributed training is built, more than one rank would add noise once per rank and count it once."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks = torch.distributed.get_world_size()
-        if ranks > 1:
-            raise RuntimeError(
-                f"make_private in a process group of {ranks} ranks: distributed private training is not supported yet. Train in "
-                "one process"
-            )
 
 
 def _few(names: list[str]) -> str:

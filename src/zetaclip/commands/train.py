@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,8 +82,31 @@ def run(arguments: argparse.Namespace) -> int:
         saved = _saved(arguments)
         config = Config.from_mapping(merge(saved, asked))
     except ConfigError as error:
+        if os.environ.get("RANK", "0") != "0":  # rank 0 was started with the same words, and says the same
+            return 2
         raise CommandError(error) from error
-    return _train(config, arguments)
+    from ..distributed import group_from_environment
+
+    with group_from_environment(config.device) as rank:
+        return _train(config, arguments) if rank == 0 else _train_along(config, arguments, rank)
+
+
+def _train_along(config: Config, arguments: argparse.Namespace, rank: int) -> int:
+    """Another rank than 0: it trains with the others, and says only what nobody else can say."""
+    from ..errors import RankError
+    from ..training import Interrupted, train
+
+    try:
+        train(config, arguments.out or "")
+    except Interrupted as stop:
+        return 128 + stop.number
+    except RankError as error:
+        if error.told:
+            return 2
+        raise CommandError(f"rank {rank}: {error}") from error
+    except (CommandError, ConfigError) as error:
+        raise CommandError(f"rank {rank}: {error}") from error
+    return 0
 
 
 def _train(config: Config, arguments: argparse.Namespace) -> int:
@@ -90,8 +114,9 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     import sys
     import warnings
 
-    from ..errors import InputError
-    from ..training import FolderError, Interrupted, train
+    from ..errors import InputError, RankError
+    from ..training import FolderError, Interrupted, RunFolder, train
+    from ..training.loop import resume_command
     from ..training.progress import Display
     from ..training.result import summary
 
@@ -111,10 +136,12 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
                 begun=lambda: _watch(stack, out) if arguments.watch else None,
             )
     except Interrupted as stop:
-        print(f"\nstopped by {stop}; go on with: zetaclip train --out {out} --resume", file=sys.stderr)
+        print(f"\nstopped by {stop}; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
         return 128 + signal.Signals(stop.number)
     except (ConfigError, FolderError, InputError) as error:
         raise CommandError(error) from error
+    except RankError as error:
+        raise CommandError(f"{error}. Go on with: {resume_command(RunFolder(out))}") from error
     print(summary(result))
     print(f"folder: {out}")
     return 0

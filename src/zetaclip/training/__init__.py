@@ -12,7 +12,7 @@ _HOMES = {
     "Config": "config",
     "ConfigError": "config",
     "FolderError": "folder",
-    "Interrupted": "loop",
+    "Interrupted": "signals",
     "RunFolder": "folder",
     "train": "loop",
 }
@@ -20,7 +20,8 @@ _HOMES = {
 if TYPE_CHECKING:
     from .config import Config, ConfigError
     from .folder import FolderError, RunFolder
-    from .loop import Interrupted, train
+    from .loop import train
+    from .signals import Interrupted
 
 __all__ = ["Config", "ConfigError", "FolderError", "Interrupted", "RunFolder", "train"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..distributed import ranks
 from ..errors import AccountingError
 from .config import Config, ConfigError
 from .evaluate import outputs_of
@@ -22,7 +22,9 @@ from .folder import FolderError, RunFolder, Status
 from .progress import Display
 from .recipe import build_method, load_data, resolve
 from .result import compose, describe_probe
-from .steps import PlainSteps, PrivateSteps
+from .signals import Interrupted, Signals
+from .steps import SAVE, PlainSteps, PrivateSteps
+from .together import Leader, follow
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -34,14 +36,6 @@ _SAVE_SECONDS = 5.0
 _SAVE_SHARE = 0.05
 # Telling ε takes a fraction of a second; short epochs would spend more on it than on training.
 _ACCOUNTING_SHARE = 0.1
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, has saved, and can be resumed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 def train(
@@ -66,12 +60,39 @@ def train(
     ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
     does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise.
     """
-    folder = RunFolder(out)
+    others = ranks()
+    if others is None:
+        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, None)
+    if not others.first:
+        return follow(others, _build_model)
+    leader = Leader(others)
+    try:
+        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, leader)
+    except BaseException as error:
+        leader.stop(error)
+        raise
+
+
+def _train(
+    config: Config,
+    folder: RunFolder,
+    resume: bool,
+    rekey: bool,
+    force: bool,
+    keep_state: bool,
+    display: Display | None,
+    series: Callable[[str, dict[str, Any]], None] | None,
+    begun: Callable[[], None] | None,
+    leader: Leader | None,
+) -> dict[str, Any]:
     display = display or Display(quiet=True)
     if folder.finished and not force:
         if resume:
             _same_config(folder, config)
-            return json.loads((folder / "result.json").read_text())
+            result = json.loads((folder / "result.json").read_text())
+            if leader is not None:
+                leader.finished(result)
+            return result
         raise FolderError(f"{folder.path} holds a finished run; choose another --out, or --force to replace it")
     if folder.begun and not resume and not force:
         raise FolderError(
@@ -83,7 +104,7 @@ def train(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
         )
     with _threads(config, folder if going_on else None):
-        return _run(config, folder, going_on, rekey, keep_state, display, series, begun)
+        return _run(config, folder, going_on, rekey, keep_state, display, series, begun, leader)
 
 
 def _run(
@@ -95,12 +116,17 @@ def _run(
     display: Display,
     series: Callable[[str, dict[str, Any]], None] | None,
     begun: Callable[[], None] | None,
+    leader: Leader | None,
 ) -> dict[str, Any]:
     started = time.perf_counter()
     display.say(f"loading {config.data}")
     dataset = load_data(config)
     method = build_method(config)
     config = resolve(config, dataset, method)
+    if leader is not None and not method.private:
+        raise ConfigError(
+            f"method {config.method!r} is not private: only private sums are added up over ranks. Train it in one process"
+        )
     if config.threads is None:
         config = config.changed(threads=torch.get_num_threads())
     if going_on:
@@ -115,11 +141,13 @@ def _run(
     folder.create(_needed_bytes(model))
     with folder.lock():
         folder.write_text("config.json", config.to_json())
-        status = Status(folder, f"zetaclip train --out {folder.path} --resume")
+        status = Status(folder, resume_command(folder))
         status.write(state="running", message="setting up")
         if begun is not None:
             begun()
         display.say("finding the noise" if method.private and config.sigma is None else "setting up")
+        if leader is not None:
+            leader.start(config, folder.path, going_on and folder.executed, rekey)
         kind = PrivateSteps if method.private else PlainSteps
         try:
             steps: Steps = kind(config, dataset, method, model)
@@ -166,7 +194,8 @@ class _Training:
         self.epsilon: float | None = None
         self._saved_at = -math.inf
         self._save_cost = 0.0
-        self._asked: int | None = None  # a signal that came in
+        self._signals = Signals()
+        steps.wish = self._wish
         if isinstance(steps, PrivateSteps):
             steps.engine.observe(self._observe)
 
@@ -199,7 +228,7 @@ class _Training:
         except OSError as error:
             raise FolderError(
                 f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
-                f"room and go on with: zetaclip train --out {self.folder.path} --resume"
+                f"room and go on with: {resume_command(self.folder)}"
             ) from error
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - begun
@@ -207,6 +236,9 @@ class _Training:
 
     def _save_due(self) -> bool:
         return time.perf_counter() - self._saved_at > max(_SAVE_SECONDS, self._save_cost / _SAVE_SHARE)
+
+    def _wish(self) -> int:
+        return self._signals.asked + SAVE * self._save_due()
 
     def restore(self, rekey: bool) -> None:
         try:
@@ -234,18 +266,20 @@ class _Training:
                 f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this noise; raise it, or --sigma"
             )
         self.save()
-        with self._signals(), self.display.bar(steps.done, steps.total) as bar:
+        together = isinstance(steps, PrivateSteps) and steps.engine.ranks is not None
+        with self._signals.noted(patient=together), self.display.bar(steps.done, steps.total) as bar:
             while steps.done < stop:
                 begun, probed, saved = time.perf_counter(), steps.probe_seconds, self.seconds["saving"]
                 for done in steps.updates(stop):
                     bar.step(done, self._postfix)
-                    if self._asked is not None:
+                    agreed = steps.agreed()
+                    if agreed % SAVE:
                         self.seconds["train"] += time.perf_counter() - begun
                         self.save()
-                        raise Interrupted(self._asked)
+                        raise Interrupted(agreed % SAVE)
                     if self.status.due():
                         self.status.write(**self.standing())
-                    if self._save_due():
+                    if agreed:
                         self.save()
                 probe = steps.probe_seconds - probed
                 self.seconds["probe"] += probe
@@ -277,7 +311,7 @@ class _Training:
             self.series("metrics", line)
         self.status.write(**self.standing())
         self.display.epoch(line, steps.task.metric, math.ceil(stop / steps.per_epoch))
-        if final or self._save_due():
+        if final:
             self.save()
 
     def _evaluate(self) -> dict[str, Any]:
@@ -345,26 +379,14 @@ class _Training:
             found["ζ̂"] = f"{self.zeta:.3g}"
         return found
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and a polite kill are noted and obeyed after the step that is under way; a second one ends at once."""
 
-        def note(number: int, frame: Any) -> None:
-            if self._asked is not None:
-                raise KeyboardInterrupt
-            self._asked = number
+def resume_command(folder: RunFolder) -> str:
+    """What goes on with the run in this folder, as it was started."""
+    import torch.distributed as dist
 
-        old: dict[int, Any] = {}
-        try:
-            for name in (signal.SIGINT, signal.SIGTERM):
-                try:
-                    old[int(name)] = signal.signal(name, note)
-                except ValueError:  # not in the main thread: then nobody sends us signals either
-                    break
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    program = f"torchrun --nproc-per-node {dist.get_world_size()} -m zetaclip" if together else "zetaclip"
+    return f"{program} train --out {folder.path} --resume"
 
 
 def _build_model(config: Config, dataset: Dataset) -> nn.Module:

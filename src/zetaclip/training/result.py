@@ -114,6 +114,7 @@ def compose(
         "probe_share": seconds["probe"] / max(1e-9, seconds["train"] + seconds["probe"]),
         "reliability": reliability,
         "resumed": resumed,
+        "ranks": ranks_of(steps),
         "versions": versions(),
         "commit": commit(),
         "noise_seed_known": False,
@@ -132,6 +133,13 @@ def compose(
     result["notes"] += _notes(config, dataset, steps, stop)
     result["files"] = {name: digest(folder / name) for name in SEALED if (folder / name).exists()}
     return result
+
+
+def ranks_of(steps: PrivateSteps | PlainSteps) -> int:
+    from .steps import PrivateSteps
+
+    together = steps.engine.ranks if isinstance(steps, PrivateSteps) else None
+    return 1 if together is None else together.count
 
 
 def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str, Any]:
@@ -203,7 +211,10 @@ def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, s
     if config.no_eval:
         notes.append("nothing was evaluated (--no-eval)")
     if config.non_private_diagnostics:
-        notes.append("diagnostics.jsonl holds batch losses, batch sizes and clip fractions, which ε does not cover")
+        share = ", of rank 0's share" if ranks_of(steps) > 1 else ""
+        notes.append(
+            f"diagnostics.jsonl holds batch losses, batch sizes and clip fractions{share}, which ε does not cover"
+        )
     if config.seed is not None and steps.method.private:
         notes.append("the seed is known: whoever has it can remove the noise")
     if stop < steps.total:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,10 @@ from .recipe import build_clipping, nominal_size, rate_at, steps_per_epoch, tota
 if TYPE_CHECKING:
     from ..data import Dataset
     from ..methods import Method
+
+
+# What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
+SAVE = 128
 
 
 class Diagnostics:
@@ -79,6 +83,7 @@ class _Steps:
         self.done = 0
         self.clips: list[float] = []  # C of each update
         self.notes: list[str] = []
+        self.wish: Callable[[], int] = lambda: 0
         self.diagnostics = Diagnostics() if config.non_private_diagnostics else None
         decay = config.weight_average
         self.average = (
@@ -103,6 +108,10 @@ class _Steps:
             self.diagnostics.losses.append(loss.item())
             self.diagnostics.sizes.append(len(y))
 
+    def agreed(self) -> int:
+        """What this process wishes for, or where there are several, what they have agreed on."""
+        return self.wish()
+
     def moved(self, clip: float | None = None) -> None:
         self.done += 1
         if clip is not None:
@@ -126,6 +135,7 @@ class PrivateSteps(_Steps):
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         from ..accounting import noise_multiplier_for
+        from ..distributed import on_first_rank
         from ..engine import PrivacyEngine
 
         super().__init__(config, dataset, method, model)
@@ -135,7 +145,8 @@ class PrivateSteps(_Steps):
             self.sigma = config.sigma
         else:
             assert config.epsilon is not None
-            self.sigma = noise_multiplier_for(config.epsilon, config.delta, rate, self.total, config.accountant)
+            target = (config.epsilon, config.delta, rate, self.total, config.accountant)
+            self.sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
         if self.diagnostics is not None:
             from dataclasses import replace
 
@@ -189,6 +200,10 @@ class PrivateSteps(_Steps):
             self.optimizer.zero_grad()
             self.backward(x, y)
             clip = self.optimizer.clip
+            if (
+                self.engine.ranks is not None
+            ):  # wishes travel with the sum, so that all ranks obey after the same update
+                self.engine.ranks.word = self.wish()
             self.optimizer.step()
             if self.optimizer.stepped:
                 self.moved(clip)
@@ -196,12 +211,23 @@ class PrivateSteps(_Steps):
                 if self.done >= until:
                     return
 
+    def agreed(self) -> int:
+        if self.engine.ranks is None:
+            return self.wish()
+        words = self.engine.ranks.words
+        return max(word % SAVE for word in words) + SAVE * (words[0] >= SAVE)
+
     def affordable(self) -> int:
         """How many updates in all ``max_epsilon`` allows, at most the planned number."""
-        if self.config.max_epsilon is None:
+        limit, ranks = self.config.max_epsilon, self.engine.ranks
+        if limit is None:
             return self.total
         if self._stop is None:
-            self._stop = self._largest_affordable(self.config.max_epsilon)
+            if ranks is None:
+                self._stop = self._largest_affordable(limit)
+            else:
+                self._stop = ranks.once(lambda: self._largest_affordable(limit), "the question what max_epsilon allows")
+        assert self._stop is not None
         return self._stop
 
     def _largest_affordable(self, limit: float) -> int:

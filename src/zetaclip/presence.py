@@ -1,0 +1,220 @@
+"""Who of the processes that train together is alive, and what each of them waits for.
+
+gloo notices at once that a connection is gone, but names a port. So every rank tells the store of the process group
+twice a second that it is there. Whoever waits for longer than a moment looks around: a rank that has fallen silent, has ended, or
+waits for something else is named.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from .errors import RankError
+
+BEAT = 0.5  # seconds between two signs of life
+POLL = 1.0  # seconds of waiting after which a rank looks around, again and again
+GONE = 5.0  # silent for so long after a connection broke: that rank is the one that broke it
+SILENT = 60.0  # silent for so long with no broken connection: stopped, or its machine is gone
+_STABLE = 3  # looks in a row that must see two ranks wait for different things
+
+
+class Presence:
+    """This process's sign of life, and its view of the others.
+
+    **Guarantee.** While a rank waits for the others, the end of one of them becomes a ``RankError`` that names it: within about
+    ``GONE`` seconds where its connection broke (it was killed, or ended), within about ``SILENT`` seconds where it only fell
+    silent. A rank that is slow and alive is waited for.
+    **Edge cases.** A store that is gone took the rank or launcher that held it along; the message says which.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.world = dist.group.WORLD
+        default = dist.distributed_c10d._get_default_store()
+        self.store = dist.PrefixStore("zetaclip", default)
+        # Small messages lie in ordinary memory; a group of graphics cards alone needs a second one for them.
+        self.messages = None if _sends_from_memory() else dist.new_group(backend="gloo")
+        self.runs = 0  # how many runs this group has seen; every rank counts alike
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._different = 0
+        self._end = threading.Event()
+        self.store.set(f"who/{self.rank}", f"process {os.getpid()} on {socket.gethostname()}")
+        self._beat(0)
+        self._thread = threading.Thread(target=self._beats, name="zetaclip-presence", daemon=True)
+        self._thread.start()
+        atexit.register(self.leave)
+
+    # -- signs of life
+
+    def _beat(self, number: int) -> None:
+        self.store.set(f"beat/{self.rank}", str(number))
+
+    def _beats(self) -> None:
+        number = 0
+        while not self._end.wait(BEAT):
+            number += 1
+            try:
+                self._beat(number)
+            except Exception:  # the store is gone, and whoever waits will find that out
+                return
+
+    def leave(self) -> None:
+        """The process ends, or the group does; whoever still waits for it is told so."""
+        atexit.unregister(self.leave)
+        if not self._end.is_set():
+            self._end.set()
+            self._thread.join(5.0)
+            with suppress(Exception):  # the others may be gone already, and the store with them
+                self.store.set(f"ended/{self.rank}", "yes")
+
+    # -- waiting
+
+    def wait(self, works: list[Any], what: str, serial: int) -> None:
+        """Until the collectives are done; ``what`` says to people what they are for."""
+        started = time.monotonic()
+        for work in works:
+            while True:
+                try:
+                    work.wait(timedelta(seconds=POLL))
+                    break
+                except RuntimeError:
+                    if work.is_completed():  # it failed, or was done just now
+                        try:
+                            work.wait()
+                            break
+                        except RuntimeError as error:
+                            self._broken(what, error)
+                self._look(what, serial, started)
+        self._waited(started)
+
+    def until(self, ready: Callable[[], Any], what: str, serial: int) -> Any:
+        """The first value of ``ready()`` that is not None."""
+        started, pause, looked = time.monotonic(), 0.001, time.monotonic()
+        while True:
+            try:
+                value = ready()
+            except Exception as error:
+                self._broken(what, error)
+            if value is not None:
+                self._waited(started)
+                return value
+            time.sleep(pause)
+            pause = min(0.05, 1.5 * pause)
+            if time.monotonic() - looked > POLL:
+                looked = time.monotonic()
+                self._look(what, serial, started)
+
+    def _waited(self, started: float) -> None:
+        self._different = 0
+        if time.monotonic() - started > POLL:
+            try:
+                self.store.set(f"at/{self.rank}", "")
+            except Exception as error:
+                self._broken("the store", error)
+
+    def _look(self, what: str, serial: int, started: float) -> None:
+        """After a moment of waiting: is anybody gone, or waiting for something else?"""
+        try:
+            self.store.set(f"at/{self.rank}", f"{serial}\n{what}")
+            self._told_of_loss()
+            ended = [rank for rank in self._others() if self._read(f"ended/{rank}")]
+            silent = self._silence()
+            places = {rank: self._read(f"at/{rank}") for rank in self._others()}
+        except RankError:
+            raise
+        except Exception as error:
+            self._broken(what, error)
+        if ended:
+            self._lose(ended, what, "has ended")
+        gone = [rank for rank, seconds in silent.items() if seconds > SILENT]
+        if gone:
+            self._lose(gone, what, f"has been silent for {SILENT:.0f} s")
+        own = f"{serial}\n{what}"
+        others = {rank: place.split("\n", 1)[1] for rank, place in places.items() if place and place != own}
+        self._different = self._different + 1 if others else 0
+        if self._different >= _STABLE:
+            rank, place = next(iter(others.items()))
+            raise RankError(
+                f"rank {self.rank} waits in {what}, and rank {rank} in {place}: every rank must run the same loop, with the same "
+                "calls of step(), save() and load() in the same order"
+            )
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.count) if rank != self.rank]
+
+    def _read(self, key: str) -> str:
+        return self.store.get(key).decode() if self.store.check([key]) else ""
+
+    def _silence(self) -> dict[int, float]:
+        """Seconds for which each other rank has shown no sign of life, as far as this one has watched."""
+        now = time.monotonic()
+        for rank in self._others():
+            beat = self._read(f"beat/{rank}").encode()
+            if rank not in self._seen or self._seen[rank][0] != beat:
+                self._seen[rank] = (beat, now)
+        return {rank: now - since for rank, (_, since) in self._seen.items()}
+
+    # -- verdicts
+
+    def _told_of_loss(self) -> None:
+        found = self._read("lost")
+        if found:
+            raise RankError(found, told=True)
+
+    def _broken(self, what: str, error: Exception) -> None:
+        """A connection broke: finds the rank at its other end, and raises."""
+        self._seen.clear()  # silence counts from now on
+        started = time.monotonic()
+        while time.monotonic() - started < 2 * GONE:
+            try:
+                self._told_of_loss()
+                ended = [rank for rank in self._others() if self._read(f"ended/{rank}")]
+                silent = [rank for rank, seconds in self._silence().items() if seconds > GONE]
+            except RankError:
+                raise
+            except Exception as problem:
+                self._store_is_gone(what, problem)
+            if ended:
+                self._lose(ended, what, "has ended")
+            if silent:
+                self._lose(silent, what, "was killed, or its machine is gone")
+            time.sleep(BEAT / 2)
+        raise RankError(f"a connection between the ranks broke during {what}, though all of them are alive: {error}")
+
+    def _lose(self, ranks: list[int], what: str, how: str) -> None:
+        names = ", ".join(f"rank {rank} ({self._read(f'who/{rank}') or 'never started'})" for rank in ranks)
+        text = f"{names} {how}: lost during {what}. Nothing of an unfinished batch was released; what was executed is in the ledger"
+        # The first to find out tells the others, who would otherwise name each other as they stop.
+        raise RankError(self.store.compare_set("lost", "", text).decode() or text)
+
+    def _store_is_gone(self, what: str, problem: Exception) -> None:
+        launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        who = "the launcher" if launcher or self.rank == 0 else "rank 0"
+        raise RankError(f"{who}, which holds the ranks' store, is gone: lost during {what} ({problem})") from None
+
+
+def _sends_from_memory() -> bool:
+    return "cpu:gloo" in str(dist.get_backend_config()) or dist.get_backend() == "gloo"
+
+
+_CURRENT: Presence | None = None
+
+
+def current() -> Presence:
+    """The presence of this process in its default group; made with the first run in it."""
+    global _CURRENT
+    if _CURRENT is None or _CURRENT.world is not dist.group.WORLD:
+        if _CURRENT is not None:
+            _CURRENT.leave()
+        _CURRENT = Presence()
+    return _CURRENT

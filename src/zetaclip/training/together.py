@@ -1,0 +1,103 @@
+"""``train`` on several ranks. Rank 0 does what one process does; the others take the same updates and write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import RankError
+from .config import Config
+from .folder import RunFolder
+from .recipe import build_method, load_data
+from .signals import Interrupted, Signals
+from .steps import SAVE, PrivateSteps
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data import Dataset
+    from ..distributed import Ranks
+
+_WHAT = "the start of the run"
+
+
+class Leader:
+    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._sent = False
+
+    def start(self, config: Config, out: Any, going_on: bool, rekey: bool) -> None:
+        self._say({"config": asdict(config), "out": str(out), "going_on": going_on, "rekey": rekey})
+
+    def finished(self, result: dict[str, Any]) -> None:
+        self._say({"result": result})
+
+    def stop(self, error: BaseException) -> None:
+        """Where the others have not been started yet; later on they find out by themselves."""
+        with suppress(RankError):
+            self._say({"error": str(error)})
+
+    def _say(self, word: dict[str, Any]) -> None:
+        if not self._sent:
+            self._sent = True
+            self.ranks.send(word, _WHAT)
+
+
+def follow(ranks: Ranks, build_model: Callable[[Config, Dataset], nn.Module]) -> dict[str, Any]:
+    """Trains along, as rank 0 says. Returns its result if the run was finished before, and nothing otherwise."""
+    word = ranks.send(None, _WHAT)
+    if "error" in word:
+        raise RankError(f"rank 0: {word['error']}", told=True)
+    if "result" in word:
+        return word["result"]
+    config, folder = Config.from_mapping(word["config"]), RunFolder(word["out"])
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads or before)
+    try:
+        _follow(ranks, config, folder, word["going_on"], word["rekey"], build_model)
+    finally:
+        torch.set_num_threads(before)
+    return {}
+
+
+def _follow(
+    ranks: Ranks,
+    config: Config,
+    folder: RunFolder,
+    going_on: bool,
+    rekey: bool,
+    build_model: Callable[[Config, Dataset], nn.Module],
+) -> None:
+    dataset = load_data(config)
+    method = build_method(config)
+    model = build_model(config, dataset)
+    # The weights come from rank 0. Dropout must not draw the same masks on every rank.
+    if config.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(config.seed + 1_000_003 * ranks.rank)
+    steps = PrivateSteps(config, dataset, method, model)
+    signals = Signals()
+    steps.wish = lambda: signals.asked
+    if going_on:
+        steps.load(folder, rekey)
+    stop = steps.affordable()
+    if stop == 0:
+        raise RankError("rank 0: max_epsilon does not allow a single step", told=True)
+    steps.save(folder, {})
+    with signals.noted(patient=True):
+        while steps.done < stop:
+            for _ in steps.updates(stop):
+                agreed = steps.agreed()
+                if agreed:
+                    steps.save(folder, {})
+                if agreed % SAVE:
+                    raise Interrupted(agreed % SAVE)
+        steps.save(folder, {})
+    steps.engine.detach()
