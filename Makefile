@@ -1,4 +1,5 @@
 # make setup   builds .venv and installs everything but the optional extras
+# make demo    trains a private model on bundled data, two minutes at most, and makes a report of it
 # make test    lint, format check, types and tests: what CI runs
 # make test-full   the slow tests too
 # make bench   the measurements behind the figures in README and docs
@@ -8,16 +9,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
-.PHONY: setup test test-full bench format clean
+.PHONY: setup demo test test-full bench format clean
 
 setup: $(VENV)/.ready
 
 # torch is asked for by its exact version first: a range would bring the build with GPU packages.
-$(VENV)/.ready: pyproject.toml constraints.txt setup.py src/zetaclip/_gaussian.c
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py src/zetaclip/_gaussian.c src/zetaclip/_rows.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+demo: setup
+	$(BIN)/zetaclip train --data digits --epsilon 3 --set spectral.period=10 --out runs/demo --force
+	$(BIN)/zetaclip report runs/demo
 
 test: setup
 	$(BIN)/ruff check .

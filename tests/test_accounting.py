@@ -380,3 +380,25 @@ def test_events_that_are_none() -> None:
 def test_the_libraries_are_imported_on_first_use_only() -> None:
     code = "import sys, zetaclip.accounting; sys.exit('opacus' in sys.modules or 'dp_accounting' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
+    from zetaclip.accounting import group_epsilon
+
+    events = [Event(0.05, 2.0, 40)]
+    one = group_epsilon(events, 1e-5, 1)
+    assert one == pytest.approx(epsilon(events, 1e-5, "pld"), rel=0.01)
+    three = group_epsilon(events, 1e-5, 3)
+    # All three in every batch they could be in is worse than independent ones; one record is better.
+    assert one < three <= epsilon([Event(1 - 0.95**3, 2.0 / 3, 40)], 1e-5, "pld")
+    with pytest.raises(ValueError, match="positive whole number"):
+        group_epsilon(events, 1e-5, 0)
+    assert group_epsilon([Event(0.05, 0.0, 1)], 1e-5, 2) == float("inf")
+
+
+def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
+    """With q = 1 the group is a Gaussian of k times the sensitivity, whose ε is known in closed form."""
+    from zetaclip.accounting import group_epsilon
+
+    exact = epsilon([Event(1.0, 20.0 / 3, 10)], 1e-5, "pld")
+    assert group_epsilon([Event(1.0, 20.0, 10)], 1e-5, 3) == pytest.approx(exact, rel=0.01)

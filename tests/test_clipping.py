@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zetaclip import Flat
+from zetaclip.clip_rules import AutoS, Counted, Psac, Slack, Thinned
 from zetaclip.clipping import check_factors
 from zetaclip.gradients.reduce import TOO_LONG
+from zetaclip.whitening import Whitened
 
-RULES = [Flat()]
+RULES = [Flat(), AutoS(), Psac(), Psac(0.01), Thinned(), Counted(), Counted(2.5, True), Slack(), Slack(1), Whitened()]
 norms = st.lists(
     st.one_of(
         # Longer gradients count as not finite and never reach a rule (tests/test_neighbours.py).
@@ -22,14 +24,22 @@ norms = st.lists(
 clips = st.floats(min_value=1e-12, max_value=1e12)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 @settings(max_examples=300, deadline=None)
 @given(values=norms, clip=clips)
 def test_factor_times_norm_stays_within_the_sensitivity(rule, values, clip):
     lengths = torch.tensor(values, dtype=torch.float64)
-    factors = rule.factors(lengths, clip, None)
+    factors = rule.factors(lengths, clip, lambda: torch.Generator().manual_seed(0))
     assert factors.shape == lengths.shape and torch.isfinite(factors).all() and (factors >= 0).all()
-    assert (factors * lengths <= rule.sensitivity(clip) * (1 + 1e-12)).all()
+    moved = factors * lengths
+    if hasattr(rule, "extras"):
+        for extra in rule.extras(lengths, clip).values():
+            size = extra.columns.norm(dim=1)
+            if extra.sensitivity is None:
+                moved = torch.hypot(moved, size)
+            else:
+                assert (size <= extra.sensitivity).all()
+    assert (moved <= rule.sensitivity(clip) * (1 + 1e-12)).all()
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,7 +10,7 @@ from torch import nn
 from zetaclip.gradients import LAYER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md"]
+PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md", "docs/data.md", "docs/methods.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -44,7 +44,15 @@ def test_the_slow_container_is_slow_and_the_advice_helps():
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, "docs/privacy.md", "docs/spectral-control.md", "docs/paper-vs-code.md", "CONTRIBUTING.md"]
+    "page",
+    [
+        *PAGES,
+        "docs/privacy.md",
+        "docs/spectral-control.md",
+        "docs/paper-vs-code.md",
+        "docs/reports.md",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_files_that_pages_name_exist(page):
     text = (ROOT / page).read_text()

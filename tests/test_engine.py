@@ -75,6 +75,22 @@ def test_a_chunk_is_not_a_step():
     assert seen == [(10, False, True), (10, False, True), (4, True, False)]
 
 
+def test_an_optimizer_with_its_own_zero_grad_is_asked():
+    class Counting(torch.optim.SGD):
+        asked = 0
+
+        def zero_grad(self, set_to_none=True):
+            self.asked += 1
+            super().zero_grad(set_to_none)
+
+    module = tiny()
+    _, module, optimizer, loader = private(module, toy_data(), optimizer=Counting)
+    train(module, optimizer, loader, steps=2)
+    assert optimizer.inner.asked == 2
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in module.parameters())
+
+
 def test_zero_grad_clears_a_chunk_and_never_the_sum():
     """A backward that was taken back does not count; the chunks before it do."""
     weights = []

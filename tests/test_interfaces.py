@@ -9,7 +9,8 @@ from scipy import stats
 from torch import nn
 from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 
-from zetaclip import Budget, Extra, Flat, Method, Plan, layer_rule
+from zetaclip import Extra, Flat, Method, Plan, layer_rule
+from zetaclip.composition import Budget
 from zetaclip.gradients import LAYER_RULES
 from zetaclip.run import OrderError
 

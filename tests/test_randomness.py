@@ -114,6 +114,12 @@ def test_normals_are_standard(dtype, numel, source):
                 assert abs(np.corrcoef(a, b)[0, 1]) < 5 / len(a) ** 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_scaled_noise_is_the_same_noise_times_the_scale(dtype, source):
+    assert torch.equal(gaussian(key(4), 1000, dtype, 0.37), gaussian(key(4), 1000, dtype) * 0.37)
+    assert not gaussian(key(4), 1000, dtype, 0.0).any()
+
+
 def test_the_stream_cipher_is_chacha():
     """The first block under a key of zeros, as published for 20 rounds and for 12."""
     if randomness._compiled is None:

@@ -13,6 +13,7 @@ from toys import METHODS, network
 
 from zetaclip import Spectral
 from zetaclip.checkpoint import CheckpointError
+from zetaclip.gradients import rows
 
 
 def build(name="plain", data=None, **options):
@@ -153,6 +154,17 @@ def test_replay_is_refused_with_another_number_of_threads(tmp_path):
             other.load(tmp_path / "run.pt", replay=True)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(rows._compiled is None, reason="zetaclip was built without a C compiler")
+def test_replay_is_refused_where_small_layers_are_summed_another_way(tmp_path, monkeypatch):
+    """They agree to rounding only, and one draw of noise must not cover two sums."""
+    engine, *_ = build()
+    engine.save(tmp_path / "run.pt")
+    monkeypatch.setattr(rows, "_compiled", None)
+    other, *_ = build()
+    with pytest.raises(CheckpointError, match="rows_source"):
+        other.load(tmp_path / "run.pt", replay=True)
 
 
 def test_replay_needs_the_private_file_and_it_is_private(tmp_path):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "budget": ("Budget",),
     "clipping": ("Affine", "ClipRule", "Extra", "Flat"),
     "control": ("Replay", "Schedule", "Spectral"),
     "engine": ("PrivacyEngine",),
-    "errors": ("AccountingError", "LedgerError", "NoGuarantee"),
+    "errors": ("AccountingError", "BudgetExceeded", "LedgerError", "NoGuarantee", "PrivacyLeakWarning"),
     "gradients": ("layer_rule",),
     "integrations.opacus": ("attach_spectral",),
-    "methods": ("Budget", "Method", "Pass", "Plan"),
+    "methods": ("Method", "Pass", "Plan"),
     "parity": ("check_parity",),
     "validation": ("ValidationError",),
 }
@@ -27,6 +28,7 @@ __all__ = [
     "AccountingError",
     "Affine",
     "Budget",
+    "BudgetExceeded",
     "ClipRule",
     "Extra",
     "Flat",
@@ -36,6 +38,7 @@ __all__ = [
     "Pass",
     "Plan",
     "PrivacyEngine",
+    "PrivacyLeakWarning",
     "Replay",
     "Schedule",
     "Spectral",
@@ -43,21 +46,26 @@ __all__ = [
     "attach_spectral",
     "check_parity",
     "layer_rule",
+    "methods",
 ]
 
 if TYPE_CHECKING:
+    from . import methods
+    from .budget import Budget
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
     from .engine import PrivacyEngine
-    from .errors import AccountingError, LedgerError, NoGuarantee
+    from .errors import AccountingError, BudgetExceeded, LedgerError, NoGuarantee, PrivacyLeakWarning
     from .gradients import layer_rule
     from .integrations.opacus import attach_spectral
-    from .methods import Budget, Method, Pass, Plan
+    from .methods import Method, Pass, Plan
     from .parity import check_parity
     from .validation import ValidationError
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":  # a table to look things up in, so a module and not a name of it
+        return import_module(".methods", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -29,34 +29,35 @@ typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
 
 #define ROTATE(v, n) (((v) << (n)) | ((v) >> (32 - (n))))
 /* By half a word: an exchange of neighbours, which is one instruction where a rotation is three. */
+#ifdef __clang__ /* has no such shuffle, and finds the instruction by itself */
+#define SWAP(v) ROTATE(v, 16)
+#else
 #define SWAP(v) ((lanes)__builtin_shuffle((halves)(v), (halves){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}))
+#endif
 #define QUARTER(a, b, c, d)                               \
     x[a] += x[b]; x[d] = SWAP(x[d] ^ x[a]);                \
     x[c] += x[d]; x[b] = ROTATE(x[b] ^ x[c], 12);          \
     x[a] += x[b]; x[d] = ROTATE(x[d] ^ x[a], 8);           \
     x[c] += x[d]; x[b] = ROTATE(x[b] ^ x[c], 7);
 
-/* LANES consecutive blocks of the key stream, word by word. The nonce keeps several streams of one key apart. */
+#define ALL(word) ((lanes){0} + (word))
+
+/* LANES consecutive blocks of the key stream, word by word. The nonce keeps several streams of one key apart; the counter
+ * is a multiple of LANES, so that its lower half does not overflow within them. */
 WIDE static void blocks(const uint32_t key[8], uint64_t counter, uint32_t nonce, int rounds, uint32_t *out)
 {
-    static const uint32_t constants[4] = {0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u};
-    uint32_t start[16][LANES];
-    lanes x[16], first[16];
-    for (int l = 0; l < LANES; l++) {
-        for (int w = 0; w < 4; w++) start[w][l] = constants[w];
-        for (int w = 0; w < 8; w++) start[4 + w][l] = key[w];
-        start[12][l] = (uint32_t)(counter + l);
-        start[13][l] = (uint32_t)((counter + l) >> 32);
-        start[14][l] = nonce;
-        start[15][l] = 0;
-    }
-    memcpy(first, start, sizeof first);
-    memcpy(x, start, sizeof x);
+    const lanes low = ALL((uint32_t)counter) + (lanes){0, 1, 2, 3, 4, 5, 6, 7}, high = ALL((uint32_t)(counter >> 32));
+    lanes x[16] = {
+        ALL(0x61707865u), ALL(0x3320646eu), ALL(0x79622d32u), ALL(0x6b206574u), ALL(key[0]), ALL(key[1]), ALL(key[2]), ALL(key[3]),
+        ALL(key[4]), ALL(key[5]), ALL(key[6]), ALL(key[7]), low, high, ALL(nonce), ALL(0),
+    };
     for (int round = 0; round < rounds; round += 2) {
         QUARTER(0, 4, 8, 12) QUARTER(1, 5, 9, 13) QUARTER(2, 6, 10, 14) QUARTER(3, 7, 11, 15)
         QUARTER(0, 5, 10, 15) QUARTER(1, 6, 11, 12) QUARTER(2, 7, 8, 13) QUARTER(3, 4, 9, 14)
     }
-    for (int w = 0; w < 16; w++) x[w] += first[w];
+    x[0] += 0x61707865u; x[1] += 0x3320646eu; x[2] += 0x79622d32u; x[3] += 0x6b206574u;
+    for (int w = 0; w < 8; w++) x[4 + w] += key[w];
+    x[12] += low; x[13] += high; x[14] += nonce;
     memcpy(out, x, sizeof x);
 }
 
@@ -93,25 +94,25 @@ WIDE static void radii(const uint32_t *restrict k, float *restrict r)
 }
 
 /* A point of the circle: two bits choose the quadrant, the others the angle in [-pi/4, pi/4) within it. */
-WIDE static void points(const uint32_t *restrict k, const float *restrict r, float *restrict out)
+WIDE static void points(const uint32_t *restrict k, const float *restrict r, float scale, float *restrict out)
 {
     for (int i = 0; i < HALF; i++) {
-        int32_t quadrant = (int32_t)(k[i] >> 30);
         float f = ((float)(int32_t)(k[i] & 0x3fffffffu) + 0.5f) * 9.313225746154785e-10f;
         float a = (f - 0.5f) * 1.57079632679489662f;
         float z = a * a;
-        float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * a + a;
-        float c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
-        float first = (quadrant & 1) ? s : c;
-        float second = (quadrant & 1) ? c : s;
-        first = (quadrant == 1 || quadrant == 2) ? -first : first;
-        second = (quadrant >= 2) ? -second : second;
-        out[i] = r[i] * first;
-        out[HALF + i] = r[i] * second;
+        union { float f; uint32_t i; } s, c;
+        s.f = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * a + a;
+        c.f = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+        /* A quarter turn exchanges the two and changes one sign; in bits, because that needs no choice of a path. */
+        uint32_t both = (s.i ^ c.i) & (uint32_t)((int32_t)(k[i] << 1) >> 31);
+        c.i = c.i ^ both ^ ((k[i] ^ (k[i] << 1)) & 0x80000000u);
+        s.i = s.i ^ both ^ (k[i] & 0x80000000u);
+        out[i] = r[i] * c.f * scale;
+        out[HALF + i] = r[i] * s.f * scale;
     }
 }
 
-static void gaussian(const uint32_t key[8], float *out, size_t count)
+static void gaussian(const uint32_t key[8], float *out, size_t count, float scale)
 {
     uint32_t k[16 * LANES], more[16 * LANES];
     float r[HALF], values[VALUES];
@@ -129,9 +130,9 @@ static void gaussian(const uint32_t key[8], float *out, size_t count)
             }
         size_t rest = count - done;
         if (rest >= VALUES) {
-            points(k + HALF, r, out + done);
+            points(k + HALF, r, scale, out + done);
         } else {
-            points(k + HALF, r, values);
+            points(k + HALF, r, scale, values);
             memcpy(out + done, values, rest * sizeof(float));
         }
     }
@@ -156,11 +157,12 @@ static PyObject *fill(PyObject *self, PyObject *args)
     const char *bytes;
     Py_ssize_t length;
     unsigned long long address, count;
-    if (!PyArg_ParseTuple(args, "y#KK", &bytes, &length, &address, &count)) return NULL;
+    float scale = 1.0f;
+    if (!PyArg_ParseTuple(args, "y#KK|f", &bytes, &length, &address, &count, &scale)) return NULL;
     uint32_t key[8];
     if (!read_key(bytes, length, key)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    gaussian(key, (float *)(uintptr_t)address, (size_t)count);
+    gaussian(key, (float *)(uintptr_t)address, (size_t)count, scale);
     Py_END_ALLOW_THREADS
     memset(key, 0, sizeof key);
     Py_RETURN_NONE;
@@ -182,7 +184,7 @@ static PyObject *stream(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"fill", fill, METH_VARARGS, "fill(key, address, count): standard normal float32 values at an address."},
+    {"fill", fill, METH_VARARGS, "fill(key, address, count, scale=1): float32 values at an address, standard normal times scale."},
     {"stream", stream, METH_VARARGS, "stream(key, rounds): the first block of the key stream, to compare with ChaCha elsewhere."},
     {NULL, NULL, 0, NULL},
 };

@@ -12,7 +12,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -20,7 +20,16 @@ import numpy as np
 from zetaclip.errors import AccountingError, NoGuarantee
 from zetaclip.ledger import Event
 
-__all__ = ["ACCOUNTANTS", "AccountingError", "NoGuarantee", "calibrate", "epsilon", "noise_multiplier_for"]
+__all__ = [
+    "ACCOUNTANTS",
+    "AccountingError",
+    "NoGuarantee",
+    "calibrate",
+    "epsilon",
+    "group_epsilon",
+    "noise_multiplier_for",
+    "renyi",
+]
 
 # Rényi orders: Opacus's own (1.1 to 63), finer below for large ε, coarser above for small. Past 1029 its
 # binomial coefficients overflow.
@@ -184,6 +193,25 @@ def _smallest(
     return math.exp(high)
 
 
+def renyi(events: Iterable[Event], orders: Sequence[float]) -> list[float]:
+    """The Rényi divergence of all ``events`` together at each of the orders.
+
+    **Guarantee.** An upper bound, for both directions of adding and removing a record.
+    **Edge cases.** No events: 0. A multiplier of 0, or an order at which the analysis breaks down: infinity.
+    """
+    kinds = _merged(events)
+    if (known := _trivial(kinds)) is not None:
+        return [known] * len(orders)
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    total = np.zeros(len(orders))
+    with np.errstate(all="ignore"):
+        for event in _condense(kinds):
+            q, sigma, steps = event.sample_rate, event.noise_multiplier, event.count
+            total += compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=list(orders))
+    return [math.inf if math.isnan(value) else max(0.0, float(value)) for value in total]
+
+
 def _rdp_epsilon(events: list[Event], delta: float) -> float:
     if (known := _trivial(events)) is not None:
         return known
@@ -263,6 +291,43 @@ def _pld_epsilon(events: list[Event], delta: float) -> float:
         raise AccountingError(f"the PLD accountant failed ({failure}); try accountant='rdp'") from failure
     if not 0 <= result < math.inf:
         raise AccountingError(f"the PLD accountant returned ε = {result}; try accountant='rdp' or a larger δ")
+    return result
+
+
+def group_epsilon(events: Iterable[Event], delta: float, records: int) -> float:
+    """ε for a person or a thing that has up to ``records`` records, each of which joins batches on its own.
+
+    **Guarantee.** An upper bound, at the same δ. The number of the group's records in a batch is binomial, so a step is dominated by
+    a mixture of Gaussians shifted by 0 to ``records`` sensitivities (dp-accounting's, rounded upwards). One record: PLD's own ε.
+
+    **Edge cases.** The grid is coarse, some tenths of a per cent of ε, because the loss of a large group is large.
+    """
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+    from scipy.stats import binom
+
+    if not (isinstance(records, int) and records >= 1):
+        raise ValueError(f"a group has a positive whole number of records, not {records!r}")
+    kinds = _condense(_merged(events))
+    if (trivial := _trivial(kinds)) is not None:
+        return trivial
+    scale = records * _rdp_epsilon(kinds, delta)
+    interval = min(0.05, max(1e-4, scale / 400))
+    counts = list(range(records + 1))
+    try:
+        whole = distributions.identity(value_discretization_interval=interval)
+        for event in kinds:
+            one = distributions.from_mixture_gaussian_mechanism(
+                event.noise_multiplier,
+                [float(count) for count in counts],
+                [float(p) for p in binom.pmf(counts, records, event.sample_rate)],
+                value_discretization_interval=interval,
+            )
+            whole = whole.compose(one.self_compose(event.count))
+        result = float(whole.get_epsilon_for_delta(delta - _set_aside(kinds, delta)))
+    except _FAILURES as failure:
+        raise AccountingError(f"the ε of a group of {records} records can't be computed ({failure})") from failure
+    if not 0 <= result < math.inf:
+        raise AccountingError(f"the ε of a group of {records} records comes out as {result}")
     return result
 
 

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset, TensorDataset
 
 from .control import Released
+from .gradients import rows
 from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
@@ -253,6 +254,7 @@ def configuration(run: Run) -> dict[str, Any]:
         "noise_multipliers": multipliers,
         "parameters": list(run.layout.names),
         "noise_source": noise_source(),
+        "rows_source": rows.source(),
     }
 
 

@@ -11,6 +11,10 @@ class AccountingError(RuntimeError):
     """An accountant can't give a number that can be trusted; the message says which other one can."""
 
 
+class BudgetExceeded(RuntimeError):
+    """What was asked for would spend more than a budget has left; nothing was released."""
+
+
 class LedgerError(ValueError):
     """A ledger or journal contradicts itself, is cut off, or was edited."""
 

@@ -7,7 +7,7 @@ let a record reach the weights by another way is an error here, before the relea
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,14 @@ class Guard:
     ) -> None:
         self.module, self.optimizer = module, optimizer
         self.layout, self.recorder, self.shadows = layout, recorder, shadows
-        self._trained = {id(p) for p in layout.parameters}
+        trained = {id(p) for p in layout.parameters}
         self._parameters = list(module.named_parameters())
+        # What is looked at in every step is kept in lists that are compared as a whole; names are looked up in an error.
+        self._tensors = [p for _, p in self._parameters]
+        self._trained = [id(p) in trained for p in self._tensors]
         self._kinds = [(p.dtype, p.device) for p in layout.parameters]
-        # What hangs where in the tree of modules: (name, part, ids of its children and parameters).
-        self._parts = [(name, part, _held(part)) for name, part in module.named_modules()]
+        self._names, self._parts = zip(*module.named_modules(), strict=True)
+        self._structure = _held(self._parts)  # what hangs where in the tree of modules
         self._running = [
             (name, part)
             for name, part in module.named_modules()
@@ -54,7 +57,7 @@ class Guard:
             for name, part in module.named_modules()
             for key in part._buffers
         ]
-        self._frozen = [(name, p) for name, p in self._parameters if id(p) not in self._trained]
+        self._frozen = [(name, p) for name, p in self._parameters if id(p) not in trained]
         self._seen: list[tuple[Tensor | None, int]] = []
         self._contents: list[Tensor | None] = []
         self._steps = 0
@@ -64,35 +67,45 @@ class Guard:
 
     def before_batch(self) -> None:
         """The module is the one that was made private."""
-        for name, part, held in self._parts:
-            if _held(part) != held:
-                raise OrderError(
-                    f"a layer or parameter of {name or 'the module'} ({type(part).__name__}) was added, removed or replaced after "
-                    "make_private (by an assignment, or by load_state_dict(assign=True)). Change the module before make_private, or "
-                    "call engine.detach() and make_private again (the ledger of the first run still counts)"
-                )
+        structure = _held(self._parts)
+        if structure != self._structure:
+            raise OrderError(self._rebuilt(structure))
         for shadow in self.shadows:
             if shadow.module.__dict__.get("forward") is not shadow:
                 raise OrderError(
                     f"the forward of {shadow.name} was replaced after make_private, so its gradients would not be recorded. "
                     "Replace it before make_private, or call engine.detach() first"
                 )
-        for name, p, kind in zip(self.layout.names, self.layout.parameters, self._kinds, strict=True):
-            if (p.dtype, p.device) != kind:
-                raise OrderError(
-                    f"{name} was moved to {p.dtype} on {p.device} after make_private. Move the module before it, or call "
-                    "engine.detach() and make_private again"
-                )
+        kinds = [(p.dtype, p.device) for p in self.layout.parameters]
+        if kinds != self._kinds:
+            name, kind = next(
+                (n, k) for n, k, old in zip(self.layout.names, kinds, self._kinds, strict=True) if k != old
+            )
+            raise OrderError(
+                f"{name} was moved to {kind[0]} on {kind[1]} after make_private. Move the module before it, or call "
+                "engine.detach() and make_private again"
+            )
         self._check_trainable()
 
+    def _rebuilt(self, structure: list[tuple]) -> str:
+        changed = next(i for i, held in enumerate(structure) if held != self._structure[i])
+        part = self._parts[changed]
+        name = self._names[changed]
+        return (
+            f"a layer or parameter of {name or 'the module'} ({type(part).__name__}) was added, removed or replaced after "
+            "make_private (by an assignment, or by load_state_dict(assign=True)). Change the module before make_private, or "
+            "call engine.detach() and make_private again (the ledger of the first run still counts)"
+        )
+
     def _check_trainable(self) -> None:
-        for name, parameter in self._parameters:
-            if parameter.requires_grad != (id(parameter) in self._trained):
-                change = "was unfrozen" if parameter.requires_grad else "was frozen"
-                raise OrderError(
-                    f"{name} {change} after make_private. Give new parameters to optimizer.add_param_group, or freeze and "
-                    "unfreeze before make_private (engine.detach() allows another one; the ledger of the first still counts)"
-                )
+        trainable = [p.requires_grad for p in self._tensors]
+        if trainable != self._trained:
+            changed = next(i for i, (new, old) in enumerate(zip(trainable, self._trained, strict=True)) if new != old)
+            raise OrderError(
+                f"{self._parameters[changed][0]} {'was unfrozen' if trainable[changed] else 'was frozen'} after make_private. Give "
+                "new parameters to optimizer.add_param_group, or freeze and unfreeze before make_private (engine.detach() allows "
+                "another one; the ledger of the first still counts)"
+            )
 
     def hand_out(self) -> None:
         """Clears what earlier backwards left, and notes what forward must not change."""
@@ -182,6 +195,6 @@ class Guard:
             )
 
 
-def _held(part: nn.Module) -> list[int]:
-    """Identities of what a part is made of; one pass in C, because it is done before every batch."""
-    return [*map(id, part._modules.values()), *map(id, part._parameters.values())]
+def _held(parts: Iterable[nn.Module]) -> list[tuple]:
+    """Identities of what each part is made of, children before parameters."""
+    return [(*map(id, p._modules.values()), None, *map(id, p._parameters.values())) for p in parts]

@@ -37,7 +37,10 @@ class Draw:
     sample_rate: float
     divisor: float
     noise_key: bytes
-    coin_key: bytes
+
+    @property
+    def coin_key(self) -> bytes:
+        return subkey(self.noise_key, "coins")
 
 
 class Mechanism:
@@ -160,8 +163,8 @@ class Mechanism:
 
         layout, owner = self.layout, ranks is None or ranks.first
         if owner:
-            noise = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype)
-            gradient = noise.to(layout.device).mul_(std / divisor)
+            noise = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype, std / divisor)
+            gradient = noise.to(layout.device)
         else:
             gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
         # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.

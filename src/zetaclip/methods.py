@@ -323,7 +323,12 @@ def _quantile(
     return _counting(Quantile(clip, _share("target", target), gain, bounds), Counted(), sigma_b)
 
 
-@_entry("bounded-adaptive", "Zhao et al. 2025", reads="the released gradient and the noisy count", **COUNT)
+@_entry(
+    "bounded-adaptive",
+    "Zhao et al. 2025",
+    reads="the released gradient and the noisy count",
+    **{**COUNT, "queries": "1 sum, S = 1; 1 count, S = 1/2"},
+)
 def _bounded_adaptive(
     clip: float = 1.0,
     lower: float = 0.1,

@@ -94,8 +94,8 @@ def _blank_state() -> Tensor:
     return torch.Generator().manual_seed(0).get_state()
 
 
-def gaussian(key: bytes, numel: int, dtype: torch.dtype) -> Tensor:
-    """Standard normal values, with tails.
+def gaussian(key: bytes, numel: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Standard normal values times ``scale``, with tails.
 
     torch makes float32 normals from uniforms of 24 bits: none lies beyond 5.77, and near there only a few values
     are possible. An output that one data set can give and its neighbour can't is a privacy failure, and at small
@@ -105,7 +105,7 @@ def gaussian(key: bytes, numel: int, dtype: torch.dtype) -> Tensor:
     """
     if dtype == torch.float32 and _compiled is not None:
         values = torch.empty(numel)
-        _compiled.fill(key, values.data_ptr(), numel)
+        _compiled.fill(key, values.data_ptr(), numel, scale)
         return values
     source = generator(key)
     values = torch.randn(numel, generator=source, dtype=dtype)
@@ -115,4 +115,4 @@ def gaussian(key: bytes, numel: int, dtype: torch.dtype) -> Tensor:
         uniform = 1.0 - torch.rand(len(far), generator=source, dtype=torch.float64)
         exact = -torch.special.ndtri(uniform * beyond)
         values[far] = torch.copysign(exact, values[far].double()).float()
-    return values
+    return values.mul_(scale)

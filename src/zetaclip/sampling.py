@@ -95,10 +95,11 @@ class _InMemory:
         self.tensors = tensors
         self.positions = positions
         self.pin = pin
+        self.here = all(t.is_cpu for t in tensors)  # where the indices are
 
     def __call__(self, rows: Tensor) -> list[Tensor]:
         where = rows if self.positions is None else self.positions[rows]
-        batch = [t.index_select(0, where.to(t.device)) for t in self.tensors]
+        batch = [t.index_select(0, where if self.here else where.to(t.device)) for t in self.tensors]
         return [t.pin_memory() for t in batch] if self.pin else batch
 
 
@@ -170,7 +171,7 @@ class PoissonLoader:
         run = self._run
         ticket = run.start_epoch()
         feed = iter(self._torch_loader(run.position)) if self._fetch is None else iter(())
-        while run.position < len(self):
+        while run.position < run.settings.steps_per_epoch:
             for rows in run.open_batch():
                 data = self._data(rows, feed)
                 run.hand_out(rows, ticket)
@@ -178,7 +179,7 @@ class PoissonLoader:
                 run.check_stepped(ticket)
 
     def _data(self, rows: Tensor, feed: Iterator[Any]) -> Any:
-        if len(rows) == 0:
+        if rows.shape[0] == 0:
             return self._empty()
         return next(feed) if self._fetch is None else self._fetch(rows)
 

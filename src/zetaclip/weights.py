@@ -28,8 +28,8 @@ class Weights:
         if direction is None:
             return
         self._kept = self._copies()
-        for parameter, view in zip(self._layout.parameters, self._layout.views(direction), strict=True):
-            parameter.add_(view.to(parameter.dtype))
+        views = zip(self._layout.parameters, self._layout.views(direction), strict=True)
+        torch._foreach_add_(list(self._layout.parameters), [view.to(parameter.dtype) for parameter, view in views])
 
     def restore(self) -> None:
         if self._kept is not None:
@@ -54,5 +54,4 @@ class Weights:
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self._layout.parameters, values, strict=True):
-            parameter.copy_(value)
+        torch._foreach_copy_(list(self._layout.parameters), values)

@@ -66,6 +66,7 @@ def test_canonical_letters_of_emnist(tmp_path):
     assert letters.name == "emnist-letters" and letters.notes == () and letters.outputs == 26
     assert np.array_equal((letters.train.x[:, 0] * 255).round().numpy(), x.transpose(0, 2, 1))
     assert letters.train.y.tolist() == (y - 1).tolist()
+    assert letters.train.x.is_contiguous()
     with pytest.raises(InputError, match="emnist-letters-subset were not found"):
         load("emnist-letters-subset", tmp_path)
 

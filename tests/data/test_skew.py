@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zetaclip.data import Dataset, Split, dirichlet_skew
+from zetaclip.data import Dataset, Split, dirichlet_skew, feasible_size
 from zetaclip.errors import InputError
 
 
@@ -51,13 +51,15 @@ def test_seeds_are_public_and_repeatable():
 
 
 def test_a_larger_size_only_where_it_is_feasible():
-    whole = dataset((1000, 1000))
-    with pytest.raises(InputError, match=r"at most about (\d+) are feasible") as caught:
-        dirichlet_skew(whole, 0.1, 0, size=1990)
-    feasible = int(str(caught.value).split("at most about ")[1].split()[0])
-    assert len(dirichlet_skew(whole, 0.1, 0, size=feasible - 1).train) == feasible - 1
-    with pytest.raises(InputError):
-        dirichlet_skew(whole, 0.1, 0, size=feasible + 2)
+    whole = dataset((1000, 700, 1200))
+    for seed in range(5):
+        feasible = feasible_size(whole, [0.1], [seed])
+        assert feasible >= 700
+        assert len(dirichlet_skew(whole, 0.1, seed, size=feasible).train) == feasible
+        with pytest.raises(InputError, match=f"at most {feasible} are feasible"):
+            dirichlet_skew(whole, 0.1, seed, size=feasible + 1)
+    table = feasible_size(whole, [1.0, 0.1], range(5))
+    assert table == min(feasible_size(whole, [alpha], [seed]) for alpha in (1.0, 0.1) for seed in range(5))
 
 
 def test_binary_and_own_data():

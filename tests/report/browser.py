@@ -42,7 +42,7 @@ class Browser:
             pages = json.load(answer)
         target = next(page for page in pages if page["type"] == "page")
         self._socket = websocket.create_connection(
-            target["webSocketDebuggerUrl"], timeout=30, suppress_origin=True, max_size=None
+            target["webSocketDebuggerUrl"], timeout=120, suppress_origin=True, max_size=None
         )
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
@@ -76,7 +76,16 @@ class Browser:
             "Emulation.setEmulatedMedia", media=kind, features=[{"name": "prefers-color-scheme", "value": scheme}]
         )
 
+    def visit(self, page, width=1280):
+        """As ``open``, unless it is there already; in light colours."""
+        self.media("light")
+        self.size(width, mobile=width < 500)
+        if self.js("location.href") != page.resolve().as_uri() or self.js("innerWidth") != width:
+            self.open(page)
+
     def open(self, address, until="document.querySelectorAll('figure:not(.drawn)').length === 0"):
+        self.send("Page.navigate", url="about:blank")  # what the last page still says is not this one's
+        self.wait("location.href === 'about:blank'")
         self.console.clear()
         self.requests.clear()
         if isinstance(address, Path):
@@ -89,7 +98,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, expression, seconds=20):
+    def wait(self, expression, seconds=90):
         """Until the expression is true. Polls: there is nothing to be told of a change in a page."""
         end = time.monotonic() + seconds
         while not self.js(expression):
@@ -147,7 +156,7 @@ def start():
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd=folder
     )
     ready = Path(folder) / "DevToolsActivePort"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not (ready.exists() and "\n" in ready.read_text()):
         assert process.poll() is None, "chromium ended at once"
         assert time.monotonic() < end, "chromium did not start"

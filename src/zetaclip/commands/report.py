@@ -17,6 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment", metavar="NAME", help="DIR holds results of `zetaclip reproduce`: report this experiment"
     )
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="also write each run's series into DIR/tensorboard (needs zetaclip[tensorboard])",
+    )
     parser.add_argument("--no-verify", action="store_true", help="don't recompute epsilon and C from each ledger")
 
 
@@ -26,8 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.experiment is not None and len(arguments.folders) != 1:
         raise CommandError("--experiment takes one folder, the one that `zetaclip reproduce --out` wrote")
+    if arguments.experiment is not None and arguments.tensorboard:
+        raise CommandError("--tensorboard writes the series of runs; give run folders, without --experiment")
     path = write_report(
         arguments.folders, arguments.out, experiment=arguments.experiment, verify=not arguments.no_verify
     )
+    if arguments.tensorboard:
+        from ..report.tensorboard import export
+
+        for folder in arguments.folders:
+            print(export(folder))
     print(path)
     return 0

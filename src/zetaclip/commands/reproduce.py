@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
+import threading
+from collections.abc import Iterator
 
 from ..errors import CommandError
 
@@ -75,12 +79,30 @@ def run(arguments: argparse.Namespace) -> int:
         print(session.tables_only(request))
         return 0
     try:
-        summary, failed = session.reproduce(request)
+        with _polite_end():
+            summary, failed = session.reproduce(request)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on where it was")
         return 130
     print(summary)
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _polite_end() -> Iterator[None]:
+    """A scheduler's SIGTERM is taken like Ctrl-C: the trainings save first."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set a handler
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listing() -> str:

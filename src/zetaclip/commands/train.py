@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             text += f" (default: {option.default})"
         settings: dict[str, Any] = {"help": text, "default": None, "dest": option.name}
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
+            action = "store_true" if option.default is False else argparse.BooleanOptionalAction
+            group.add_argument(flag, action=action, **settings)
         else:
             name = option.metadata.get("metavar", {str: "NAME", int: "N", float: "X"}[kind])
             choices = option.metadata.get("choices")
@@ -64,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--force", action="store_true", help="discard what --out holds")
     group.add_argument("--keep-state", action="store_true", help="keep the secret resume state of a finished run")
+    group.add_argument("--watch", action="store_true", help="serve the run's report on this machine while it goes on")
+    group.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard (needs the extra)")
     group.add_argument("--quiet", action="store_true", help="no progress; the summary only")
 
 
@@ -107,6 +112,7 @@ def _train_along(config: Config, arguments: argparse.Namespace, rank: int) -> in
 def _train(config: Config, arguments: argparse.Namespace) -> int:
     import signal
     import sys
+    import warnings
 
     from ..errors import InputError, RankError
     from ..training import FolderError, Interrupted, RunFolder, train
@@ -115,17 +121,20 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     from ..training.result import summary
 
     out = Path(arguments.out) if arguments.out else _new_folder(config)
-    display = Display(quiet=arguments.quiet)
     try:
-        result = train(
-            config,
-            out,
-            resume=arguments.resume,
-            rekey=arguments.rekey,
-            force=arguments.force,
-            keep_state=arguments.keep_state,
-            display=display,
-        )
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+            result = train(
+                config,
+                out,
+                resume=arguments.resume,
+                rekey=arguments.rekey,
+                force=arguments.force,
+                keep_state=arguments.keep_state,
+                display=Display(quiet=arguments.quiet),
+                series=_board(stack, out) if arguments.tensorboard else None,
+                begun=lambda: _watch(stack, out) if arguments.watch else None,
+            )
     except Interrupted as stop:
         print(f"\nstopped by {stop}; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
         return 128 + signal.Signals(stop.number)
@@ -136,6 +145,24 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     print(summary(result))
     print(f"folder: {out}")
     return 0
+
+
+def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]:
+    """A listener that writes every line of the run's logs for TensorBoard too."""
+    from ..report.tensorboard import Board
+
+    board = stack.enter_context(Board(out / "tensorboard"))
+    writers = {"metrics": board.epoch, "probe": board.probe, "clip": board.clip}
+    return lambda kind, line: writers[kind](line)
+
+
+def _watch(stack: ExitStack, out: Path) -> None:
+    import sys
+
+    from ..report.live import serve
+
+    address = stack.enter_context(serve([out]))
+    print(f"watch it at {address}", file=sys.stderr, flush=True)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 from .dataset import Dataset, Split
 from .registry import load, names
-from .skew import dirichlet_skew
+from .skew import dirichlet_skew, feasible_size
 
-__all__ = ["Dataset", "Split", "dirichlet_skew", "load", "names"]
+__all__ = ["Dataset", "Split", "dirichlet_skew", "feasible_size", "load", "names"]

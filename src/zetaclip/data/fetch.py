@@ -49,7 +49,9 @@ def fetch(
         try:
             files += _archive(source, root, progress) if source.members else [_plain(source, root, progress)]
         except OSError as error:
-            raise InputError(f"cannot store {name} under {root}: {error}") from error
+            raise InputError(
+                f"cannot store {name} under {root}: {error}. Name another folder with --data-root"
+            ) from error
     return files
 
 

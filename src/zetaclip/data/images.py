@@ -38,7 +38,7 @@ def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) ->
     """
     import torch
 
-    x = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).to(torch.float32)
+    x = torch.from_numpy(pixels.astype(np.float32, order="C"))
     if scaling == "symmetric":
         return x.mul_(2.0 / white).sub_(1.0)
     if scaling == "unit":

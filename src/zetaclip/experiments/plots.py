@@ -70,6 +70,8 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
                     (height, line["cells"][place][what]) for height, line in enumerate(lines) if line["cells"][place]
                 ]
                 chosen = [(height, cell) for height, cell in chosen if cell]
+                if not chosen:  # nothing to name in the legend
+                    continue
                 ax.errorbar(
                     [cell["mean"] for _, cell in chosen],
                     [height + offset for height, _ in chosen],

@@ -7,6 +7,7 @@ worker, so that two never write to one folder. Every machine needs zetaclip inst
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ class RayBackend:
             import ray
         except ImportError as error:
             raise CommandError("--ray needs Ray: pip install 'zetaclip[ray]'") from error
+        _check_reachable(address)
         self.ray = ray
         self.started = not ray.is_initialized()
         if self.started:
@@ -42,8 +44,11 @@ class RayBackend:
             size: dict[str, Any] = {"num_cpus": workers} if address == "local" else {}
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **size)
-            except (ConnectionError, ValueError) as error:
-                raise CommandError(f"there is no Ray cluster at {address}: {error}") from error
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise CommandError(
+                    f"no Ray cluster answers at {address}: {error}. If it wants a token, set RAY_AUTH_MODE=token and "
+                    "RAY_AUTH_TOKEN as on the cluster"
+                ) from error
         total = int(ray.cluster_resources().get("CPU", 1))
         self.slots = min(workers or total, max(1, total // threads))
         self.remote = ray.remote(num_cpus=threads, max_retries=_RETRIES)(train_on_worker)
@@ -69,3 +74,16 @@ class RayBackend:
     def close(self) -> None:
         if self.started:
             self.ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes before it says that nobody is there."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # "auto" and "local"
+    if not port.isdigit():
+        raise CommandError(f"--ray takes auto, local or HOST:PORT, not {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise CommandError(f"no Ray cluster answers at {address}: {error}") from error

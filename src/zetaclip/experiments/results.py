@@ -147,6 +147,7 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "better": _better(difference, direction(measure, finished)),
         "epsilon": [min(spent), max(spent)] if spent else None,
         "delta": next((run.result.get("delta") for run in finished if run.result.get("delta")), None),
+        "finished": len(finished),
         "planned": len(planned),
     }
 

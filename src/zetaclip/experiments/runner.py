@@ -99,7 +99,7 @@ def run_all(
                     progress.ended(run, outcomes)
             progress.show(store, [run for run, _ in running.values()], outcomes)
             if running:
-                time.sleep(0.1)
+                time.sleep(0.05)
             elif waiting and not any(_ready(run, outcomes) for run in waiting):
                 raise AssertionError("runs wait for runs that are not planned")
     except KeyboardInterrupt:

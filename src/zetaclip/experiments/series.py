@@ -76,7 +76,8 @@ def means(found: list[Point], group: str, condition: str, value: str) -> dict[st
 
 def panels(found: list[Point], spec: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(group, condition, value), one for each table or picture."""
-    return list(dict.fromkeys((p.group, p.condition, value) for p in found for value in spec["values"]))
+    there = dict.fromkeys((p.group, p.condition, p.value) for p in found)
+    return sorted(there, key=lambda panel: spec["values"].index(panel[2]))
 
 
 def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
@@ -85,8 +86,6 @@ def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
     index = KINDS[spec["kind"]][1]
     for group, condition, value in panels(found, spec):
         lines = means(found, group, condition, value)
-        if not lines:
-            continue
         published = spec.get("published", {}).get(value, {})
         theirs = {row: list(published[row]) for row in lines if row in published}
         last = max([index for line in lines.values() for index in line] + [len(line) for line in theirs.values()])

@@ -114,10 +114,11 @@ def dry_run(request: Request) -> str:
     rates = tuning.load_rates(store)
     names = {tuning_of(run) for run in wanted}
     grids = [run for grid in tuning.open_tunings(plan.tunings, names, rates) for run in grid.runs]
-    todo = [run for run in [*grids, *with_dependencies(plan, wanted)] if not store.finished(run.key)]
+    needed = [*grids, *with_dependencies(plan, wanted)]
+    todo = [run for run in needed if not store.finished(run.key)]
     lines = [f"{run.key}  {run.describe()}" for run in todo]
-    done = len(grids) + len(wanted) - len(todo)
-    lines.append(f"{len(todo)} runs to do ({len(grids)} of them for learning rates), {max(0, done)} done")
+    rates_left = sum(run in grids for run in todo)
+    lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
     lines += skipped
     seconds, sources = _estimate(request.experiment, store, todo, measured=True)
     workers = 1 if request.experiment.exclusive else request.workers or cores()

@@ -79,7 +79,7 @@ def _value(table: Mapping[str, Any], line: Mapping[str, Any], place: int) -> str
     digits = MEASURES[table["column_details"][place]["measure"]].digits
     ours, theirs = cell["ours"], cell["published"]
     if ours is None:
-        text = "–" if table["column_details"][place]["measure"] == "overhead" else "not run"
+        text = "–" if cell["finished"] else "not run"  # plain training has no C, the baseline no overhead
     else:
         text = number(ours["mean"], digits) + (f" ± {number(ours['std'], digits)}" if ours["std"] is not None else "")
         text = f"**{text}**" if cell["better"] else text

@@ -10,7 +10,8 @@ gradient. Copies and pickles of the module carry the plain forward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,8 +42,8 @@ class Recorder:
     def __init__(self) -> None:
         self.rows = 0  # records handed out; 0 when no batch is out
         self.turn = 0  # counts what was handed out, so that a graph of an earlier chunk is known as such
+        self.uses: list[Shadow] = []  # in forward
         # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
-        self.forwards: dict[int, int] = {}  # uses of each parameter in forward
         self.received: Received = {}
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
         # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
@@ -59,7 +60,7 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
-        self.forwards = {}
+        self.uses = []
         self.received = {}
 
     def take(self) -> Received:
@@ -67,11 +68,10 @@ class Recorder:
         self.clear()
         return received
 
-    def count(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Notes a use in forward; a forward that is run again by gradient checkpointing is not a further use."""
-        if torch._C._current_graph_task_id() == -1:
-            for parameter in parameters:
-                self.forwards[id(parameter)] = self.forwards.get(id(parameter), 0) + 1
+    @property
+    def forwards(self) -> Counter[int]:
+        """Uses of each parameter in forward, by its id()."""
+        return Counter(key for shadow in self.uses for key in shadow.keys.values())
 
     def wants(self, turn: int) -> bool:
         """Whether the backward that is running now would fill ``.grad`` fields, for a graph recorded in ``turn``."""
@@ -88,9 +88,6 @@ class Recorder:
                 "those of another batch. Call backward once per batch, on the loss of that batch alone"
             )
         return True
-
-    def receive(self, parameter: nn.Parameter, contribution: Contribution) -> None:
-        self.received.setdefault(id(parameter), []).append(contribution)
 
     def check_rows(self, tensor: Tensor, where: str, dims: int = 1) -> None:
         """Refuses a tensor whose first dimension is not the records that were handed out, or that has too few."""
@@ -139,6 +136,9 @@ class _Record(Node):
 
 
 _NOTHING = nullcontext()
+_is_compiling = torch.compiler.is_compiling
+# Callable under torch.compile, also where that has fallen back to ordinary Python.
+_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def exact(device: torch.device) -> Any:
@@ -167,25 +167,29 @@ class Shadow:
         self.path = path
         self.run = run
         self.parameters = parameters
+        self.keys = {key: id(parameter) for key, parameter in parameters.items()}
         self.recorder = recorder
         self.shadowed = module.__dict__.get("forward")
         self.inner: Callable[..., Any] = module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self.recorder.rows and torch.is_grad_enabled()):
+        recorder = self.recorder
+        if not (recorder.rows and torch.is_grad_enabled()):
             return self.inner(*args, **kwargs)
-        if torch.compiler.is_compiling() or _inside_compiled_code():
+        if _is_compiling() or callable(_frame_callback()):
             # A compiler would trace the records away, or leave out half of them.
             raise CaptureError(
                 "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
                 "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
             )
-        self.recorder.count(self.parameters.values())
+        if torch._C._current_graph_task_id() == -1:  # a forward run again by gradient checkpointing is no further use
+            recorder.uses.append(self)
         return self.run(self, *args, **kwargs)
 
     def hand_over(self, contributions: Contributions) -> None:
+        received = self.recorder.received
         for name, contribution in contributions.items():
-            self.recorder.receive(self.parameters[name], contribution)
+            received.setdefault(self.keys[name], []).append(contribution)
 
     def detached_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, with its own parameters detached."""
@@ -220,11 +224,6 @@ class Shadow:
 
     def __reduce__(self) -> tuple:
         return getattr, (self.module, "forward")
-
-
-def _inside_compiled_code() -> bool:
-    """Whether the caller runs under torch.compile, also where that has fallen back to ordinary Python."""
-    return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
 
 
 def is_private(module: nn.Module) -> bool:

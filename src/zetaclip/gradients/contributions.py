@@ -174,8 +174,13 @@ class Single:
         lost = floor(max(self.x.shape[1], self.g.shape[1]), self.x.dtype)
         return row_norms(self.x).add_(lost).mul_(known + lost)
 
+    @property
+    def narrow(self) -> Tensor:
+        """The one that is cheaper to scale."""
+        return self.x if self.x.shape[1] < self.g.shape[1] else self.g
+
     def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        if self.x.shape[1] < self.g.shape[1]:
+        if self.narrow is self.x:
             out.addmm_(self.g.t(), self.x * factors.unsqueeze(1), beta=int(accumulate))
         else:
             out.addmm_((self.g * factors.unsqueeze(1)).t(), self.x, beta=int(accumulate))

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contribution, combine, floor
+from . import rows as small
+from .contributions import Contribution, Dense, Single, combine, floor
 
 # A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
 TOO_LONG = 1e150
-# Floats of materialised per-example gradients held at once where a transform needs them all.
-TRANSFORM_FLOATS = 1 << 24
+# Floats of materialised per-example gradients held at once where a transform needs them all. Two megabytes stay in
+# the cache between its passes: about five times faster than 64 on the MLP of `bench/methods.py`.
+TRANSFORM_FLOATS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,39 @@ class Chunk:
         self.layout = layout
         self.rows = rows
         self.scale = scale
-        self.parts = {p: [self._cast(c) for c in combine(parts)] for p, parts in received.items()}
+        parts = {p: some if len(some) == 1 else combine(some) for p, some in received.items()}
+        if layout.dtype == torch.float64:
+            parts = {p: [part.double() for part in some] for p, some in parts.items()}
+        self._hold(parts)
         self.rescued: dict[int, Tensor] = {}
         self._lost = floor(layout.numel, layout.dtype)
 
-    def _cast(self, part: Contribution) -> Contribution:
-        return part.double() if self.layout.dtype == torch.float64 else part
+    def _hold(self, parts: dict[int, list[Contribution]]) -> None:
+        self.parts = parts
+        # By id() of the part: its addresses where it is a small matrix, or None.
+        self._tasks = {id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some}
 
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
-        each = [part.norms() for parts in self.parts.values() for part in parts]
-        if not each:
+        tasks: list[int] = []
+        each = []
+        for parts in self.parts.values():
+            for part in parts:
+                task = self._tasks[id(part)]
+                if task is None:
+                    each.append(part.norms())
+                else:
+                    tasks += task
+        squares = torch.stack(each).double().square_().sum(0) if each else None
+        if tasks:
+            norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
+        elif squares is not None:
+            norms = squares.sqrt_().add_(self._lost).mul_(self.scale)
+            # One number to look at: the largest is finite only if all are.
+            finite = math.isfinite(norms.amax().item())
+        else:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
-        norms = torch.stack(each).double().square_().sum(0).sqrt_().add_(self._lost).mul_(self.scale)
-        # One number to look at: the largest is finite only if all are.
-        if not math.isfinite(norms.amax().item()):
+        if not finite:
             self._rescue(norms)
         return norms
 
@@ -94,7 +114,7 @@ class Chunk:
                 self.rescued[row] = exact
             else:
                 norms[row] = 0.0
-        self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
+        self._hold({p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()})
 
     def _exact_gradient(self, row: int) -> Tensor:
         index = torch.tensor([row], device=self.layout.device)
@@ -114,18 +134,37 @@ class Chunk:
 
     def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool, by: float = 1.0) -> None:
         """``total (+)= by * Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
-        scaled = (factors * (self.scale * by)).to(self.layout.dtype)
-        for parameter, view in zip(self.layout.parameters, self.layout.views(total), strict=True):
-            parts = self.parts.get(id(parameter))
-            if not parts:
-                if fresh:
-                    view.zero_()
-                continue
-            whole = parts[0].block is None
-            if fresh and not whole:
-                view.zero_()
-            for part in parts:
-                part.add_to(view if part.block is None else view[part.block], scaled, not (fresh and whole))
+        if fresh:
+            total.zero_()
+        layout, weight = self.layout, self.scale * by
+        together = small.weighable(factors, total, self.rows)
+        tasks: list[int] = []
+        products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += left^T right, once the tasks are done
+        scaled: Tensor | None = None
+        for parameter, place in zip(layout.parameters, layout.places, strict=True):
+            for part in self.parts.get(id(parameter), ()):
+                task = self._tasks[id(part)] if together else None
+                if task is not None and type(part) is Dense:
+                    found = small.sum_task(
+                        part, task, parameter.numel(), total.data_ptr() + place[2] * total.element_size()
+                    )
+                    if found is not None:
+                        tasks += found
+                        continue
+                view = total.as_strided(*place)
+                out = view if part.block is None else view[part.block]
+                if task is not None and type(part) is Single:
+                    found, left, right = small.scale_task(part, task)
+                    tasks += found
+                    products.append((out, left, right))
+                    continue
+                if scaled is None:
+                    scaled = (factors * weight).to(total.dtype)
+                part.add_to(out, scaled, True)
+        if tasks:
+            small.weigh(tasks, factors, weight)
+        for out, left, right in products:
+            out.addmm_(left.t(), right)
         for row, gradient in self.rescued.items():
             total.add_((gradient * (factors[row] * by)).to(total.dtype))
 
@@ -134,5 +173,8 @@ class Chunk:
         some = max(1, TRANSFORM_FLOATS // self.layout.numel)
         for rows in torch.arange(self.rows, device=self.layout.device).split(some):
             flat = self._flat(rows, self.layout.dtype)
-            bad = ~torch.isfinite(torch.linalg.vector_norm(flat.double(), dim=1))
-            yield flat.masked_fill_(bad.unsqueeze(1), 0) if bool(bad.any()) else flat
+            far = (~torch.isfinite(torch.linalg.vector_norm(flat, dim=1))).nonzero().flatten()
+            if len(far):  # overflowed in float32, or really not finite
+                exact = torch.linalg.vector_norm(flat[far].double(), dim=1)
+                flat[far[~torch.isfinite(exact)]] = 0
+            yield flat

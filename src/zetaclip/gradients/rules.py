@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import rows
 from .capture import CaptureError, Contributions, Node, Shadow, exact
 from .contributions import Contribution, Dense, Lookup, Outer, Single, row_norms, widen
 from .convolution import Geometry, convolution_contribution
@@ -64,7 +65,7 @@ def linear_contributions(shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias
     """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
     found: Contributions = {}
     if g.dim() == 2:
-        known = row_norms(g)
+        known = None if rows.fits(g, g.shape[0]) else row_norms(g)  # for weight and bias alike
         if weight in shadow.parameters:
             found[weight] = Single(x, g, None, known)
         if bias in shadow.parameters:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .figure import Axis, Band, Bars, Chart, Rule, Series, Value, points, thin
-from .read import Run, last, number
+from .figure import MAX_LEGEND, Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
+from .read import Run, curve, last, number
 from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
 STEP = "training step (count)"
@@ -15,11 +15,12 @@ EPSILON = "ε (no unit)"
 CLIP = "C (unit of gradient norms)"
 ZETA = "ζ (no unit)"
 
-# Layers whose spectra are drawn; the exponents of further ones are in their chart all the same.
+# Layers whose spectra are drawn, for a single run and for several; the exponents of all are in their chart.
 MAX_LAYERS = 3
+MAX_LAYERS_OF_SEVERAL = 1
 
 # Of one series of readings with error bars: more would be a grey smear.
-MAX_READINGS = 120
+MAX_READINGS = 80
 
 PARTS = ("setup", "train", "probe", "eval", "accounting", "saving")
 PART_NAMES = {"setup": "setup", "train": "training", "probe": "probing", "eval": "evaluation"}
@@ -42,7 +43,14 @@ def charts_for(runs: Sequence[Run]) -> list[Chart]:
 def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
     """What a caption says of the first few runs; a single one needs no name."""
     shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
-    return f" {'; '.join(shown)}." if shown else ""
+    text = "; ".join(shown)
+    # A sentence begins with a capital; ε and a run's name stay what they are.
+    return f" {text[0].upper() + text[1:] if len(runs) == 1 and text[0].isascii() else text}." if text else ""
+
+
+def marked(runs: Sequence[Run]) -> str:
+    """Points on the lines, as long as there are few enough lines to see them."""
+    return "marked" if len(runs) <= MAX_LEGEND else "line"
 
 
 def epsilon_chart(runs: Sequence[Run]) -> Chart:
@@ -55,7 +63,7 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
             # One curve shows its points; several that lie on each other are told apart by their dashes.
-            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked"))
+            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))))
     targets = {number(run.config.get("epsilon")) for run in runs} - {None}
     # A goal far above what was spent would press the curve to the floor.
     spent = max((value for one in series for value in one.y if value is not None), default=0.0)
@@ -83,7 +91,9 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         for slot, run in enumerate(runs):
             if run.metric_name == name:
                 values = [(number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics]
-                series.append(points(run.name, [(x, y and scale * y) for x, y in values], slot, "marked"))
+                series.append(
+                    points(run.name, [(x, y and scale * y) for x, y in values], slot, marked(runs), share(len(runs)))
+                )
         unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(name, units.pop() if len(units) == 1 else "")
         label = f"{shown} ({unit or 'unit of the target'})"
         said = told(
@@ -116,7 +126,11 @@ def clip_path(run: Run) -> list[tuple[float | None, Value]]:
 
 
 def clip_chart(runs: Sequence[Run]) -> Chart:
-    series = [points(run.name, path, slot, "steps") for slot, run in enumerate(runs) if (path := clip_path(run))]
+    series = [
+        points(run.name, path, slot, "steps", share(len(runs)))
+        for slot, run in enumerate(runs)
+        if (path := clip_path(run))
+    ]
     series = [one for one in series if any(value is not None for value in one.y)]
     values = [value for one in series for value in one.y if value is not None]
     bounds = {bounds_of(run) for run in runs} - {None}
@@ -165,7 +179,7 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
             series += readings(run)
         name = "ζ̂, smoothed" if len(runs) == 1 else run.name
         smoothed = [(number(probe.get("step")), number(probe.get("smoothed"))) for probe in run.probes]
-        series.append(points(name, smoothed, 0 if len(runs) == 1 else slot))
+        series.append(points(name, smoothed, 0 if len(runs) == 1 else slot, limit=share(len(runs))))
         zones |= {(number(probe.get("center")), number(probe.get("radius"))) for probe in run.probes}
     bands = []
     reach = max((run.reach for _, run in probed), default=0.0)
@@ -244,7 +258,7 @@ def spectrum_charts(runs: Sequence[Run]) -> list[Chart]:
         return []
     shared = [name for name in layer_names(probed[0][1]) if all(name in layer_names(run) for _, run in probed)]
     made = []
-    for place, layer in enumerate(shared[:MAX_LAYERS]):
+    for place, layer in enumerate(shared[: MAX_LAYERS if len(runs) == 1 else MAX_LAYERS_OF_SEVERAL]):
         moments = (
             [("first", 0), ("middle", -2), ("last", -1)]
             if any(len(run.probes) > 2 for _, run in probed)
@@ -265,21 +279,21 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
     for slot, run in probed[:10]:
         probe = run.probes[len(run.probes) // 2 if which == -2 else which]
         fit = layers_of(probe).get(layer)
-        curve = fit.get("curve") if fit else None
-        if fit is None or not isinstance(curve, list) or not curve:
+        drawn = curve(fit["eigenvalues"], share(2 * len(probed))) if fit else []
+        if fit is None or not drawn:
             continue
         steps.add(number(probe.get("step")))
         name = "eigenvalues" if alone else run.name
         series.append(
-            Series(name, tuple(p[0] for p in curve), tuple(p[1] for p in curve), 1 if alone else slot, "points")
+            Series(name, tuple(p[0] for p in drawn), tuple(p[1] for p in drawn), 1 if alone else slot, "points")
         )
         zeta, start = number(fit.get("zeta")), number(fit.get("lambda_min"))
         tail = number(fit.get("n_tail"))
         if fit.get("ok") is False or zeta is None or not start or start <= 0 or zeta <= 1:
             said.append((run.name, "no fit"))
             continue
-        top = curve[0][0]
-        at = share_above(curve, start, tail)
+        top = drawn[0][0]
+        at = share_above(drawn, start, tail)
         label = f"fit ζ = {zeta:.2f}" if alone else f"{run.name}, fit"
         series.append(Series(label, *tail_line(start, top, at, zeta), 0 if alone else slot, "line", in_legend=alone))
         low, high = number(fit.get("null_low")), number(fit.get("null_high"))
@@ -307,10 +321,10 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
     )
 
 
-def share_above(curve: Sequence[Sequence[float]], start: float, tail: float | None) -> float:
+def share_above(drawn: Sequence[Sequence[float]], start: float, tail: float | None) -> float:
     """The share of eigenvalues in the tail: the height at which the fitted line begins."""
-    above = [share for value, share in curve if value >= start * (1 - 1e-9)]
-    return max(above) if above else (tail or 1.0) / max(1, len(curve))
+    above = [share for value, share in drawn if value >= start * (1 - 1e-9)]
+    return max(above) if above else (tail or 1.0) / max(1, len(drawn))
 
 
 def tail_line(start: float, top: float, at: float, zeta: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -333,7 +347,7 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
             x, y, counts = zip(*rows)
             notes = tuple(f"{count:.0f} records" for count in counts)
             series.append(
-                Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, "marked", notes=notes)
+                Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, marked(runs), notes=notes)
             )
             ece = number(((run.result or {}).get("metrics") or {}).get("ece"))
             said.append((run.name, f"expected calibration error {plain(ece and 100 * ece, 3)} %"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from .charts import CLIP, EPOCH, EPSILON, PART_NAMES, PARTS, STEP, ZETA, clip_path
 from .figure import Axis, Bars, Chart, Series, Value, thin
 from .read import Follower, Run, number
+from .words import NAMES
 
 # Panels (data set and condition) per kind of figure; the table has them all.
 MAX_PANELS = 6
@@ -122,50 +123,54 @@ def slots_of(panels: dict[Panel, dict[str, list[Run]]]) -> dict[str, int]:
 
 
 def _titled(title: str, panel: Panel) -> str:
-    return ", ".join(part for part in (title, *panel) if part)
+    group, condition = panel
+    told = condition if group.lower() in condition.lower() else ", ".join(part for part in panel if part)
+    return f"{title}, {told}" if told else title
 
 
 def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
-    """The metric against ε with error bars: one chart per data set, its conditions joined."""
+    """The metric and the calibration error against ε with error bars: one chart per data set, its conditions joined."""
     slots = slots_of(panels)
-    groups: dict[tuple[str, str], dict[str, Pairs]] = {}
-    errors: dict[tuple[str, str, str, float], Value] = {}
+    found: dict[tuple[str, str], dict[str, list[tuple[float, float, Value]]]] = {}
     for (group, _), rows in panels.items():
         for row, runs in rows.items():
-            known = [(run.epsilon, run.metric) for run in runs if run.result is not None]
-            pairs = [(spent, value) for spent, value in known if spent is not None and value is not None]
-            if not pairs:
-                continue
-            name = next(run.metric_name for run in runs if run.metric is not None)
-            scale = 100.0 if name == "accuracy" else 1.0
-            values = [scale * value for _, value in pairs]
-            spent = statistics.fmean(spent for spent, _ in pairs)
-            groups.setdefault((group, name), {}).setdefault(row, []).append((spent, statistics.fmean(values)))
-            errors[group, name, row, spent] = statistics.stdev(values) if len(values) > 1 else None
-    made = []
-    for place, ((group, name), methods) in enumerate(groups.items()):
+            for name, pairs in _at_the_end(runs).items():
+                values = [value for _, value in pairs]
+                spread = statistics.stdev(values) if len(values) > 1 else None
+                point = (statistics.fmean(spent for spent, _ in pairs), statistics.fmean(values), spread)
+                found.setdefault((name, group), {}).setdefault(row, []).append(point)
+    made: list[Chart] = []
+    for (name, group), methods in sorted(found.items(), key=lambda one: one[0][0] == "ece"):
         series = []
-        for row, points in methods.items():
-            ordered = sorted(points)
-            series.append(
-                Series(
-                    row,
-                    tuple(x for x, _ in ordered),
-                    tuple(y for _, y in ordered),
-                    slots[row],
-                    "marked" if len(ordered) > 1 else "points",
-                    tuple(errors[group, name, row, x] for x, _ in ordered),
-                )
-            )
-        unit = {"accuracy": "accuracy (%)", "auc": "AUC (no unit)"}.get(name, f"{name.upper()} (unit of the target)")
-        title = _titled(
-            f"{unit.partition(' (')[0]} against ε".capitalize() if name == "accuracy" else f"{name.upper()} against ε",
-            (group, ""),
-        )
+        for row, unordered in methods.items():
+            x, y, error = zip(*sorted(unordered, key=lambda point: point[:2]))
+            series.append(Series(row, x, y, slots[row], "marked" if len(x) > 1 else "points", error))
+        unit = {"accuracy": "%", "ece": "%", "auc": "no unit, 0.5 is guessing"}.get(name, "unit of the target")
+        shown = NAMES.get(name, name)
         made.append(
-            Chart(f"budget-{place}", title, Axis(EPSILON), Axis(unit), tuple(series), summary="ε from the ledgers.")
+            Chart(
+                f"budget-{len(made)}",
+                _titled(f"{shown[0].upper()}{shown[1:]} against ε", (group, "")),
+                Axis(EPSILON),
+                Axis(f"{shown} ({unit})"),
+                tuple(series),
+                summary="ε from the ledgers, at the last epoch.",
+            )
         )
-    return made[:MAX_PANELS]
+    return made[: 2 * MAX_PANELS]
+
+
+def _at_the_end(runs: Sequence[Run]) -> dict[str, Pairs]:
+    """(ε, value) of each finished run, by what was measured."""
+    made: dict[str, Pairs] = {}
+    for run in runs:
+        measured = (run.result or {}).get("metrics")
+        ece = number(measured.get("ece")) if isinstance(measured, dict) else None
+        for name, value in ((run.metric_name, run.metric), ("ece", ece)):
+            if run.result is not None and run.epsilon is not None and value is not None:
+                scale = 100.0 if name in ("accuracy", "ece") else 1.0
+                made.setdefault(name, []).append((run.epsilon, scale * value))
+    return made
 
 
 def time_chart(panels: dict[Panel, dict[str, list[Run]]]) -> Chart:

@@ -20,7 +20,7 @@ from .page import Page, Section
 from .read import number, parse_object
 from .runs import footer_text
 from .table import Cell, facts, table
-from .words import duration, epsilon_text, plain
+from .words import duration, epsilon_text, joined, plain
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
 
 def page_for_experiment(experiment: Experiment) -> Page:
     charts = figures(experiment.runs, experiment.folders)
-    first = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences(experiment))
+    first = "".join(f"<p>{escape(joined(sentence))}</p>" for sentence in sentences(experiment))
     head = f"<h1>Experiment {escape(experiment.name)}</h1><p class=sentence>{escape(experiment.title)}</p>{first}"
     if experiment.profile == "lite":
         head += (

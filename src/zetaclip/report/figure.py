@@ -17,8 +17,6 @@ MAX_POINTS = 400
 # Above this many series a legend would be longer than the chart; names then stand in the hover and the table.
 MAX_LEGEND = 16
 
-KINDS = ("line", "marked", "steps", "dashed", "points", "open", "cross")
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -32,7 +30,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point."""
+    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point.
+
+    ``kind``: line, marked (with points on it), steps, dashed; points, open (hollow), cross.
+    """
 
     name: str
     x: tuple[float, ...]
@@ -91,7 +92,7 @@ class Chart:
     @property
     def legend(self) -> bool:
         shown = sum(one.in_legend for one in self.series) + len(self.bands) + len(self.bars)
-        return 1 < shown <= MAX_LEGEND or bool(shown and self.bands)
+        return 1 < shown <= MAX_LEGEND
 
     @property
     def empty(self) -> bool:
@@ -107,8 +108,14 @@ def thin(count: int, limit: int = MAX_POINTS) -> list[int]:
     return sorted({round(place * (count - 1) / (limit - 1)) for place in range(limit)})
 
 
-def pick(values: Sequence[Value], places: Sequence[int]) -> tuple[Value, ...]:
-    return tuple(values[place] for place in places)
+def short(name: str, length: int = 26) -> str:
+    """A name that fits into a legend: the middle is left out, because folders differ at their ends."""
+    return name if len(name) <= length else f"{name[: length // 2 - 1]}…{name[-(length - length // 2) :]}"
+
+
+def share(series: int) -> int:
+    """Points for each of so many series: what a page of ten runs can hold in its six megabytes."""
+    return max(40, min(MAX_POINTS, 1600 // max(1, series)))
 
 
 def points(

@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from .colours import dash, hue, symbol
-from .figure import Axis, Band, Bars, Chart, Series
+from .figure import Axis, Band, Bars, Chart, Series, short
 from .words import plain
 
 
@@ -39,7 +39,7 @@ def figure(chart: Chart) -> dict[str, Any]:
         "xaxis": _axis(chart.x, chart.series, 0),
         "yaxis": _axis(chart.y, chart.series, 1),
         "showlegend": chart.legend,
-        "hovermode": "x unified" if 1 < len(chart.series) <= 6 and not chart.x.log else "closest",
+        "hovermode": "x unified" if _unified(chart) else "closest",
         "shapes": [
             {
                 "type": "line",
@@ -56,9 +56,9 @@ def figure(chart: Chart) -> dict[str, Any]:
             {
                 "text": safe(rule.name),
                 "xref": "paper",
-                "x": 1,
+                "x": 0.01,
                 "y": log10(rule.y) if chart.y.log else rule.y,
-                "xanchor": "right",
+                "xanchor": "left",  # curves grow towards their bounds, and meet them at the right
                 "yanchor": "bottom",
                 "showarrow": False,
                 "font": {"size": 11, "color": "$muted"},
@@ -66,15 +66,20 @@ def figure(chart: Chart) -> dict[str, Any]:
             for rule in chart.rules
         ],
     }
+    if _unified(chart):
+        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{_bare(chart.x)} %{{x}}"}
     if chart.bars:
         layout |= {"barmode": "stack", "bargap": 0.35}
-        layout["yaxis"] |= {"autorange": "reversed", "type": "category", "ticksuffix": " "}
+        # Two long names may be cut to the same text, so bars stand at numbers and the names are labels.
+        places = list(range(len(chart.categories)))
+        labels = [safe(short(name)) for name in chart.categories]
+        layout["yaxis"] |= {"autorange": "reversed", "tickvals": places, "ticktext": labels, "ticksuffix": " "}
     names = [one.name for one in chart.series if one.in_legend]
     names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
     return {
         "data": traces,
         "layout": layout,
-        "legend": [len(name) for name in names] if chart.legend else [],
+        "legend": [len(short(name)) for name in names] if chart.legend else [],
         "rows": len(chart.categories),
     }
 
@@ -84,12 +89,17 @@ def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
     if axis.log:
         values = [v for one in series for v in (one.y if which else one.x) if v is not None and v > 0]
         ticks = log_ticks(min(values, default=1.0), max(values, default=1.0))
-        made |= {"type": "log", "tickvals": ticks, "ticktext": [_power(value) for value in ticks]}
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [tick_text(value) for value in ticks]}
     if axis.from_zero:
         made["rangemode"] = "tozero"
     if axis.limits:
         made["range"] = list(axis.limits)
     return made
+
+
+def _unified(chart: Chart) -> bool:
+    """Few curves over one x: one box with all of their values. Otherwise the nearest point speaks."""
+    return 1 < len(chart.series) <= 6 and not chart.x.log and not chart.bars
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -103,9 +113,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{value:.6g}") for value in found if low / 2.1 <= value <= high * 2.1]
 
 
-def _power(value: float) -> str:
+def tick_text(value: float) -> str:
     place = round(log10(value))
-    return plain(value) if 1e-3 <= value < 1e4 else f"10<sup>{place}</sup>"
+    return plain(value) if 1e-3 <= value < 1e4 else f"1e{place}"
 
 
 def _colour(slot: int) -> str:
@@ -116,13 +126,11 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
     colour = _colour(one.slot)
     trace: dict[str, Any] = {
         "type": "scatter",
-        "name": safe(one.name),
+        "name": safe(short(one.name)),
         "x": [_short(value) for value in one.x],
         "y": [_short(value) for value in one.y],
         "showlegend": one.in_legend,
-        "hovertemplate": f"{_hover(chart.x, 'x')}<br>{_hover(chart.y, 'y')}"
-        + ("<br>%{text}" if any(one.notes) else "")
-        + "<extra>%{fullData.name}</extra>",
+        "hovertemplate": _hover(one, chart),
     }
     if any(one.notes):
         trace["text"] = [safe(note) for note in one.notes]
@@ -149,7 +157,6 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
             "thickness": 1,
             "width": 0,
         }
-        trace["hovertemplate"] = trace["hovertemplate"].replace("%{y:.4~g}", "%{y:.4~g} ± %{error_y.array:.2~g}")
     return trace
 
 
@@ -158,15 +165,23 @@ def line_dash(one: Series) -> str:
     return "dash" if one.kind == "dashed" else "solid" if one.kind == "marked" else dash(max(0, one.slot))
 
 
-def _hover(axis: Axis, letter: str) -> str:
-    name = axis.label.partition(" (")[0]
-    return f"{safe(name)}: %{{{letter}:.4~g}}"
+def _hover(one: Series, chart: Chart) -> str:
+    spread = " ± %{error_y.array:.2~g}" if any(value is not None for value in one.error) else ""
+    value = f"%{{y:.4~g}}{spread}" + (" (%{text})" if any(one.notes) else "")
+    if _unified(chart):
+        return value  # the box names x and the series
+    return f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}: {value}<extra>%{{fullData.name}}</extra>"
+
+
+def _bare(axis: Axis) -> str:
+    """A label without its unit."""
+    return safe(axis.label.partition(" (")[0])
 
 
 def _band(band: Band) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "name": safe(band.name),
+        "name": safe(short(band.name, 34)),
         "x": [_short(value) for value in (*band.x, *reversed(band.x))],
         "y": [_short(value) for value in (*band.high, *reversed(band.low))],
         "mode": "lines",
@@ -181,11 +196,13 @@ def _bars(part: Bars, categories: tuple[str, ...]) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
-        "name": safe(part.name),
-        "y": [safe(name) for name in categories],
+        "name": safe(short(part.name)),
+        "y": list(range(len(categories))),
+        "text": [safe(name) for name in categories],
+        "textposition": "none",
         "x": [_short(value) for value in part.values],
         "marker": {"color": _colour(part.slot)},
-        "hovertemplate": "%{y}<br>%{fullData.name}: %{x:.3~g} s<extra></extra>",
+        "hovertemplate": "%{text}<br>%{fullData.name}: %{x:.3~g} s<extra></extra>",
     }
 
 

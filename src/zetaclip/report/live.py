@@ -14,6 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from ..errors import CommandError
 from .page import WAIT, Page, main, payload, render, shape
-from .read import Follower, Run, unique_names
+from .read import Follower, unique_names
 from .runs import page_for
 
 ADDRESS = "127.0.0.1"
@@ -33,6 +34,15 @@ BUDGET = 0.008
 def pace(cost: float) -> float:
     """Seconds until the next answer may be built, if this one took ``cost`` seconds of processor time."""
     return max(WAIT, cost / BUDGET)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The newest page, its data as they go over the wire, and a tag that changes with them."""
+
+    page: Page
+    data: bytes
+    tag: str
 
 
 class Source:
@@ -50,8 +60,7 @@ class Source:
         self._lock = threading.Lock()
         self._next = -1.0
         self._stamp: Any = None
-        self._page: Page | None = None
-        self._tag = ""
+        self._answer: Answer | None = None
         self.wait = WAIT
         self.builds = 0
         self._follow()
@@ -71,28 +80,40 @@ class Source:
         self._followers = kept
         return list(kept.values())
 
-    def newest(self) -> tuple[Page, str, float]:
-        """(page, a tag that changes with it, seconds until it is worth asking again)."""
+    def newest(self) -> tuple[Answer, float]:
+        """The answer, and the seconds until it is worth asking again."""
         with self._lock:
             now = self._clock()
-            if self._page is None or now >= self._next:
+            if self._answer is None or now >= self._next:
                 begun = self._work()
-                self._renew()
+                self._answer = self._renewed()
                 self.wait = pace(self._work() - begun)
                 self._next = now + self.wait
-            assert self._page is not None
-            return self._page, self._tag, self.wait
+            return self._answer, self.wait
 
-    def _renew(self) -> None:
+    def whole(self, answer: Answer) -> bytes:
+        """The data with the page's whole inside, for a browser that shows other charts. It takes time too, and is paced."""
+        with self._lock:
+            begun = self._work()
+            data = to_bytes(payload(answer.page) | {"main": main(answer.page, stills=False)})
+            self._next += (self._work() - begun) / BUDGET
+            return data
+
+    def _renewed(self) -> Answer:
         followers = self._follow()
         # A run that died changes no file: its state is a part of the stamp.
         stamp = [(follower.name, follower.stamp(), follower.state()) for follower in followers]
-        if self._page is not None and stamp == self._stamp:
-            return
-        runs: list[Run] = [follower.read() for follower in followers]
-        self._page, self._stamp = page_for(runs, live=True), stamp
-        self._tag = '"' + hashlib.sha256(repr(stamp).encode("utf-8", "replace")).hexdigest()[:32] + '"'
+        if self._answer is not None and stamp == self._stamp:
+            return self._answer
+        page = page_for([follower.read() for follower in followers], live=True)
+        self._stamp = stamp
         self.builds += 1
+        tag = hashlib.sha256(repr(stamp).encode("utf-8", "replace")).hexdigest()[:32]
+        return Answer(page, to_bytes(payload(page)), f'"{tag}"')
+
+
+def to_bytes(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _inside(root: Path) -> list[Path]:
@@ -119,20 +140,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, b"there is only / and /data.json\n", "text/plain")
             return
         try:
-            page, tag, wait = self.server.source.newest()
+            answer, wait = self.server.source.newest()
         except CommandError as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "replace"), "text/plain")
             return
+        more = {"ETag": answer.tag, "X-Wait": f"{wait:.3f}"}
         if target == "/":
-            self._answer(HTTPStatus.OK, render(page, live=True).encode("utf-8", "replace"), "text/html")
-        elif self.headers.get("If-None-Match") == tag:
-            self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", {"ETag": tag, "X-Wait": f"{wait:.3f}"})
+            self._answer(HTTPStatus.OK, render(answer.page, live=True).encode("utf-8", "replace"), "text/html")
+        elif self.headers.get("If-None-Match") == answer.tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", more)
+        elif urllib.parse.unquote(self.headers.get("X-Shape", "")) != shape(answer.page):
+            self._answer(HTTPStatus.OK, self.server.source.whole(answer), "application/json", more)
         else:
-            body: dict[str, Any] = payload(page) | {"wait": wait}
-            if urllib.parse.unquote(self.headers.get("X-Shape", "")) != shape(page):
-                body["main"] = main(page, stills=False)
-            text = json.dumps(body, allow_nan=False).encode("utf-8", "replace")
-            self._answer(HTTPStatus.OK, text, "application/json", {"ETag": tag})
+            self._answer(HTTPStatus.OK, answer.data, "application/json", more)
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -48,7 +48,7 @@ WAIT = 2.0
 
 @dataclass(frozen=True)
 class Section:
-    """``html`` is shown under the heading; ``after`` below the charts. ``id`` holds letters, digits and "-"."""
+    """``html`` is shown under the heading, above the charts. ``id`` holds letters, digits and "-"."""
 
     id: str
     heading: str = ""
@@ -89,7 +89,11 @@ def payload(page: Page) -> dict[str, Any]:
     """What a live page asks for: its parts and figures. With "main" added, it builds itself anew."""
     parts = {section.id: section.html for section in page.sections}
     for chart in _charts(page):
-        parts |= {f"caption-{chart.id}": escape(chart.summary), f"table-{chart.id}": chart_table(chart)}
+        parts |= {
+            f"title-{chart.id}": escape(chart.title),
+            f"caption-{chart.id}": escape(chart.summary),
+            f"table-{chart.id}": chart_table(chart),
+        }
     return {
         "title": page.title,
         "shape": shape(page),
@@ -100,7 +104,7 @@ def payload(page: Page) -> dict[str, Any]:
 
 def shape(page: Page) -> str:
     """Which sections and charts there are. While it stays, a live page changes what is inside and keeps the rest."""
-    return " ".join([*(section.id for section in page.sections), *(f"{c.id}:{c.title}" for c in _charts(page))])
+    return " ".join([*(section.id for section in page.sections), *(chart.id for chart in _charts(page))])
 
 
 def main(page: Page, stills: bool) -> str:
@@ -119,7 +123,7 @@ def _figure(chart: Chart, still: bool) -> str:
     image = f'<img class=still alt="{escape(chart.title)}" src="{picture(chart)}">' if still else ""
     return (
         f'<figure class="{chart.size}{" has-still" if still else ""}" data-chart={name}>'
-        f"<figcaption><h3>{escape(chart.title)}</h3><p data-part=caption-{name}>{escape(chart.summary)}</p></figcaption>"
+        f"<figcaption><h3 data-part=title-{name}>{escape(chart.title)}</h3><p data-part=caption-{name}>{escape(chart.summary)}</p></figcaption>"
         f'<div class=plot role=img aria-label="{escape(chart.title)}; the numbers are in the table below"></div>{image}'
         f"<details><summary>Numbers as a table</summary><div data-part=table-{name}>{chart_table(chart)}</div></details></figure>"
     )

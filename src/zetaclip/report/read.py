@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,33 +184,37 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def slim(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with each layer's eigenvalues reduced to the points of a picture.
-
-    ``curve`` holds pairs (λ, fraction of eigenvalues at or above λ), evenly spaced in rank's logarithm, because
-    the tail is what is looked at.
-    """
+    """The row with each layer's eigenvalues as an array: eight bytes each instead of thirty-two."""
     layers = row.get("layers")
     if not isinstance(layers, dict):
         return row
     kept = {}
     for name, layer in layers.items():
-        if not isinstance(layer, dict):
-            continue
-        values = layer.get("eigenvalues")
-        plain = {key: value for key, value in layer.items() if key != "eigenvalues"}
-        kept[str(name)] = plain | {"curve": curve(values if isinstance(values, list) else [])}
+        if isinstance(layer, dict):
+            values = layer.get("eigenvalues")
+            kept[str(name)] = layer | {"eigenvalues": _array(values if isinstance(values, list) else [])}
     return row | {"layers": kept}
 
 
-def curve(eigenvalues: Sequence[Any]) -> list[tuple[float, float]]:
-    """(λ, share of the eigenvalues that are at least λ), from the largest down."""
-    found = (number(value) for value in eigenvalues)
-    ordered = sorted((value for value in found if value is not None and value > 0), reverse=True)
+def _array(values: list[Any]) -> array[float]:
+    try:
+        return array("d", values)
+    except (TypeError, OverflowError):  # a null or a word among them
+        return array("d", [value for value in map(number, values) if value is not None])
+
+
+def curve(eigenvalues: Iterable[float], limit: int = SPECTRUM_POINTS) -> list[tuple[float, float]]:
+    """(λ, share of the eigenvalues that are at least λ), from the largest down.
+
+    A long spectrum is thinned evenly in the logarithm of the rank, because the tail is what is looked at.
+    """
+    ordered = sorted((value for value in eigenvalues if 0 < value < math.inf), reverse=True)
     count = len(ordered)
     ranks: Iterable[int] = range(1, count + 1)
-    if count > SPECTRUM_POINTS:
-        step = math.log(count) / (SPECTRUM_POINTS - 1)
-        ranks = sorted({min(count, round(math.exp(step * place))) for place in range(SPECTRUM_POINTS)})
+    limit = min(limit, SPECTRUM_POINTS)
+    if count > limit:
+        step = math.log(count) / (limit - 1)
+        ranks = sorted({min(count, round(math.exp(step * place))) for place in range(limit)})
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 

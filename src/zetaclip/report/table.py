@@ -10,10 +10,10 @@ from .figure import Chart, thin
 from .words import plain
 
 # Rows of the table that belongs to a chart.
-MAX_ROWS = 100
+MAX_ROWS = 60
 
 # Columns of it: beyond, nobody listens to the end of a row.
-MAX_COLUMNS = 24
+MAX_COLUMNS = 20
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sor
         lines.append(f"<tr>{''.join(cells)}</tr>")
     kind = " class=sortable" if sortable else ""
     return (
-        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption>{escape(caption)}</caption>'
+        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption><span>{escape(caption)}</span></caption>'
         f"<thead><tr>{labels}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

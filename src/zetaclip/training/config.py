@@ -44,6 +44,9 @@ class Config:
     schema: str | None = _option(None, "own data: a file that declares columns, bounds and classes", kind=str)
     skew: float | None = _option(None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float)
     skew_seed: int = _option(0, "seed of the skew", kind=int)
+    skew_size: int | None = _option(
+        None, "records that are left after the skew (default: as many as are feasible for every alpha)", kind=int
+    )
     validation: float = _option(
         0.0, "share of the training records to hold out and evaluate on, instead of the test set", kind=float
     )
@@ -141,7 +144,7 @@ class Config:
 _TABLES = ("data_options", "method_options", "spectral")
 _CHOICES = {f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata}
 _POSITIVE = (
-    "skew", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon",
+    "skew", "skew_size", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon",
     "threads", "eval_every",
 )  # fmt: skip
 

@@ -48,12 +48,13 @@ def train(
     keep_state: bool = False,
     display: Display | None = None,
     series: Callable[[str, dict[str, Any]], None] | None = None,
+    begun: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Trains what ``config`` says into the folder ``out`` and returns its result.
 
     ``resume`` goes on where a cut run stopped, replaying its secret streams exactly; ``rekey`` goes on with fresh ones, and
     everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
-    ("metrics" | "probe", line) for whoever wants to log elsewhere.
+    ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
 
     **Guarantee.** The folder tells no more about the training records than the ledger says, unless
     ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
@@ -61,12 +62,12 @@ def train(
     """
     others = ranks()
     if others is None:
-        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, None)
+        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, None)
     if not others.first:
         return follow(others, _build_model)
     leader = Leader(others)
     try:
-        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, leader)
+        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, leader)
     except BaseException as error:
         leader.stop(error)
         raise
@@ -81,6 +82,7 @@ def _train(
     keep_state: bool,
     display: Display | None,
     series: Callable[[str, dict[str, Any]], None] | None,
+    begun: Callable[[], None] | None,
     leader: Leader | None,
 ) -> dict[str, Any]:
     display = display or Display(quiet=True)
@@ -102,7 +104,7 @@ def _train(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
         )
     with _threads(config, folder if going_on else None):
-        return _run(config, folder, going_on, rekey, keep_state, display, series, leader)
+        return _run(config, folder, going_on, rekey, keep_state, display, series, begun, leader)
 
 
 def _run(
@@ -113,6 +115,7 @@ def _run(
     keep_state: bool,
     display: Display,
     series: Callable[[str, dict[str, Any]], None] | None,
+    begun: Callable[[], None] | None,
     leader: Leader | None,
 ) -> dict[str, Any]:
     started = time.perf_counter()
@@ -140,6 +143,8 @@ def _run(
         folder.write_text("config.json", config.to_json())
         status = Status(folder, resume_command(folder))
         status.write(state="running", message="setting up")
+        if begun is not None:
+            begun()
         display.say("finding the noise" if method.private and config.sigma is None else "setting up")
         if leader is not None:
             leader.start(config, folder.path, going_on and folder.executed, rekey)
@@ -208,7 +213,10 @@ class _Training:
             step = self.steps.done + 1
             every = max(1, self.steps.total // 1000)
             if step % every == 0:
-                self.folder.append("clips.jsonl", [{"step": step, "clip": after.clip}])
+                line = {"step": step, "clip": after.clip}
+                self.folder.append("clips.jsonl", [line])
+                if self.series is not None:
+                    self.series("clip", line)
 
     # -- saving
 

@@ -26,7 +26,7 @@ _LENGTHS = {
     "imagenet100": (256, 6.0),
     "adult": (256, 20.0),
     "heart": (32, 20.0),
-    "ved": (1024, 20.0),
+    "ved": (256, 20.0),
 }
 # The rates of the paper's constant, coupled recipe are not in the paper; these are starting points by kind of data.
 _PAPER_RATES = {
@@ -50,7 +50,7 @@ def load_data(config: Config) -> Dataset:
     }
     dataset = load(config.data, root=config.data_root, **own, **config.data_options)
     if config.skew is not None:
-        dataset = dirichlet_skew(dataset, config.skew, config.skew_seed)
+        dataset = dirichlet_skew(dataset, config.skew, config.skew_seed, size=config.skew_size)
     if config.validation:
         dataset = _with_validation(dataset, config.validation)
     return dataset

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..accounting import ACCOUNTANTS
+from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
 from .config import Config
@@ -161,18 +161,14 @@ def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str,
         "num_examples_source": header.num_examples_source,
     }
     if dataset.records_per_group > 1 and by[config.accountant] is not None:
-        found["group"] = group_bound(by[config.accountant], config.delta, dataset)  # type: ignore[arg-type]
+        assert config.delta is not None
+        k = dataset.records_per_group
+        try:
+            bound: float | None = group_epsilon(engine.ledger.events(), config.delta, k)
+        except AccountingError:
+            bound = None
+        found["group"] = {"unit": dataset.group, "records": k, "epsilon": bound, "delta": config.delta}
     return found
-
-
-def group_bound(epsilon: float, delta: float, dataset: Dataset) -> dict[str, Any]:
-    """The same run for a group of records: k records cost at most (k ε, k e^((k-1) ε) δ)."""
-    import math
-
-    k = dataset.records_per_group
-    exponent = (k - 1) * epsilon
-    grown = k * math.exp(exponent) * delta if exponent < 700 else math.inf
-    return {"unit": dataset.group, "records": k, "epsilon": k * epsilon, "delta": min(1.0, grown)}
 
 
 def _clip_summary(folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]) -> Any:
@@ -207,9 +203,9 @@ def _probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, stop: int) -> list[str]:
     notes = list(dict.fromkeys(steps.notes))
-    notes += [
-        f"preprocessing looked at private data, which ε does not cover: {what}" for what in dataset.private_statistics
-    ]
+    if dataset.private_statistics:
+        looked = ", ".join(dataset.private_statistics)
+        notes.append(f"preprocessing looked at private data, which ε does not cover: {looked}")
     if not dataset.public and not config.no_eval and dataset.test is not None:
         notes.append("the metrics are of held-out private records, which ε does not cover; --no-eval writes none")
     if config.no_eval:
@@ -280,9 +276,8 @@ def summary(result: dict[str, Any]) -> str:
         lines.append(f"{reached}; no ε is claimed ({result['claim'].removeprefix('none: ')})")
     if result.get("group"):
         group = result["group"]
-        lines.append(
-            f"per {group['unit']} (at most {group['records']} records): ε = {group['epsilon']:.3g}, δ = {group['delta']:.3g}"
-        )
+        bound = "no bound could be computed" if group["epsilon"] is None else f"ε = {group['epsilon']:.3g}"
+        lines.append(f"per {group['unit']} (at most {group['records']} records): {bound}, δ = {group['delta']:.3g}")
     if result["clip"]:
         clip = result["clip"]
         text = f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median {clip['median']:.3g}"

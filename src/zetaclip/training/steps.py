@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..averaging import WeightAverage
 from ..errors import NoGuarantee
 from ..ledger import replace_file
+from ..updates import WeightAverage
 from .config import Config
 from .evaluate import Task
 from .folder import RunFolder
@@ -86,7 +86,9 @@ class _Steps:
         self.wish: Callable[[], int] = lambda: 0
         self.diagnostics = Diagnostics() if config.non_private_diagnostics else None
         decay = config.weight_average
-        self.average = None if decay is None else WeightAverage(model, decay)
+        self.average = (
+            None if decay is None else WeightAverage([p for p in model.parameters() if p.requires_grad], decay)
+        )
 
     def optimizer_options(self) -> dict[str, Any]:
         """What goes over the method's own; a momentum of 0 is what every family without one has."""

@@ -116,6 +116,17 @@
     if (table && chosen.column !== null) sort(table, chosen.column, chosen.direction);
   }
 
+  // New charts came: everything is put in anew, and what the reader had opened is opened again.
+  function rebuild(html) {
+    const place = (one) => `${one.closest("figure")?.dataset.chart || one.closest("section").id} ${one.querySelector("summary").textContent}`;
+    const opened = new Set([...document.querySelectorAll("main details[open]")].map(place));
+    document.querySelectorAll(".plot").forEach((plot) => Plotly.purge(plot));
+    document.querySelector("main").innerHTML = html;
+    document.querySelectorAll("main details").forEach((one) => { one.open = opened.has(place(one)); });
+    const table = document.querySelector("table.sortable");
+    if (table && chosen.column !== null) sort(table, chosen.column, chosen.direction);
+  }
+
   let shape = settings.shape, tag = "", lost = 0;
   async function news() {
     let wait = settings.wait;
@@ -124,10 +135,10 @@
       if (answer.status === 200) {
         tag = answer.headers.get("ETag") || "";
         const fresh = await answer.json();
-        wait = fresh.wait;
+        if (fresh.shape !== shape && fresh.main === undefined) tag = ""; // asked before it changed: ask again
         document.title = fresh.title;
         if (fresh.main !== undefined) {
-          document.querySelector("main").innerHTML = fresh.main;
+          rebuild(fresh.main);
           shape = fresh.shape;
           figures = fresh.figures;
           drawAll();
@@ -136,9 +147,8 @@
           figures = fresh.figures;
           for (const id of Object.keys(figures)) if (drawn.get(id) !== JSON.stringify(figures[id])) draw(id);
         }
-      } else if (answer.status === 304) {
-        wait = Number(answer.headers.get("X-Wait")) || wait;
       }
+      wait = Number(answer.headers.get("X-Wait")) || wait;
       lost = 0;
       live(answer.ok || answer.status === 304 ? "live" : `the server answers ${answer.status}`);
     } catch (error) {

@@ -1,0 +1,166 @@
+"""What each method costs per step, over DP-SGD in the same run.
+
+    python bench/methods.py                              # the CNN and the MLP
+    python bench/methods.py --models cnn --methods dp-sam quantile --turns 15
+
+A step is a whole update: forward, backward, clip, noise, update and whatever the method does besides, on one thread; with two
+passes it is both. In every turn each method takes some steps, and each turn starts with another method, so that a
+machine that slows down slows all of them. A figure is the median over the turns of the ratio to DP-SGD in the same turn. A
+spectral probe, which happens every 50 steps, is timed by itself and spread over them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from common import one_thread, quantile, table, write_json
+
+one_thread()
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from networks import MODELS, Model  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from zetaclip import PrivacyEngine, methods  # noqa: E402
+
+LEAST_SECONDS = 0.05
+clock = time.perf_counter
+# Enough planned updates for any number of turns; a decay that is still noise at the end; a first stage of one step.
+EPOCHS = 20_000
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adp-adamw": {"ratio": 0.99999},
+    "adadpigu": {"warmup": 1 / EPOCHS},
+    "dp-sam same": {"ascent_batch": "same"},
+}
+NAMES = [*methods.names(private=True), "dp-sam same"]
+# The most that a method may cost over DP-SGD; None: as measured, see docs/methods.md.
+GOALS: dict[str, float | None] = dict.fromkeys(
+    ("auto-s", "dp-psac", "ww-dp-sgd", "dp-sat", "slaclip", "quantile", "bounded-adaptive"), 1.05
+)
+GOALS |= dict.fromkeys(("dp-adam", "dp-adam-bc", "dp-adamw", "adp-adamw", "dp-adam-ac"), 1.15)
+GOALS |= {"dp-sam": 2.1, "dp-sam same": 2.1, "dp-is": 1.3, "adaclip": None, "adadpigu": None}
+
+
+def make(name: str, model: Model, x: Tensor, y: Tensor) -> tuple[Callable[[], None], float]:
+    """A function that takes one update, and seconds to add to each for a probe that comes seldom."""
+    method = methods.get(name.split()[0], **OPTIONS.get(name, {}))
+    torch.manual_seed(0)
+    network = model.make()
+    network, optimizer, loader = PrivacyEngine(accountant="rdp", seed=0).make_private(
+        module=network,
+        optimizer=method.optimizer(network.parameters(), lr=1e-3),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+        noise_multiplier=100.0,
+        method=method,
+        sample_rate=1.0,
+        num_examples=len(x),
+        decouple_lr=True,
+        epochs=EPOCHS,
+        target_delta=1e-5,
+    )
+
+    def step() -> None:
+        for inputs, labels in loader:  # q = 1: an epoch is one update
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs), labels).backward()
+            optimizer.step()
+
+    return step, _probe_seconds(method, network)
+
+
+def _probe_seconds(method: methods.Method, network: Any) -> float:
+    period = getattr(method.controller, "period", None)
+    if period is None:
+        return 0.0
+    controller: Any = method.controller
+    # Bound by make_private; the controller's own period decides when it reads, so time a step at which it does.
+    times = []
+    for _ in range(7):
+        start = clock()
+        controller.update(controller.probe.read(network, period), controller.init())
+        times.append(clock() - start)
+    controller.probe.period = 10**9  # timed here, so not in the turns
+    return statistics.median(times) / period
+
+
+def measure(model: Model, names: list[str], turns: int) -> dict[str, list[float]]:
+    """Milliseconds per update, of every turn and method."""
+    torch.manual_seed(0)
+    x, y = model.data(model.batch)
+    made = {name: make(name, model, x, y) for name in names}
+    repeats = {}
+    for name, (step, _) in made.items():
+        for _ in range(3):  # what only the first steps do
+            step()
+        start = clock()
+        step()
+        repeats[name] = max(1, round(LEAST_SECONDS / (clock() - start)))
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            step, seldom = made[name]
+            start = clock()
+            for _ in range(repeats[name]):
+                step()
+            found[name].append(1e3 * ((clock() - start) / repeats[name] + seldom))
+    return found
+
+
+def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
+    base = times["dp-sgd"]
+    summary: dict[str, Any] = {}
+    for name, values in times.items():
+        ratios = [value / other for value, other in zip(values, base, strict=True)]
+        summary[name] = {
+            "ms": round(statistics.median(values), 3),
+            "ratio": round(statistics.median(ratios), 3),
+            "low": round(quantile(ratios, 0.25), 3),
+            "high": round(quantile(ratios, 0.75), 3),
+        }
+    return summary
+
+
+def as_table(results: dict[str, Any]) -> str:
+    models = list(results)
+    rows = []
+    for name in results[models[0]]:
+        goal = GOALS.get(name)
+        cells = []
+        for model in models:
+            entry = results[model][name]
+            cells.append(f"{entry['ratio']:.2f}x ({entry['low']:.2f}-{entry['high']:.2f})")
+        rows.append([name, *cells, f"{goal:.2f}x" if goal else "-"])
+    head = [f"{MODELS[model].title}, DP-SGD {results[model]['dp-sgd']['ms']:.1f} ms" for model in models]
+    return table(["method", *head, "at most"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "mlp"], metavar="NAME")
+    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument(
+        "--cpu", action="store_true", help="time of this process alone, for a machine that others use too"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    global clock
+    clock = time.process_time if options.cpu else time.perf_counter
+    names = list(dict.fromkeys(["dp-sgd", *options.methods]))
+    results = {}
+    for model in options.models:
+        results[model] = summarise(measure(MODELS[model], names, options.turns))
+        write_json(options.json, {"turns": options.turns, "cpu": options.cpu, "methods": results})
+    print(as_table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A whole private training script, to be read from top to bottom and changed.
+
+    python examples/train.py                         # the bundled digits, ε = 3
+    python examples/train.py --dataset=mnist --epochs=8 --epsilon=0.83
+    python examples/train.py --resume=True           # after a crash: exactly where it was
+
+`zetaclip train` does the same with more care around it: a run folder, verify, reports, own data.
+"""
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from zetaclip import PrivacyEngine, Spectral
+from zetaclip.data import load
+from zetaclip.models import build
+
+# -- settings; each can be given as --name=value ---------------------------------------------------------------------
+dataset = "digits"  # "mnist", "cifar10", "adult" ... ; `zetaclip data list` says what is at hand
+network = "cnn"
+epsilon, delta = 3.0, 1e-5
+accountant = "prv"  # "rdp" and "pld" too
+epochs = 30
+batch_size = 256  # expected: every record joins with probability batch_size / N
+physical_batch_size = 256  # bounds memory, changes nothing else
+lr = 1.0  # of a decoupled step: C does not move it
+clip = 1.0  # where C starts; the spectral controller moves it
+period = 10  # updates between two looks at the weights
+checkpoint = "private-run.pt"  # and private-run.pt.private, which must never be published
+resume = False
+
+for word in sys.argv[1:]:
+    name, _, text = word.removeprefix("--").partition("=")
+    if name not in globals() or not word.startswith("--"):
+        sys.exit(f"unknown setting {word!r}")
+    kind = type(globals()[name])
+    globals()[name] = text == "True" if kind is bool else kind(text)
+# ---------------------------------------------------------------------------------------------------------------------
+
+data = load(dataset)
+assert data.nominal_size is not None and data.test is not None
+model = build(network, tuple(data.train.x.shape[1:]), data.outputs)
+optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+loader = DataLoader(TensorDataset(data.train.x, data.train.y), batch_size=batch_size)
+
+engine = PrivacyEngine(accountant=accountant)
+model, optimizer, loader = engine.make_private_with_epsilon(
+    module=model,
+    optimizer=optimizer,
+    data_loader=loader,
+    target_epsilon=epsilon,
+    target_delta=delta,
+    epochs=epochs,
+    clipping=Spectral(initial=clip, period=period),
+    num_examples=data.nominal_size,  # the published size: N is private itself
+    physical_batch_size=physical_batch_size,
+    decouple_lr=True,
+)
+steps = epochs * len(loader)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+start = 0
+if resume and Path(checkpoint).exists():
+    saved = engine.load(checkpoint, replay=True)  # the same batches and the same noise: what is repeated costs nothing
+    scheduler.load_state_dict(saved["scheduler"])
+    start = math.ceil(engine.updates / len(loader))
+else:
+    engine.save(checkpoint, extra={"scheduler": scheduler.state_dict()})  # from now on every step is journaled
+
+
+@torch.no_grad()
+def accuracy() -> float:
+    """On held-out records, which ε does not cover."""
+    model.eval()
+    right = sum(
+        (model(x).argmax(1) == y).sum().item() for x, y in zip(data.test.x.split(1000), data.test.y.split(1000))
+    )
+    model.train()
+    return right / len(data.test.y)
+
+
+print(f"σ = {optimizer.noise_multiplier:.3f}, q = {loader.sample_rate:.5f}, {steps} steps, {data.unit} is one record")
+for epoch in range(start, epochs):
+    began = time.perf_counter()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)  # don't print it: the loss of a batch is private
+        loss.backward()
+        optimizer.step()  # per-example clipping, one sum, one draw of noise
+        if optimizer.stepped:  # False inside a logical batch that came in several chunks
+            scheduler.step()
+    engine.save(checkpoint, extra={"scheduler": scheduler.state_dict()})
+    print(
+        f"epoch {epoch + 1}/{epochs}  accuracy {100 * accuracy():.1f} %  ε {engine.get_epsilon(delta):.2f}  "
+        f"C {optimizer.clip:.3f}  {time.perf_counter() - began:.1f} s"
+    )
+
+engine.ledger.to_jsonl("ledger.jsonl")
+print(engine.ledger.summary())

@@ -1,0 +1,222 @@
+/* Norms and weighted sums over the rows of small matrices, many matrices in one call.
+ *
+ * On a small network the arithmetic of clipping takes less time than the calls that ask for it. Here all layers of a
+ * chunk are one call: once for the norms, once for what the factors multiply. gradients/rows.py says which matrices
+ * come here and what happens without this file.
+ *
+ * Sums are taken in lanes, and a bounded number of values at a time, so that every processor rounds alike and wide rows
+ * lose no digits.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 8
+#define STRIDE (4 * LANES) /* values per turn of the inner loop: four sums side by side hide the latency of an addition */
+#define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
+#define ROWS 128           /* rows that are summed in float32 before they are added to the total */
+#define FIELDS 4           /* numbers that describe one task */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+
+/* The norms of the rows of a matrix: inf or nan where float32 can't hold the squares. */
+WIDE static void row_norms(const float *restrict values, size_t rows, size_t width, double *restrict norms)
+{
+    for (size_t row = 0; row < rows; row++, values += width) {
+        double total = 0.0;
+        for (size_t start = 0; start < width; start += PIECE) {
+            size_t end = width - start < PIECE ? width : start + PIECE, i = start;
+            lanes a = {0}, b = {0}, c = {0}, d = {0}, v, w, x, y;
+            for (; i + STRIDE <= end; i += STRIDE) {
+                memcpy(&v, values + i, sizeof v);
+                memcpy(&w, values + i + LANES, sizeof w);
+                memcpy(&x, values + i + 2 * LANES, sizeof x);
+                memcpy(&y, values + i + 3 * LANES, sizeof y);
+                a += v * v;
+                b += w * w;
+                c += x * x;
+                d += y * y;
+            }
+            for (; i + LANES <= end; i += LANES) {
+                memcpy(&v, values + i, sizeof v);
+                a += v * v;
+            }
+            a = (a + b) + (c + d);
+            float rest = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+            for (; i < end; i++) rest += values[i] * values[i];
+            total += rest;
+        }
+        norms[row] = total;
+    }
+    for (size_t row = 0; row < rows; row++) norms[row] = sqrt(norms[row]);
+}
+
+/* scaled = factor * row for every row, and sum += their sum; either may be NULL. `partial` has room for a row. */
+WIDE static void weigh_rows(const float *restrict values, const float *restrict factors, size_t rows, size_t width,
+                            float *restrict scaled, float *restrict sum, float *restrict partial)
+{
+    if (scaled != NULL)
+        for (size_t row = 0; row < rows; row++)
+            for (size_t i = 0; i < width; i++) scaled[row * width + i] = factors[row] * values[row * width + i];
+    if (sum == NULL) return;
+    for (size_t start = 0; start < rows; start += ROWS) {
+        size_t end = rows - start < ROWS ? rows : start + ROWS;
+        memset(partial, 0, width * sizeof(float));
+        for (size_t row = start; row < end; row++)
+            for (size_t i = 0; i < width; i++) partial[i] += factors[row] * values[row * width + i];
+        for (size_t i = 0; i < width; i++) sum[i] += partial[i];
+    }
+}
+
+/* A list of integers, FIELDS to a task; to be freed with PyMem_Free. */
+static uint64_t *read_tasks(PyObject *list, Py_ssize_t *tasks)
+{
+    Py_ssize_t length = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
+    if (length < 0 || length % FIELDS) {
+        PyErr_SetString(PyExc_TypeError, "tasks are a list of integers, four to each");
+        return NULL;
+    }
+    uint64_t *fields = PyMem_Malloc((length ? length : 1) * sizeof *fields);
+    if (fields == NULL) return (uint64_t *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < length; i++) {
+        fields[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, i));
+        if (PyErr_Occurred()) {
+            PyMem_Free(fields);
+            return NULL;
+        }
+    }
+    *tasks = length / FIELDS;
+    return fields;
+}
+
+static PyObject *norms(PyObject *self, PyObject *args)
+{
+    PyObject *list;
+    unsigned long long rows, address;
+    int fresh;
+    double lost, scale;
+    Py_ssize_t tasks;
+    if (!PyArg_ParseTuple(args, "OKKpdd", &list, &rows, &address, &fresh, &lost, &scale)) return NULL;
+    uint64_t *fields = read_tasks(list, &tasks);
+    if (fields == NULL) return NULL;
+    double *first = PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first), *second = first + rows;
+    if (first == NULL) {
+        PyMem_Free(fields);
+        return PyErr_NoMemory();
+    }
+    double *out = (double *)(uintptr_t)address, largest = 0.0;
+    int finite = 1;
+    Py_BEGIN_ALLOW_THREADS
+    uint64_t done = 0, wide = 0; /* the matrix whose norms are in `second`: a layer's weight and bias share one */
+    for (size_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
+    for (Py_ssize_t task = 0; task < tasks; task++) {
+        const uint64_t *f = fields + FIELDS * task;
+        if (task == 0 || f[2] != done || f[3] != wide) row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
+        done = f[2];
+        wide = f[3];
+        if (f[0]) {
+            /* A product: what underflow hid in one factor must not vanish when the other is huge. */
+            double hidden = sqrt((double)(f[1] > f[3] ? f[1] : f[3]) * FLT_MIN);
+            row_norms((const float *)(uintptr_t)f[0], rows, f[1], first);
+            for (size_t i = 0; i < rows; i++) {
+                double product = (first[i] + hidden) * (second[i] + hidden);
+                out[i] += product * product;
+            }
+        } else {
+            for (size_t i = 0; i < rows; i++) out[i] += second[i] * second[i];
+        }
+    }
+    for (size_t i = 0; i < rows; i++) {
+        out[i] = (sqrt(out[i]) + lost) * scale;
+        finite = finite && isfinite(out[i]);
+        largest = out[i] > largest ? out[i] : largest;
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(first);
+    PyMem_Free(fields);
+    return PyFloat_FromDouble(finite ? largest : INFINITY);
+}
+
+static PyObject *weigh(PyObject *self, PyObject *args)
+{
+    PyObject *list;
+    unsigned long long rows, address;
+    double by;
+    Py_ssize_t tasks;
+    if (!PyArg_ParseTuple(args, "OKKd", &list, &rows, &address, &by)) return NULL;
+    uint64_t *fields = read_tasks(list, &tasks);
+    if (fields == NULL) return NULL;
+    size_t widest = 0;
+    for (Py_ssize_t task = 0; task < tasks; task++)
+        widest = fields[FIELDS * task + 1] > widest ? fields[FIELDS * task + 1] : widest;
+    float *factors = PyMem_Malloc((rows + widest + 1) * sizeof *factors), *partial = factors + rows;
+    if (factors == NULL) {
+        PyMem_Free(fields);
+        return PyErr_NoMemory();
+    }
+    const double *given = (const double *)(uintptr_t)address;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < rows; i++) factors[i] = (float)(given[i] * by);
+    for (Py_ssize_t task = 0; task < tasks; task++) {
+        const uint64_t *f = fields + FIELDS * task;
+        weigh_rows((const float *)(uintptr_t)f[0], factors, rows, f[1], (float *)(uintptr_t)f[2],
+                   (float *)(uintptr_t)f[3], partial);
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(factors);
+    PyMem_Free(fields);
+    Py_RETURN_NONE;
+}
+
+static PyObject *flat(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, norms, factors;
+    double clip;
+    if (!PyArg_ParseTuple(args, "KdKK", &rows, &clip, &norms, &factors)) return NULL;
+    const double *given = (const double *)(uintptr_t)norms;
+    double *out = (double *)(uintptr_t)factors;
+    for (size_t i = 0; i < rows; i++) out[i] = clip / (given[i] > clip ? given[i] : clip);
+    Py_RETURN_NONE;
+}
+
+static PyObject *farthest(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, norms, factors;
+    if (!PyArg_ParseTuple(args, "KKK", &rows, &norms, &factors)) return NULL;
+    const double *norm = (const double *)(uintptr_t)norms, *factor = (const double *)(uintptr_t)factors;
+    double largest = 0.0;
+    for (size_t i = 0; i < rows; i++) {
+        double moved = fabs(norm[i] * factor[i]);
+        largest = moved <= largest ? largest : moved; /* takes nan, and stops there: it would be lost again */
+        if (isnan(moved)) break;
+    }
+    return PyFloat_FromDouble(largest);
+}
+
+static PyMethodDef methods[] = {
+    {"norms", norms, METH_VARARGS,
+     "norms(tasks, rows, address, fresh, lost, scale) -> largest\n\n"
+     "A task is (address, width, address, width) of two float32 matrices, whose row norms are multiplied; the first address\n"
+     "may be 0. The float64 values at `address` are sums of squares (nothing yet, if fresh) and become\n"
+     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is not finite."},
+    {"weigh", weigh, METH_VARARGS,
+     "weigh(tasks, rows, factors, by)\n\n"
+     "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
+     "their sum; the last two may be 0. `factors` is the address of float64 values."},
+    {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
+    {"farthest", farthest, METH_VARARGS, "farthest(rows, norms, factors) -> the largest |norm * factor|, or nan if one is."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&module); }

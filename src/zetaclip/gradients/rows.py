@@ -1,0 +1,117 @@
+"""Norms and weighted sums of small float32 matrices, all layers of a chunk in one compiled call.
+
+On a small network torch spends more time on being called than on the numbers. Matrices that are large, lie on another
+device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
+The two ways agree to rounding, not bit for bit.
+
+**Guarantee.** Nothing is read or written by address before ``fits`` has seen the tensor: its rows are those of the chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .contributions import Contribution, Dense, Single
+
+try:
+    from .. import _rows as _compiled
+except ImportError:  # built where there was no C compiler
+    _compiled = None  # type: ignore[assignment]
+
+# From so many floats on the work is worth torch's threads. It only decides speed.
+LARGEST = 1 << 20
+
+# What the compiled part takes for one matrix, or for two that belong together: addresses and widths; see ``_rows.c``.
+Task = tuple[int, int, int, int]
+
+
+def source() -> str:
+    """Who takes the norms and sums of small matrices here: part of what an exact replay depends on."""
+    return "torch" if _compiled is None else "compiled"
+
+
+def fits(matrix: Tensor, rows: int) -> bool:
+    """Whether the compiled part can take this tensor as a matrix of so many rows."""
+    return (
+        _compiled is not None
+        and matrix.dtype is torch.float32
+        and matrix.is_cpu
+        and matrix.is_contiguous()
+        and 0 < matrix.numel() <= LARGEST
+        and matrix.shape[0] == rows
+    )
+
+
+def norm_task(part: Contribution, rows: int) -> Task | None:
+    """The matrices whose row norms make up the norms of ``part``, as ``norms`` takes them; None if they are not for it."""
+    if type(part) is Single:
+        x, g = part.x, part.g
+        if fits(x, rows) and fits(g, rows):
+            return x.data_ptr(), x.numel() // rows, g.data_ptr(), g.numel() // rows
+    elif type(part) is Dense:
+        stored = part.stored
+        if fits(stored, rows):
+            return 0, 0, stored.data_ptr(), stored.numel() // rows
+    return None
+
+
+def norms(tasks: list[int], squares: Tensor | None, rows: int, lost: float, scale: float) -> tuple[Tensor, bool]:
+    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are finite."""
+    out = torch.empty(rows, dtype=torch.float64) if squares is None else squares
+    largest = _compiled.norms(tasks, rows, out.data_ptr(), squares is None, lost, scale)
+    return out, largest < float("inf")
+
+
+def sum_task(part: Dense, task: Task, numel: int, address: int) -> Task | None:
+    """Adds the weighted sum of ``part`` to so many floats at an address; None if it is not a plain matrix of that width."""
+    if part.unpack is None and part.block is None and task[3] == numel:
+        return task[2], numel, 0, address
+    return None
+
+
+def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
+    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ right."""
+    scaled = torch.empty_like(part.narrow)
+    if part.narrow is part.x:
+        return (task[0], task[1], scaled.data_ptr(), 0), part.g, scaled
+    return (task[2], task[3], scaled.data_ptr(), 0), scaled, part.x
+
+
+def numbers(values: Tensor, rows: int) -> bool:
+    """Whether this is one float64 number per row, where the compiled part can read it."""
+    return (
+        _compiled is not None
+        and values.dtype is torch.float64
+        and values.is_cpu
+        and values.is_contiguous()
+        and values.shape == (rows,)
+    )
+
+
+def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
+    """Whether ``weigh`` can take these factors, and add to this vector."""
+    return total.dtype is torch.float32 and total.is_cpu and total.is_contiguous() and numbers(factors, rows)
+
+
+def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
+    """Works off the tasks with the weights ``by * factors``."""
+    _compiled.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
+
+
+def flat_factors(norms: Tensor, clip: float) -> Tensor:
+    """clip / max(norm, clip) for every norm."""
+    if not numbers(norms, norms.shape[0]):
+        # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
+        return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
+    factors = torch.empty_like(norms)
+    _compiled.flat(norms.shape[0], clip, norms.data_ptr(), factors.data_ptr())
+    return factors
+
+
+def farthest(norms: Tensor, factors: Tensor) -> float:
+    """The largest |norm * factor|; nan if there is one."""
+    rows = norms.shape[0]
+    if numbers(norms, rows) and numbers(factors, rows):
+        return _compiled.farthest(rows, norms.data_ptr(), factors.data_ptr())
+    return (factors * norms).abs_().amax().item() if rows else 0.0

@@ -1,0 +1,289 @@
+"""Every experiment file: it plans, it asks `zetaclip train` for known things, and its published cells are the paper's."""
+
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from zetaclip import Spectral
+from zetaclip.errors import CommandError
+from zetaclip.experiments import plan, spec
+
+PAPER = Path(__file__).resolve().parents[3] / "shared/seed/000_32f4d8cacd2adeeb.txt"
+EXPECTED = [
+    "iid",
+    "tabular",
+    "recent",
+    "noniid",
+    "clip-sweep",
+    "zone",
+    "components",
+    "smoothing",
+    "probe-layer",
+    "calibration",
+    "runtime",
+    "controls",
+    "budget",
+]
+
+
+def test_every_experiment_is_there():
+    assert spec.names() == EXPECTED
+
+
+@pytest.mark.parametrize("profile", spec.PROFILES)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_plans(name, profile):
+    planned = plan.make_plan(spec.load(name), profile)
+    assert planned.runs and planned.columns
+    for run in [*planned.runs, *(run for tuning in planned.tunings for run in tuning.runs)]:
+        assert set(run.config) <= spec.CONFIG_KEYS
+        assert ("epochs" in run.config) != ("steps" in run.config)
+        private = run.config["method"] not in ("sgd", "adam")
+        assert (("epsilon" in run.config) + ("sigma" in run.config) == 1) == private
+        assert ("delta" in run.config) == private
+        if private:
+            assert run.config["delta"] == (2.4e-6 if run.config["data"] == "imagenet100" else 1e-5)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_its_controllers_can_be_built(name):
+    known = set(inspect.signature(Spectral.__init__).parameters) | {"paper"}
+    for profile in spec.PROFILES:
+        for run in plan.make_plan(spec.load(name), profile).runs:
+            options = dict(run.config.get("spectral", {}))
+            assert set(options) <= known
+            literal = options.pop("paper", False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a start outside the bounds is what the sweep is about
+                (Spectral.paper if literal else Spectral)(run.config.get("clip", 1.0), **options)
+
+
+def test_every_controller_says_which_form_it_is():
+    # A recipe may choose the form that is meant where none is given, so none may be left out.
+    for name in EXPECTED:
+        for run in plan.make_plan(spec.load(name), "lite").runs:
+            if "spectral" in run.config:
+                literal = run.labels["method"] == "ww-dp-sgd"
+                assert run.config["spectral"]["paper"] is literal
+
+
+def test_lite_is_what_it_says():
+    for name in EXPECTED:
+        for run in plan.make_plan(spec.load(name), "lite").runs:
+            if run.config["data"] == "mnist":
+                assert run.config["epochs"] == 4
+            if run.config["data"].startswith("cifar"):
+                assert run.config["model"] == "resnet-small" and run.config["steps"] == 300
+            assert run.config["data"] != "emnist-letters"  # what is here is another split
+
+
+def test_the_paper_profile_has_five_seeds():
+    for name in EXPECTED:
+        planned = plan.make_plan(spec.load(name), "paper")
+        assert {len(seeds) for seeds in planned.cells.values()} == {5}
+
+
+# An independent reading of the paper's LaTeX.
+
+
+def clean(text):
+    text = re.sub(r"~?\\cite\{[^}]*\}", "", text)
+    text = re.sub(r"\\multirow\{\d+\}\{\*\}", "", text)
+    for before, after in (
+        (r"\beta", "β"),
+        (r"\kappa", "κ"),
+        (r"\zeta_\star", "ζ*"),
+        (r"\pm", "±"),
+        (r"\alpha", "α"),
+        (r"\(", ""),
+        (r"\)", ""),
+        ("$", ""),
+        ("{=}", "="),
+    ):
+        text = text.replace(before, after)
+    text = re.sub(r"\\(textbf|texttt)", "", text).replace("{", "").replace("}", "")
+    return re.sub(r"\s*±\s*", " ± ", text).strip()
+
+
+def latex_rows(label):
+    source = PAPER.read_text(encoding="utf-8")
+    start = source.index(f"\\label{{{label}}}")
+    body = source[start : source.index("\\end{tabular}", start)]
+    body = body[body.index("\\toprule") :]
+    body = re.sub(r"\\(toprule|midrule|bottomrule)", "", body)
+    return [[clean(cell) for cell in row.split("&")] for row in body.split("\\\\") if "&" in row]
+
+
+def by_label(rows, *columns):
+    return {row[0]: [row[column] for column in columns] for row in rows}
+
+
+def read_iid():
+    head, _, *rows = latex_rows("tab:iid_all")
+    assert head[1:] == [column["label"] for column in spec.load("iid").columns]
+    return by_label(rows, 1, 2, 3, 4, 5)
+
+
+def read_tabular():
+    return by_label(latex_rows("tab:adult_ved_results")[1:], 1, 2, 3)
+
+
+def read_recent():
+    head, *rows = latex_rows("tab:comparison_recent_adaptive")
+    assert head[1:] == [column["label"] for column in spec.load("recent").columns]
+    return by_label(rows, 1, 2, 3, 4)
+
+
+def read_noniid():
+    head, *rows = latex_rows("tab:noniid_combined")
+    assert head[2:] == [column["label"] for column in spec.load("noniid").columns]
+    found, group = {}, ""
+    for first, method, *cells in rows:
+        group = first or group
+        found.setdefault(group, {})[method] = cells
+    return found
+
+
+def read_sweep():
+    rows = latex_rows("tab:sweep_C")[1:]
+    return by_label([row for row in rows if len(row) == 5], 2, 3, 4)
+
+
+def read_zone():
+    return {f"ζ*={row[0]}, r={row[1]}": row[2:] for row in latex_rows("tab:ablate_zone")[1:]}
+
+
+def read_components():
+    return by_label(latex_rows("tab:ablate")[1:], 1)
+
+
+def read_smoothing():
+    return by_label(latex_rows("tab:ablate_beta")[1:], 1)
+
+
+def read_layers():
+    rows = latex_rows("tab:cifar10_probe_layer_summary")[1:]
+    return {row[0]: [row[3], *re.split(r"\s*/\s*", row[4]), *re.split(r"\s*/\s*", row[5])] for row in rows}
+
+
+def read_calibration():
+    return by_label([row for row in latex_rows("tab:calibration_points") if "±" in row[1]], 1, 2, 3, 4, 5, 6)
+
+
+def read_runtime():
+    return by_label(latex_rows("tab:runtime_overhead")[1:], 1, 2, 3, 4)
+
+
+READERS = {
+    "iid": read_iid,
+    "tabular": read_tabular,
+    "recent": read_recent,
+    "noniid": read_noniid,
+    "clip-sweep": read_sweep,
+    "zone": read_zone,
+    "components": read_components,
+    "smoothing": read_smoothing,
+    "probe-layer": read_layers,
+    "calibration": read_calibration,
+    "runtime": read_runtime,
+}
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+@pytest.mark.parametrize("name", READERS)
+def test_published_cells_are_the_papers(name):
+    ours = spec.read_toml(spec.FOLDER / f"{name}.toml")["published"]
+    assert ours == READERS[name]()
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+def test_published_trajectories_are_the_papers():
+    (series,) = spec.load("probe-layer").series
+    rows = latex_rows("tab:cifar10_probe_layer_C_values")[1:]
+    assert [int(row[0]) for row in rows] == list(range(1, 25))
+    columns = [[float(row[number]) for row in rows] for number in range(1, 6)]
+    assert list(series["published"]["clip"].values()) == columns
+
+
+def test_every_published_cell_has_a_column():
+    for name in READERS:
+        experiment = spec.load(name)
+        planned = plan.make_plan(experiment, "paper")
+        places = {column.published for column in planned.columns} - {None}
+        for group, lines in experiment.published.items():
+            assert group in {item["label"] for item in experiment.groups}
+            for row, cells in lines.items():
+                assert row in {item["label"] for item in experiment.rows}
+                assert places == set(range(len(cells)))
+
+
+@pytest.mark.parametrize("text", ["94.22+-0.15", "94.22 ±", "± 0.1", "", "nan"])
+def test_a_mistyped_cell_is_refused(text):
+    with pytest.raises(CommandError, match="published cell"):
+        spec.published_cell(text)
+
+
+def test_an_unknown_experiment_names_the_near_one():
+    with pytest.raises(CommandError, match="did you mean controls"):
+        spec.load("contrls")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('method = "dp-sgd"', 'method = "dp-sdg"', "the method of 'DP-SGD, C=1'"),
+        ('readings = ["sigma", "epsilon"]', 'readings = ["sigmas"]', "sigmas"),
+        ('measures = ["accuracy", "clip_mean"]', 'measures = ["accurracy"]', "accurracy"),
+        ('baseline = "DP-SGD, C=1"', 'baseline = "DP-SGD"', "baseline"),
+        ("[tuning]", "[tunning]", "tuning?"),
+        ('data = "mnist"', 'data = "mnits"', "mnits"),
+        ("[tuning]", "[tuning", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path, before, after, message):
+    text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8")
+    assert before in text
+    (tmp_path / "own.toml").write_text(text.replace(before, after, 1), encoding="utf-8")
+    with pytest.raises(CommandError, match=re.escape(message)):
+        spec.load(str(tmp_path / "own.toml"))
+
+
+def test_a_key_that_train_does_not_know_is_refused(tmp_path):
+    text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8").replace("decouple = true", "decuple = true")
+    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CommandError, match="decuple"):
+        plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
+
+
+def test_a_method_and_a_data_set_of_ones_own(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        """
+        baseline = "DP-SGD"
+        data = "mine"
+        measures = ["accuracy"]
+        [tuning]
+        factors = [1.0]
+        [datasets.mine]
+        size = 1000
+        rates = { sgd = 0.1 }
+        tuning = { epsilon = 3.0 }
+        seeds = { lite = 2, paper = 2 }
+        set = { data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0 }
+        [methods.half-clip]
+        rate = "sgd"
+        set = { method = "dp-sgd", clip = 0.5 }
+        [[rows]]
+        label = "DP-SGD"
+        method = "dp-sgd"
+        [[rows]]
+        label = "half"
+        method = "half-clip"
+        """,
+        encoding="utf-8",
+    )
+    planned = plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
+    assert [(run.labels["row"], run.config["clip"]) for run in planned.runs] == [("DP-SGD", 1.0), ("half", 0.5)] * 2
+    assert planned.runs[0].config["target"] == "y"

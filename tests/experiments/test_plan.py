@@ -1,0 +1,179 @@
+"""Which runs, under which names, in which order."""
+
+import hashlib
+import json
+import random
+
+import pytest
+
+from zetaclip.errors import CommandError
+from zetaclip.experiments import plan, session, spec
+
+RATES = {"lite/mnist/paper/dp-sgd": 0.25}
+
+
+def runs_of(name, row, profile="lite", rates=RATES):
+    planned = plan.make_plan(spec.load(name), profile, rates)
+    return [run for run in planned.runs if run.labels["row"] == row]
+
+
+def test_a_hash_is_pinned():
+    # Whoever changes this loses every run that has been done.
+    config = {"data": "mnist", "method": "dp-sgd", "clip": 1.0, "spectral": {"bounds": [0.5, 3.0]}, "seed": 1}
+    text = '{"config":{"clip":1,"data":"mnist","method":"dp-sgd","seed":1,"spectral":{"bounds":[0.5,3]}}}'
+    assert plan.config_key(config) == hashlib.sha256(text.encode()).hexdigest()[:16] == "2eee824d4773a1ca"
+    assert plan.config_key(config, alone=True) != plan.config_key(config)
+
+
+def test_a_hash_depends_on_values_alone():
+    config = {"a": 1.0, "b": {"c": [1, 2.5], "d": None}, "e": True}
+    keys = list(config)
+    random.Random(0).shuffle(keys)
+    same = {key: json.loads(json.dumps(config[key])) for key in keys}
+    same["a"] = 1
+    assert plan.config_key(config) == plan.config_key(same)
+    for other in ({**config, "a": 1.5}, {**config, "e": False}, {**config, "e": 0}, {**config, "b": {}}):
+        assert plan.config_key(config) != plan.config_key(other)
+
+
+def test_a_configuration_that_is_not_a_number_is_refused():
+    with pytest.raises(ValueError, match="JSON"):
+        plan.config_key({"lr": float("nan")})
+
+
+def test_seeds_are_paired(mini):
+    planned = plan.make_plan(mini, "lite", RATES)
+    for seeds in planned.cells.values():
+        assert list(seeds) == [1, 2, 3]
+        assert [planned.by_key[key].config["seed"] for key in seeds.values()] == [1, 2, 3]
+    for name in spec.names():
+        planned = plan.make_plan(spec.load(name), "lite")
+        by_block = {}
+        for (group, _, condition), seeds in planned.cells.items():
+            by_block.setdefault((group, condition), set()).add(tuple(seeds))
+        assert all(len(lists) == 1 for lists in by_block.values())
+
+
+def test_skews_are_paired_too():
+    planned = plan.make_plan(spec.load("noniid"), "lite")
+    assert all(run.config["skew_seed"] == run.config["seed"] for run in planned.runs)
+
+
+def test_one_seed_of_all_rows_before_the_second_of_any():
+    for name in spec.names():
+        planned = plan.make_plan(spec.load(name), "lite")
+        needed = {key for run in planned.runs for key in run.after}
+        seeds = [run.config["seed"] for run in planned.runs if run.key not in needed]
+        assert seeds == sorted(seeds)
+
+
+def test_what_is_needed_comes_first(mini):
+    planned = plan.make_plan(mini, "lite", RATES)
+    seen = set()
+    for run in planned.runs:
+        assert set(run.after) <= seen
+        seen.add(run.key)
+
+
+def test_a_replay_follows_another_seed(mini):
+    planned = plan.make_plan(mini, "lite", RATES)
+    followed = {}
+    for run in planned.runs:
+        if run.labels["row"] == "Replay":
+            (needed,) = run.after
+            assert run.config["clipping"] == {"kind": "replay", "run": f"@run:{needed}"}
+            assert planned.by_key[needed].labels["row"] == "Spectral"
+            followed[run.config["seed"]] = planned.by_key[needed].config["seed"]
+    assert followed == {1: 2, 2: 3, 3: 1}
+
+
+def test_controls_follow_their_own_seed_where_they_should():
+    planned = plan.make_plan(spec.load("controls"), "lite", RATES)
+    for row in ("Straight line in log C, same mean", "Constant at the mean C", "C=1, step of the mean C"):
+        for run in (run for run in planned.runs if run.labels["row"] == row):
+            (needed,) = (planned.by_key[key] for key in run.after)
+            assert needed.labels["row"] == "Spectral feedback"
+            assert needed.config["seed"] == run.config["seed"]
+            assert [needed.config.get(key) for key in ("sigma", "epsilon")] == [
+                run.config.get(key) for key in ("sigma", "epsilon")
+            ]
+            assert "clip" not in run.config or row == "C=1, step of the mean C"
+
+
+def test_all_controls_share_one_learning_rate():
+    planned = plan.make_plan(spec.load("controls"), "lite", RATES)
+    rates = [run.config["lr"] for run in planned.runs]
+    assert {rate["rate"] if isinstance(rate, dict) else rate for rate in rates} == {0.25}
+
+
+def test_equal_runs_are_shared_between_experiments():
+    sweep = runs_of("clip-sweep", "DP-SGD, C=1.00")
+    assert [run.key for run in sweep] == [run.key for run in runs_of("components", "DP-SGD (fixed C)")]
+    assert {run.key for run in sweep} <= {run.key for run in runs_of("controls", "DP-SGD, C=1")}
+
+
+def test_timed_runs_are_shared_with_none():
+    timed = runs_of("runtime", "DP-SGD (fixed C)")
+    shared = {run.key: run.config for run in runs_of("clip-sweep", "DP-SGD, C=1.00")}
+    assert all(run.config in shared.values() and run.key not in shared and run.alone for run in timed)
+
+
+def test_plain_training_ignores_the_budget():
+    planned = plan.make_plan(spec.load("calibration"), "lite", RATES)
+    cells = [seeds for (_, row, _), seeds in planned.cells.items() if row == "Non-private (SGD)"]
+    assert len(cells) == 3 and all(seeds == cells[0] for seeds in cells)
+
+
+def test_grids_are_short_runs_on_held_out_records():
+    planned = plan.make_plan(spec.load("iid"), "lite")
+    for tuning in planned.tunings:
+        assert len(tuning.runs) == 3
+        low, middle, high = (run.config["lr"] for run in tuning.runs)
+        assert middle / low == pytest.approx(4) and high / middle == pytest.approx(4)
+        for run in tuning.runs:
+            assert run.config["validation"] == 0.1 and run.config["seed"] == plan.TUNING_SEED
+            assert run.config.get("epochs") == 2 or run.config.get("steps") == 150
+    middles = {tuning.name: tuning.runs[1].config["lr"] for tuning in planned.tunings}
+    assert middles["lite/mnist/paper/dp-sgd"] == 0.25 and middles["lite/cifar10/paper/dp-sgd"] == 0.5
+    assert middles["lite/mnist/paper/dp-adam"] == 1e-3
+    assert plan.TUNING_SEED not in {run.config["seed"] for run in planned.runs}
+
+
+def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
+    assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {"@tuned:lite/mnist/paper/dp-sgd"}
+
+
+def test_only():
+    assert session.parse_only("method=dp-sgd,ww-dp-sgd,data=mnist,seed=1") == {
+        "method": ["dp-sgd", "ww-dp-sgd"],
+        "data": ["mnist"],
+        "seed": ["1"],
+    }
+    assert session.parse_only(None) == {}
+    with pytest.raises(CommandError, match="KEY=VALUE"):
+        session.parse_only("methods=dp-sgd")
+
+
+def test_only_selects(mini):
+    planned = plan.make_plan(mini, "lite", RATES)
+    chosen = session.select(planned, {"row": ["Replay"], "seed": ["1"]})
+    assert [run.describe() for run in chosen] == ["σ = 1.1 · Replay · seed 1"]
+    assert [run.labels["row"] for run in plan.with_dependencies(planned, chosen)] == ["Spectral", "Replay"]
+    with pytest.raises(CommandError, match="there are: DP-SGD, Replay, Spectral"):
+        session.select(planned, {"row": ["Spectrum"]})
+    with pytest.raises(CommandError, match="nothing to run"):
+        session.select(planned, {"row": ["DP-SGD"], "method": ["ww-practical"]})
+
+
+def test_one_seed_can_not_replay_another(mini_file):
+    text = mini_file.read_text(encoding="utf-8").replace("lite = 3", "lite = 1")
+    mini_file.write_text(text, encoding="utf-8")
+    with pytest.raises(CommandError, match="two seeds"):
+        plan.make_plan(spec.load(str(mini_file)), "lite")
+
+
+def test_a_run_that_needs_itself_is_refused(mini_file):
+    text = mini_file.read_text(encoding="utf-8").replace("@run:Spectral@next-seed", "@run:Replay")
+    mini_file.write_text(text, encoding="utf-8")
+    with pytest.raises(CommandError, match="needs its own result"):
+        plan.make_plan(spec.load(str(mini_file)), "lite")

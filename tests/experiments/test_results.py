@@ -1,0 +1,280 @@
+"""Tables against independent arithmetic; what a page must say; the claims."""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from zetaclip.experiments import claims, plan, results, session, spec, tables, tuning
+from zetaclip.experiments.measures import MEASURES, Run
+from zetaclip.experiments.progress import Progress
+from zetaclip.experiments.runner import LocalBackend, run_all
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def done(mini, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    request = session.Request(mini, "lite", str(tmp_path / "out"), workers=2)
+    session.reproduce(request)
+    return tmp_path / "out"
+
+
+def lines(path):
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 30])
+def test_the_interval_is_students(count):
+    generator = np.random.default_rng(count)
+    ours, base = generator.normal(1, 0.3, count), generator.normal(0, 0.3, count)
+    found = results.paired_difference(dict(enumerate(ours)), dict(enumerate(base)))
+    reference = stats.ttest_rel(ours, base).confidence_interval(0.95)
+    assert found.n == count
+    assert found.low == pytest.approx(reference.low, rel=1e-9) and found.high == pytest.approx(reference.high, rel=1e-9)
+    assert found.mean == pytest.approx(np.mean(ours - base))
+
+
+def test_only_common_seeds_are_paired():
+    found = results.paired_difference({1: 1.0, 2: 5.0, 4: 3.0}, {1: 0.0, 3: 9.0, 4: 1.0})
+    assert found.n == 2 and found.mean == 1.5
+    assert results.paired_difference({1: 1.0}, {2: 1.0}) is None
+    alone = results.paired_difference({1: 1.0}, {1: 0.5})
+    assert alone.mean == 0.5 and alone.low is None and results._better(alone, 1) is None
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    inside = inside_narrow = 0
+    for _ in range(2000):
+        pairs = generator.normal(0.2, 1.0, 3)
+        found = results.paired_difference(dict(enumerate(pairs)), dict.fromkeys(range(3), 0.0))
+        inside += found.low <= 0.2 <= found.high
+        half = 1.96 * np.std(pairs, ddof=1) / math.sqrt(3)  # what a normal quantile would give
+        inside_narrow += abs(pairs.mean() - 0.2) <= half
+    assert abs(inside / 2000 - 0.95) < 0.015
+    assert inside_narrow / 2000 < 0.9
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "good", "expected"),
+    [(0.1, 0.3, 1, True), (-0.3, -0.1, 1, False), (-0.1, 0.3, 1, None), (0.1, 0.3, -1, False), (-0.3, -0.1, -1, True)],
+)
+def test_better_only_where_the_interval_says_so(low, high, good, expected):
+    assert results._better(results.Difference((low + high) / 2, low, high, 3), good) is expected
+
+
+def test_the_table_is_the_csv(done):
+    table = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
+    rows = lines(done / "mini/runs.csv")
+    assert len(rows) == 9 and {row["state"] for row in rows} == {"finished"}
+    assert table["columns"] == ["σ = 1.1: accuracy, %", "σ = 1.1: mean C"]
+    assert (
+        table["runs"] == {"finished": 9, "planned": 9} and table["profile"] == "lite" and table["commit"] == "0000000"
+    )
+    values = {
+        name: [100 * float(row["accuracy"]) for row in rows if row["row"] == name] for name in ("DP-SGD", "Spectral")
+    }
+    by_label = {line["label"]: line["cells"] for line in table["rows"]}
+    ours = by_label["Spectral"][0]["ours"]
+    assert ours["n"] == 3
+    assert ours["mean"] == pytest.approx(np.mean(values["Spectral"]))
+    assert ours["std"] == pytest.approx(np.std(values["Spectral"], ddof=1))
+    interval = stats.ttest_rel(values["Spectral"], values["DP-SGD"]).confidence_interval(0.95)
+    difference = by_label["Spectral"][0]["difference"]
+    assert (difference["low"], difference["high"]) == pytest.approx((interval.low, interval.high))
+    # one point between the two, a tenth of a point of noise after pairing, one point before: pairing shows it
+    assert by_label["Spectral"][0]["better"] is True and by_label["DP-SGD"][0]["difference"] is None
+    assert stats.ttest_ind(values["Spectral"], values["DP-SGD"]).confidence_interval(0.95).low < 0
+    assert by_label["Spectral"][0]["published"] == {"mean": 95.99, "std": 0.08}
+    assert by_label["Spectral"][1]["published"] == {"mean": 1.05, "std": None}
+    assert by_label["DP-SGD"][1]["published"] is None and by_label["Replay"][0]["published"] is None
+    assert by_label["DP-SGD"][0]["epsilon"] == [0.83, 0.83]
+
+
+def test_the_page_says_what_it_must(done):
+    page = (done / "mini/table.md").read_text(encoding="utf-8")
+    assert "Lite profile" in page and "zetaclip reproduce mini --profile lite" in page
+    assert "δ = 1e-05" in page and "0.83" in page and "add" in page
+    assert "[95.99 ± 0.08]" in page and "not free" in page
+    assert "Not run" not in page
+    for picture in re.findall(r"\]\(([^)]+\.png)\)", page):
+        assert (done / "mini" / picture).read_bytes().startswith(b"\x89PNG")
+    assert (
+        "cells.png" in page and (done / "mini/clip.csv").exists() and "| probe |" in (done / "mini/clip.md").read_text()
+    )
+
+
+def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    request = session.Request(mini, "lite", str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
+    session.reproduce(request)
+    page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+    assert "8 of 9 runs: `zetaclip reproduce mini --profile lite`, about" in page
+    assert "not run [95.99 ± 0.08]" in page and "(1/3)" in page
+    assert sum(row["state"] == "not run" for row in lines(tmp_path / "out/mini/runs.csv")) == 8
+    before = (tmp_path / "out/mini/table.json").read_text(encoding="utf-8")
+    session.tables_only(request)
+    assert (tmp_path / "out/mini/table.json").read_text(encoding="utf-8") == before
+
+
+def test_a_subset_is_not_put_beside_published_cells():
+    experiment = spec.load("noniid")
+    planned = plan.make_plan(experiment, "lite")
+    cells = {
+        line["group"]: line["cells"] for line in results.table(planned, {}, "")["rows"] if line["label"] == "DP-SGD"
+    }
+    assert all(cell["published"] is None for cell in cells["EMNIST"])
+    assert cells["MNIST"][0]["published"] == {"mean": 94.53, "std": 0.20}
+    assert "ImageNet" not in cells
+
+
+def test_time_leaves_out_the_first_epoch(store):
+    experiment = spec.load("runtime")
+    planned = plan.make_plan(experiment, "lite", {"lite/mnist/paper/dp-sgd": 0.25})
+    run_all(planned.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
+    table = results.table(planned, results.collect(planned, store), "")
+    plain, spectral = ([cell["ours"] for cell in line["cells"]] for line in table["rows"])
+    # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
+    assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
+    assert plain[3] is None
+    page = tables.markdown(planned, table, seconds_left=None, failures={}, rates={}, skipped=[], pictures=[])
+    assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
+    assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
+
+
+@pytest.mark.slow
+def test_every_experiment_makes_its_page(store, monkeypatch):
+    # One finished run is enough to draw, and most are missing: no page may trip over that.
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    for name in spec.names():
+        experiment = spec.load(name)
+        request = session.Request(experiment, "lite", str(store.out), workers=2)
+        planned = plan.make_plan(experiment, "lite")
+        rates = {tuning_.name: tuning_.runs[1].config["lr"] for tuning_ in planned.tunings}
+        entries = {key: {"rate": rate, "grid": [], "at_edge_of_grid": False} for key, rate in rates.items()}
+        (store.out / "tuning.json").write_text(json.dumps({"rates": entries}))
+        planned = plan.make_plan(experiment, "lite", tuning.values(tuning.load_rates(store)))
+        some = plan.with_dependencies(planned, planned.runs[:2])
+        outcomes = run_all(some, store, LocalBackend(2), 1, Progress(io.StringIO()))
+        assert {outcome.state for outcome in outcomes.values()} <= {"done", "reused"}
+        session.tables_only(request)
+        page = (store.out / name / "table.md").read_text(encoding="utf-8")
+        assert experiment.title in page and "Lite profile" in page and "## Not run" in page
+        assert list((store.out / name).glob("*.png"))
+
+
+def test_a_metric_in_per_cent_only_if_it_is_an_accuracy():
+    read = MEASURES["metric"].read
+    assert read(Run(Path(), {"metric": {"name": "accuracy", "value": 0.9}})) == pytest.approx(90)
+    assert read(Run(Path(), {"metric": {"name": "auc", "value": 0.9}})) == 0.9
+    assert read(Run(Path(), {"metric": {"name": "auc", "value": None}})) is None
+    assert results.direction(MEASURES["metric"], [Run(Path(), {"metric": {"name": "rmse", "value": 1.0}})]) == -1
+
+
+# The claims.
+
+
+def a_table(cells, good=1, rows=("A", "B"), baseline="B", measure="accuracy", name="clip-sweep"):
+    return {
+        "name": name,
+        "profile": "lite",
+        "baseline": baseline,
+        "columns": ["x"],
+        "column_details": [{"condition": "", "measure": measure, "x": None, "good": good}],
+        "rows": [{"label": row, "group": "", "method": "m", "cells": [cell]} for row, cell in zip(rows, cells)],
+    }
+
+
+def a_cell(mean, low=None, high=None, better=None):
+    difference = None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
+    return {"ours": {"mean": mean, "std": 0.1, "n": 3}, "difference": difference, "better": better}
+
+
+def verdict(tmp_path, claim, table):
+    folder = tmp_path / "clip-sweep"
+    folder.mkdir(exist_ok=True)
+    (folder / "table.json").write_text(json.dumps(table))
+    return claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **claim}, tmp_path).word
+
+
+def test_the_rules(tmp_path):
+    better = {"rule": "better", "row": "A"}
+    assert verdict(tmp_path, better, a_table([a_cell(2, 0.5, 1.5, True), a_cell(1)])) == "holds"
+    assert verdict(tmp_path, better, a_table([a_cell(2, -0.5, 1.5, None), a_cell(1)])) == "does not hold"
+    assert (
+        verdict(tmp_path, better, a_table([{"ours": None, "difference": None, "better": None}, a_cell(1)]))
+        == "not tested here"
+    )
+    rising = {"rule": "rising", "rows": ["A", "B"]}
+    assert verdict(tmp_path, rising, a_table([a_cell(1), a_cell(2)])) == "holds"
+    assert verdict(tmp_path, rising, a_table([a_cell(2), a_cell(1)])) == "does not hold"
+    assert verdict(tmp_path, {**rising, "rule": "falling"}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    below = {"rule": "below", "row": "A", "limit": 1.5}
+    assert verdict(tmp_path, below, a_table([a_cell(1), a_cell(9)])) == "holds"
+    assert verdict(tmp_path, below, a_table([a_cell(2), a_cell(0)])) == "does not hold"
+    only = {"rule": "only", "row": "A", "against": ["C"]}
+    three = ("A", "B", "C")
+    feedback, baseline = a_cell(2, 0.5, 1.5, True), a_cell(1)
+    assert verdict(tmp_path, only, a_table([feedback, baseline, a_cell(1, -1, 1, None)], rows=three)) == "holds"
+    assert (
+        verdict(tmp_path, only, a_table([feedback, baseline, a_cell(2, 0.5, 1.5, True)], rows=three)) == "does not hold"
+    )
+    narrower = {"rule": "narrower", "rows": ["A", "B"], "against": ["C", "D"]}
+    four = [a_cell(1), a_cell(1.1), a_cell(1), a_cell(2)]
+    assert verdict(tmp_path, narrower, a_table(four, rows=("A", "B", "C", "D"))) == "holds"
+    assert verdict(tmp_path, narrower, a_table(four[::-1], rows=("A", "B", "C", "D"))) == "does not hold"
+
+
+def test_best_is_among_the_papers_private_rows(tmp_path):
+    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00", "practical form, C_0=1.00")
+    best = {"rule": "best", "row": rows[0]}
+    assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=rows)) == "holds"
+    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=rows)) == "does not hold"
+    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=rows)) == "holds"
+
+
+def test_claims_name_rows_and_columns_that_exist():
+    for claim in spec.read_toml(spec.FOLDER / "_claims.toml")["claims"]:
+        if claim["rule"] == "epsilon":
+            continue
+        experiment = spec.load(claim["experiment"])
+        rows = {row["label"] for row in experiment.rows}
+        assert {claim.get("row"), *claim.get("rows", []), *claim.get("against", [])} - {None} <= rows
+        assert claim["measure"] in {column.measure for column in plan.make_plan(experiment, "lite").columns}
+        assert set(claim.get("groups", [])) <= {group["label"] for group in experiment.groups}
+        assert claim["rule"] in claims._RULES
+
+
+def test_the_papers_epsilon(tmp_path):
+    claim = next(c for c in spec.read_toml(spec.FOLDER / "_claims.toml")["claims"] if c["rule"] == "epsilon")
+    found = claims.judge(claim, tmp_path)
+    assert found.word == "does not hold" and "0.83" in found.measured and "1.02" in found.measured
+    assert claims.judge({**claim, "sigma": 0.5068}, tmp_path).word == "holds"
+
+
+def test_the_page_of_claims_is_up_to_date():
+    assert (ROOT / "docs/reproduction.md").read_text(encoding="utf-8") == claims.markdown(ROOT / "results"), (
+        "run: zetaclip reproduce --claims docs/reproduction.md"
+    )
+
+
+def test_committed_results_hold_no_weights():
+    folder = ROOT / "results"
+    if not folder.exists():
+        pytest.skip("there are no results yet")
+    kept = [
+        Path(base) / name
+        for base, folders, names in os.walk(folder)
+        if "runs" not in Path(base).parts
+        for name in names
+    ]
+    assert not [path for path in kept if path.suffix in (".safetensors", ".pt", ".private")]

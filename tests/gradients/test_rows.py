@@ -1,0 +1,201 @@
+"""The compiled part for small matrices: it agrees with float64, takes only what it may read, and can be left out."""
+
+import pytest
+import torch
+from helpers import assert_parity, mean_loss, recorded
+from torch import nn
+
+from zetaclip.clipping import check_factors
+from zetaclip.gradients import rows
+from zetaclip.gradients.contributions import Dense, Outer, Single
+
+needs_compiler = pytest.mark.skipif(rows._compiled is None, reason="zetaclip was built without a C compiler")
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request, monkeypatch):
+    """Each test that asks for this runs with and without the compiled part."""
+    if request.param == "torch":
+        monkeypatch.setattr(rows, "_compiled", None)
+    elif rows._compiled is None:
+        pytest.skip("zetaclip was built without a C compiler")
+    return request.param
+
+
+class Spy:
+    """The compiled part, with a list of what was called."""
+
+    def __init__(self):
+        self.called = []
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.called.append(name)
+            return getattr(compiled, name)(*args)
+
+        return call
+
+
+compiled = rows._compiled
+
+
+def values(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(37, 70), nn.ReLU(), nn.Linear(70, 20, bias=False), nn.Tanh(), nn.Linear(20, 3))
+
+
+def batch(count=9):
+    return values(count, 37, seed=1), torch.arange(count) % 3
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 105, 2048, 2049, 5003])
+def test_norms_agree_with_float64(width):
+    x, g = values(5, width), values(5, 3, seed=1)
+    tasks = [*rows.norm_task(Single(x, g), 5), *rows.norm_task(Dense(g, g.shape[1:]), 5)]
+    found, finite = rows.norms(tasks, None, 5, 0.0, 2.0)
+    lengths = x.double().norm(dim=1), g.double().norm(dim=1)
+    assert finite
+    torch.testing.assert_close(found, 2 * torch.hypot(lengths[0] * lengths[1], lengths[1]), rtol=1e-6, atol=0)
+
+
+@needs_compiler
+def test_norms_add_to_the_squares_of_other_layers():
+    g = values(4, 6)
+    squares = torch.tensor([0.0, 1.0, 4.0, 9.0], dtype=torch.float64)
+    expected = 3 * (0.5 + (squares + g.double().square().sum(1)).sqrt())
+    found, _ = rows.norms([*rows.norm_task(Dense(g, g.shape[1:]), 4)], squares, 4, 0.5, 3.0)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@needs_compiler
+def test_two_matrices_at_one_address_are_told_apart():
+    whole = values(4, 6)
+    part = whole.flatten()[:12].view(4, 3)
+    assert part.data_ptr() == whole.data_ptr()
+    tasks = [*rows.norm_task(Dense(whole, whole.shape[1:]), 4), *rows.norm_task(Dense(part, part.shape[1:]), 4)]
+    found, _ = rows.norms(tasks, None, 4, 0.0, 1.0)
+    torch.testing.assert_close(found, torch.hypot(whole.norm(dim=1), part.norm(dim=1)).double(), rtol=1e-6, atol=0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bad", [1e30, float("inf"), float("nan")])
+def test_a_norm_that_float32_cannot_hold_is_reported(bad):
+    x, g = values(3, 40), values(3, 2, seed=1)
+    x[1, 39] = bad
+    found, finite = rows.norms([*rows.norm_task(Single(x, g), 3)], None, 3, 0.0, 1.0)
+    assert not finite and torch.isfinite(found).tolist() == [True, False, True]
+
+
+def test_an_underflow_does_not_pass_for_zero(way):
+    """|x| is lost to underflow, and |g| is huge: the product is a whole record."""
+    layer = nn.Linear(4, 2, bias=False)
+    x = torch.full((2, 4), 1e-25)
+    chunk, _, _ = recorded(layer, (x,), lambda module, batch: (module(batch[0]) * 1e24).sum(), scale=1.0)
+    assert (chunk.norms() >= 0.2 * 2**0.5).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [1, 128, 300])
+def test_weighing_agrees_with_float64(count):
+    matrix, factors = values(count, 37), torch.linspace(0, 2, count, dtype=torch.float64)
+    total = values(50, seed=2)
+    expected = total.double().clone()
+    expected[5:42] += 0.3 * factors @ matrix.double()
+    scaled = torch.empty_like(matrix)
+    tasks = [matrix.data_ptr(), 37, scaled.data_ptr(), 0, matrix.data_ptr(), 37, 0, total.data_ptr() + 4 * 5]
+    rows.weigh(tasks, factors, 0.3)
+    torch.testing.assert_close(scaled.double(), 0.3 * factors.unsqueeze(1) * matrix, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_only_what_may_be_read_by_address_fits():
+    matrix = values(6, 4)
+    assert rows.fits(matrix, 6)
+    refused = {
+        "another number of rows": (matrix, 5),
+        "gaps": (values(6, 8)[:, ::2], 6),
+        "transposed": (values(4, 6).t(), 6),
+        "float64": (matrix.double(), 6),
+        "half": (matrix.half(), 6),
+        "nothing": (matrix[:, :0], 6),
+        "large": (torch.empty(2, rows.LARGEST), 2),
+        "elsewhere": (torch.empty(6, 4, device="meta"), 6),
+    }
+    assert [name for name, (tensor, count) in refused.items() if rows.fits(tensor, count)] == []
+    assert rows.norm_task(Outer(values(6, 2, 3), values(6, 2, 3)), 6) is None
+
+
+@needs_compiler
+def test_only_one_number_per_row_is_read_as_factors():
+    total = torch.zeros(10)
+    good = torch.ones(6, dtype=torch.float64)
+    assert rows.weighable(good, total, 6)
+    for factors in (good[:5], good[:1], good.float(), good.unsqueeze(1), good.repeat(2)[::2]):
+        assert not rows.weighable(factors, total, 6)
+    for other in (total.double(), total.repeat(2)[::2]):
+        assert not rows.weighable(good, other, 6)
+
+
+@needs_compiler
+def test_a_sum_of_another_width_than_its_parameter_is_not_written():
+    g = values(6, 4)
+    part = Dense(g, g.shape[1:])
+    task = rows.norm_task(part, 6)
+    assert rows.sum_task(part, task, 4, 64) == (g.data_ptr(), 4, 0, 64)
+    assert rows.sum_task(part, task, 3, 64) is None
+    assert rows.sum_task(Dense(g, g.shape[1:], unpack=torch.neg), task, 4, 64) is None
+    assert rows.sum_task(Dense(g, g.shape[1:], block=slice(0, 4)), task, 4, 64) is None
+
+
+def test_a_network_of_linear_layers_agrees_with_the_loop(way):
+    assert_parity(mlp(), batch(), mean_loss, 2e-6)
+
+
+@needs_compiler
+def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
+    """Otherwise the test above would compare torch with itself."""
+    monkeypatch.setattr(rows, "_compiled", Spy())
+    chunk, layout, _ = recorded(mlp(), batch(), mean_loss)
+    with torch.no_grad():
+        norms = chunk.norms()
+        chunk.add_weighted_sum(torch.empty(layout.numel), torch.ones_like(norms), True)
+    assert rows._compiled.called == ["norms", "weigh"]
+
+
+def test_a_record_that_is_not_finite_counts_as_zero(way):
+    x, y = batch()
+    x[4] = float("nan")
+    chunk, layout, _ = recorded(mlp(), (x, y), mean_loss)
+    with torch.no_grad():
+        norms = chunk.norms()
+        total = torch.empty(layout.numel)
+        chunk.add_weighted_sum(total, torch.ones_like(norms), True)
+    assert norms[4] == 0 and (norms[:4] > 0).all()
+    assert torch.isfinite(total).all() and total.abs().sum() > 0
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0, 3.7])
+def test_flat_factors_are_the_same_either_way(way, clip):
+    norms = torch.cat([torch.tensor([0.0, clip, 1e-300, 1e149]), values(50).abs()]).double()
+    norms[1] = clip
+    factors = rows.flat_factors(norms, clip)
+    assert torch.equal(factors, torch.full_like(norms, clip) / norms.clamp_min(clip))
+    assert factors[:3].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_check_of_factors_sees_every_record(way):
+    norms = torch.full((100,), 2.0, dtype=torch.float64)
+    for place in (0, 57, 99):
+        for bad in (0.6, -0.6, float("nan"), float("inf")):
+            factors = torch.full_like(norms, 0.5)
+            check_factors(norms, factors, None, 1.0, "test")
+            factors[place] = bad
+            with pytest.raises(RuntimeError, match="beyond the sensitivity"):
+                check_factors(norms, factors, None, 1.0, "test")
+    check_factors(norms[:0], norms[:0], None, 1.0, "test")

@@ -1,0 +1,96 @@
+"""``zetaclip train`` as somebody types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zetaclip.cli import main
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["train", "--data", "digits", "--model", "mlp-2", "--batch-size", "64", "--threads", "1", "--quiet"]
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_flags_go_over_the_file_and_set_over_both(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("sigma = 5.0\nsteps = 3\nlr = 0.1\n[spectral]\nperiod = 1\ngain = 0.3\n")
+    words = [*WORDS, "--config", str(file), "--sigma", "2", "--set", "lr=0.2", "--set", "spectral.gain=0.05"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["sigma"], config["steps"], config["lr"]) == (2.0, 3, 0.2)
+    assert config["spectral"] == {"period": 1, "gain": 0.05}
+    printed = capsys.readouterr().out
+    for part in ("accuracy", "ε =", "δ = 1e-05", "PRV", "add/remove one record: one image", "C: final", "folder:"):
+        assert part in printed
+    assert f"{result(tmp_path / 'run')['epsilon']:.3g}" in printed
+
+
+def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch, capsys):
+    from zetaclip.training.steps import PrivateSteps
+
+    out = str(tmp_path / "run")
+    moved = PrivateSteps.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if self.done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    words = [*WORDS, "--sigma", "2", "--steps", "5", "--lr", "0.3", "--out", out]
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSteps, "moved", interrupted)
+        assert main(words) == 130
+    assert f"zetaclip train --out {out} --resume" in capsys.readouterr().err
+    assert main(["train", "--out", out, "--resume", "--lr", "0.4"]) == 2
+    assert "lr (0.3 there, 0.4 here)" in capsys.readouterr().err
+    assert main(["train", "--out", out, "--resume", "--quiet"]) == 0
+    assert result(tmp_path / "run")["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "dp-sdg", "--sigma", "1"], "dp-sgd"),
+        (["--set", "spectral.gian=1", "--sigma", "1"], "gian"),
+        (["--data", "digit", "--sigma", "1"], "digits"),
+        (["--model", "cn", "--sigma", "1"], "cnn"),
+        (["--epsilon", "1", "--sigma", "1"], "not both"),
+        (["--method", "sgd", "--epsilon", "1"], "not private"),
+        (["--resume"], "--out"),
+        (["--rekey"], "--resume"),
+        (["--method", "dp-sgd", "--set", "spectral.gain=1", "--sigma", "1"], "does not use it"),
+        (["--clipping", "spectral", "--method", "quantile", "--sigma", "1"], "can't replace"),
+        (["--epsilon", "1e-9"], "ε"),
+    ],
+)
+def test_what_can_not_be_done_is_said_in_one_line_without_a_traceback(tmp_path, capsys, words, said):
+    place = [] if words == ["--resume"] else ["--out", str(tmp_path / "run")]
+    assert main([*WORDS, *words, *place]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and "Traceback" not in printed
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_help_does_not_wait_for_torch():
+    for words in (["--help"], ["train", "--help"]):
+        code = f"import sys; sys.argv = ['zetaclip', *{words!r}]\nfrom zetaclip.cli import main\ntry:\n    main()\nexcept SystemExit:\n    assert 'torch' not in sys.modules"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_example_script_trains_and_resumes(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--epochs=1", "--network=mlp-2", "--accountant=rdp"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert "epoch 1/1" in first.stdout and (tmp_path / "ledger.jsonl").exists()
+    again = subprocess.run([*command, "--resume=True"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "6 steps, 6 releases" in again.stdout
