@@ -46,70 +46,89 @@ def save(
     """See ``PrivacyEngine.save``."""
     path = Path(path)
     hidden = _private_path(path, private)
-    where = run.standing()
-    identity = secrets.token_hex(16)
     with run.weights.restored():
-        public = {
-            "zetaclip_checkpoint": _FORMAT,
-            "identity": identity,
-            "module": run.module.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "configuration": configuration(run),
-            "control": dataclasses.asdict(run.control),
-            "rule": run.rule_state,
-            "memory": run.memory,
-            "releases": [_plain(released) for released in run.releases],
-            "clip_history": list(run.clip_history),
-            "counts": {
-                "step": run.step_count,
-                "batch": run.batch_count,
-                "phase": run.phase,
-                "position": run.position,
-                "tries": where.tries,
-            },
-            "stream": run.stream,
-            "ledger": run.ledger.state_dict(),
-            "public_streams": where.public,
-            "extra": extra,
-        }
-        secret = {
-            "sampling": where.sampling.hex(),
-            "noise": where.noise.hex(),
-            "same_batch": None if where.same_batch is None else where.same_batch.hex(),
-            "data": _digest(run),
-            "threads": torch.get_num_threads(),
-            "device": str(run.layout.device),
-            "ranks": 1,
-        }
+        public, secret = collect(run, extra)
+        identity = public["identity"]
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
         # crash in between leaves a checkpoint whose secrets are there.
-        kept = _read_private(hidden)
-        _write_private(hidden, {**kept, identity: secret})
+        kept = read_private(hidden)
+        write_private(hidden, {**kept, identity: secret})
         with replace_file(path) as file:
             torch.save(public, file)
-        _write_private(hidden, {identity: secret})
+        write_private(hidden, {identity: secret})
     run.watch(path.parent, whole=True)
+
+
+def collect(run: Run, extra: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The public and the secret half of a checkpoint; the public one's ``identity`` names the secret that belongs to it.
+
+    Call it inside ``run.weights.restored()``, and keep the two apart wherever they are written.
+    """
+    where = run.standing()
+    public = {
+        "zetaclip_checkpoint": _FORMAT,
+        "identity": secrets.token_hex(16),
+        "module": run.module.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "configuration": configuration(run),
+        "control": dataclasses.asdict(run.control),
+        "rule": run.rule_state,
+        "memory": run.memory,
+        "releases": [_plain(released) for released in run.releases],
+        "clip_history": list(run.clip_history),
+        "counts": {
+            "step": run.step_count,
+            "batch": run.batch_count,
+            "phase": run.phase,
+            "position": run.position,
+            "tries": where.tries,
+        },
+        "stream": run.stream,
+        "ledger": run.ledger.state_dict(),
+        "public_streams": where.public,
+        "extra": extra,
+    }
+    secret = {
+        "sampling": where.sampling.hex(),
+        "noise": where.noise.hex(),
+        "same_batch": None if where.same_batch is None else where.same_batch.hex(),
+        "data": _digest(run),
+        "threads": torch.get_num_threads(),
+        "device": str(run.layout.device),
+        "ranks": 1,
+    }
+    return public, secret
 
 
 def load(
     run: Run, path: str | os.PathLike[str], replay: bool, private: str | os.PathLike[str] | None = None
 ) -> dict[str, Any] | None:
-    """See ``PrivacyEngine.load``. Everything is checked before anything is changed."""
+    """See ``PrivacyEngine.load``."""
     path = Path(path)
-    public = _read_public(path, run.layout.device)
+    return restore(
+        run, _read_public(path, run.layout.device), path.parent, _private_path(path, private) if replay else None
+    )
+
+
+def restore(run: Run, public: dict[str, Any], folder: Path, hidden: Path | None) -> dict[str, Any] | None:
+    """Goes on from the public half of a checkpoint that lies in ``folder``; with the secrets in ``hidden``, exactly.
+
+    Everything is checked before anything is changed.
+    """
+    replay = hidden is not None
     _check_fits(run, public)
     control = _control_state(run, public["control"])
     releases = [Released(**released) for released in public["releases"]]
-    journal = Journal(path.parent / public["configuration"]["run"])
+    journal = Journal(folder / public["configuration"]["run"])
     whole = journal.whole
-    secret = _replayable(run, _private_path(path, private), public, whole) if replay else None
+    secret = None if hidden is None else _replayable(run, hidden, public, whole)
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
     if not whole:
         warnings.warn(
             f"{journal.path.name} is not beside the checkpoint, or was begun without it: steps that were executed after the "
             "checkpoint, elsewhere, can't be counted",
-            stacklevel=4,
+            stacklevel=5,
         )
     executed = executed_after([*journal.read(), *run.ledger.rows()], saved)
     saved.header = _joined(run.ledger.header, saved.header)
@@ -135,7 +154,7 @@ def load(
         )
     else:
         run.rekey(Stream.fresh(), Stream.fresh(), secrets.token_hex(8), None)
-    run.watch(path.parent, whole)
+    run.watch(folder, whole)
     run.resume()
     extra = public["extra"]
     return extra if extra is None else dict(extra)
@@ -246,7 +265,7 @@ def _replayable(run: Run, hidden: Path, public: dict[str, Any], journaled: bool)
             "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
             "what was released before. load(path) goes on with fresh streams"
         )
-    secret = _read_private(hidden).get(public["identity"])
+    secret = read_private(hidden).get(public["identity"])
     if secret is None:
         raise CheckpointError(
             f"replay=True needs {hidden.name}, the secret streams that were saved with this checkpoint; it is missing or "
@@ -281,7 +300,7 @@ def _private_path(path: Path, private: str | os.PathLike[str] | None) -> Path:
     return path.with_name(path.name + ".private") if private is None else Path(private)
 
 
-def _read_private(hidden: Path) -> dict[str, Any]:
+def read_private(hidden: Path) -> dict[str, Any]:
     try:
         values = json.loads(hidden.read_text())
     except (OSError, ValueError):
@@ -289,7 +308,7 @@ def _read_private(hidden: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _write_private(hidden: Path, values: dict[str, Any]) -> None:
+def write_private(hidden: Path, values: dict[str, Any]) -> None:
     with replace_file(hidden, mode=0o600) as file:
         file.write(json.dumps(values).encode())
 
