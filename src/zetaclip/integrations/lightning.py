@@ -31,10 +31,8 @@ except ImportError as problem:
 
 from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
-from ..ledger import Ledger
 from ..optimizer import PrivateOptimizer
-from ..run import set_public_streams
-from .terms import Teller, Terms, Updates
+from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
 
 __all__ = ["Privacy"]
 
@@ -87,11 +85,9 @@ class Privacy(Callback):
             raise ValueError("the strategy wraps the module, which Privacy can't look into: use one device")
         loader = _train_loader(trainer)
         steps = _total_steps(trainer, self.terms.steps_per_epoch(loader))
-        earlier = self._earlier()
+        earlier = released_before(self.engine)
         self.engine, private, poisson = self.terms.make_private(pl_module, trainer.optimizers[0], loader, steps)
-        if earlier is not None:
-            self.engine.ledger.header = checkpoints._joined(self.engine.ledger.header, earlier.header)
-            self.engine.ledger.merge(earlier.rows())
+        add_earlier(self.engine, earlier)
         self._updates = Updates(poisson, private)
         self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
         trainer.strategy.optimizers = [self._optimizer]
@@ -104,14 +100,6 @@ class Privacy(Callback):
             trainer.should_stop = True
         self._teller = Teller(self.engine, self.terms.target_delta)
         self._warned = False
-
-    def _earlier(self) -> Ledger | None:
-        """What a fit before this one has spent; its hold on the module ends."""
-        if self.engine is None:
-            return None
-        if not self.engine._private().detached:
-            self.engine.detach()
-        return self.engine.ledger
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -181,12 +169,12 @@ class Privacy(Callback):
         public = {**loaded[_KEY], "module": loaded["state_dict"], "optimizer": loaded["optimizer_states"][0]}
         # A link to a checkpoint (save_last="link") has its secrets beside the file that it points to.
         path = Path(os.path.realpath(str(trainer.ckpt_path)))
-        hidden = _secret_path(path)
+        hidden = secret_path(path)
         if hidden.exists():
             checkpoints.restore(run, public, path.parent, hidden)
             assert self._updates is not None
             # Lightning draws from torch's stream before the first batch; dropout must go on where it was.
-            self._updates.loader = _Rewound(self._updates.loader, public["public_streams"], run)  # type: ignore[assignment]
+            self._updates.rewind = public["public_streams"]
         else:
             checkpoints.restore(run, public, path.parent, None)
             warnings.warn(
@@ -213,25 +201,6 @@ class _WholeStep(PrivateOptimizer):
         return loss
 
 
-class _Rewound:
-    """A private loader whose first iteration sets torch's own generators to where a checkpoint was."""
-
-    def __init__(self, loader: Any, streams: Any, run: Any) -> None:
-        self._loader, self._streams, self._run = loader, streams, run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._streams is not None:
-            set_public_streams(self._streams, self._run.layout.device)
-            self._streams = None
-        return iter(self._loader)
-
-
 class _PrivateFiles(CheckpointIO):
     """Lightning's own way to write checkpoints, with the secret streams in a file of their own beside each."""
 
@@ -249,7 +218,7 @@ class _PrivateFiles(CheckpointIO):
             )
         run, streams = secret
         identity = checkpoint[_KEY]["identity"]
-        hidden = _secret_path(Path(path))
+        hidden = secret_path(Path(path))
         hidden.parent.mkdir(parents=True, exist_ok=True)
         kept = checkpoints.read_private(hidden)
         checkpoints.write_private(hidden, {**kept, identity: streams})
@@ -263,7 +232,7 @@ class _PrivateFiles(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         self.inner.remove_checkpoint(path)
-        _secret_path(Path(path)).unlink(missing_ok=True)
+        secret_path(Path(path)).unlink(missing_ok=True)
 
     def teardown(self) -> None:
         self.inner.teardown()
@@ -279,10 +248,6 @@ def _collect(engine: PrivacyEngine, into: dict[str, Any]) -> None:
     public.pop("optimizer")  # Lightning keeps both itself
     into[_KEY] = public
     into[_SECRET] = (run, secret)
-
-
-def _secret_path(path: Path) -> Path:
-    return path.with_name(path.name + ".private")
 
 
 def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:

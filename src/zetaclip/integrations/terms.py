@@ -6,17 +6,20 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from .. import methods
+from .. import checkpoint, methods
 from ..accounting import affordable
 from ..engine import PrivacyEngine
 from ..errors import NoGuarantee
+from ..ledger import Ledger
 from ..optimizer import PrivateOptimizer
+from ..run import set_public_streams
 from ..sampling import PoissonLoader, check_loader
 
 # Telling ε may take a twentieth of the time, no more.
@@ -81,7 +84,7 @@ class Terms:
         """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader."""
         engine = PrivacyEngine(accountant=self.accountant, seed=self.seed)
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
-        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own}
         options |= {"module": module, "optimizer": optimizer, "data_loader": loader}
         if steps is not None:
             options["epochs"] = steps / self.steps_per_epoch(loader)
@@ -125,6 +128,7 @@ class Updates:
         self.loader = loader
         self.optimizer = optimizer
         self.limit: int | None = None
+        self.rewind: dict[str, Tensor] | None = None  # what torch's own generators are set to before the first item
         self._run = optimizer._run
         self._chunks: Iterator[Any] = iter(())
 
@@ -140,6 +144,9 @@ class Updates:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.rewind is not None:
+            set_public_streams(self.rewind, self._run.layout.device)
+            self.rewind = None
         while True:
             self._chunks = iter(self.loader)
             for chunk in self._chunks:
@@ -182,3 +189,24 @@ class Teller:
             self._told = time.perf_counter()
             self._cost = self._told - now
         return self._value
+
+
+def released_before(engine: PrivacyEngine | None) -> Ledger | None:
+    """What the engine of an earlier run of the same trainer has released; its hold on the module ends."""
+    if engine is None:
+        return None
+    if not engine._private().detached:
+        engine.detach()
+    return engine.ledger
+
+
+def add_earlier(engine: PrivacyEngine, earlier: Ledger | None) -> None:
+    """A further run on the same data goes on in the ledger of the one before."""
+    if earlier is not None:
+        engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
+        engine.ledger.merge(earlier.rows())
+
+
+def secret_path(path: Path) -> Path:
+    """Where the secret streams of a checkpoint lie: beside it, never in it."""
+    return path.with_name(path.name + ".private")
