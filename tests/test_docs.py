@@ -10,9 +10,17 @@ from torch import nn
 from zetaclip.gradients import LAYER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md"]
+PAGES = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/sharp-edges.md",
+    "docs/guides/scikit-learn.md",
+    "docs/guides/from-opacus.md",
+]
+GUIDES = ["docs/guides/lightning.md", "docs/guides/transformers.md"]  # their code runs in tests/extras
 
 
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook is firing")  # Opacus's own
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_run(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -44,7 +52,7 @@ def test_the_slow_container_is_slow_and_the_advice_helps():
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, "docs/privacy.md", "docs/spectral-control.md", "docs/paper-vs-code.md", "CONTRIBUTING.md"]
+    "page", [*PAGES, *GUIDES, "docs/privacy.md", "docs/spectral-control.md", "docs/paper-vs-code.md", "CONTRIBUTING.md"]
 )
 def test_files_that_pages_name_exist(page):
     text = (ROOT / page).read_text()

@@ -1,5 +1,6 @@
 """The Lightning callback: the training is private, and Lightning's counters count updates."""
 
+import os
 import warnings
 
 import pytest
@@ -27,6 +28,17 @@ pytestmark = [
 
 N, L = 60, 8
 PER_EPOCH = 8  # ceil(60 / 8)
+
+
+@pytest.fixture(autouse=True)
+def _one_process():
+    """Lightning starts a process group before any callback can refuse one."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class Net(lightning.LightningModule):
