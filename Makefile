@@ -2,6 +2,7 @@
 # make demo    trains a private model on bundled data, two minutes at most, and makes a report of it
 # make test    lint, format check, types and tests: what CI runs
 # make test-full   the slow tests too
+# make test-extras   installs Lightning and transformers, and tests the layers for them
 # make bench   the measurements behind the figures in README and docs
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
-.PHONY: setup demo test test-full bench format clean
+.PHONY: setup demo test test-full test-extras bench format clean
 
 setup: $(VENV)/.ready
 
@@ -28,10 +29,17 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/extras
 
 test-full: setup
 	$(BIN)/python -m pytest -n 2
+
+test-extras: $(VENV)/.extras
+	$(BIN)/python -m pytest -n 2 tests/extras
+
+$(VENV)/.extras: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lightning,transformers]'
+	touch $@
 
 bench: setup
 	$(BIN)/python bench/run_all.py

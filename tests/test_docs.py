@@ -10,9 +10,19 @@ from torch import nn
 from zetaclip.gradients import LAYER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/architecture.md", "docs/sharp-edges.md", "docs/data.md", "docs/methods.md"]
+PAGES = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/sharp-edges.md",
+    "docs/data.md",
+    "docs/methods.md",
+    "docs/guides/scikit-learn.md",
+    "docs/guides/from-opacus.md",
+]
+GUIDES = ["docs/guides/lightning.md", "docs/guides/transformers.md"]  # their code runs in tests/extras
 
 
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook is firing")  # Opacus's own
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_run(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -47,6 +57,7 @@ def test_the_slow_container_is_slow_and_the_advice_helps():
     "page",
     [
         *PAGES,
+        *GUIDES,
         "docs/privacy.md",
         "docs/spectral-control.md",
         "docs/paper-vs-code.md",

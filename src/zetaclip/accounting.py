@@ -24,6 +24,7 @@ __all__ = [
     "ACCOUNTANTS",
     "AccountingError",
     "NoGuarantee",
+    "affordable",
     "calibrate",
     "epsilon",
     "group_epsilon",
@@ -191,6 +192,32 @@ def _smallest(
         else:
             high, at_high = middle, at_middle
     return math.exp(high)
+
+
+def affordable(
+    events_up_to: Callable[[int], list[Event]],
+    done: int,
+    most: int,
+    limit: float,
+    delta: float,
+    accountant: str = "prv",
+) -> int:
+    """The largest number of updates, from ``done`` to ``most``, whose ε is at or below ``limit``.
+
+    ``events_up_to(count)`` is everything that will have been released after ``count`` updates. What is done is taken as given.
+    """
+
+    def fits(count: int) -> bool:
+        events = events_up_to(count)
+        return not events or epsilon(events, delta, accountant) <= limit
+
+    low, high = done, most
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def renyi(events: Iterable[Event], orders: Sequence[float]) -> list[float]:

@@ -71,50 +71,63 @@ def _save(
     parts: list[dict[str, Any]],
 ) -> None:
     hidden = _private_path(path, private)
-    where = run.standing()
-    identity = secrets.token_hex(16)
     with run.weights.restored():
-        public = {
-            "zetaclip_checkpoint": _FORMAT,
-            "identity": identity,
-            "module": run.module.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "configuration": configuration(run),
-            "control": dataclasses.asdict(run.control),
-            "rule": run.rule_state,
-            "memory": run.memory,
-            "releases": [_plain(released) for released in run.releases],
-            "clip_history": list(run.clip_history),
-            "counts": {
-                "step": run.step_count,
-                "batch": run.batch_count,
-                "phase": run.phase,
-                "position": run.position,
-                "tries": where.tries,
-            },
-            "stream": run.stream,
-            "ledger": run.ledger.state_dict(),
-            "public_streams": [part["public_streams"] for part in parts],
-            "deal": None if run.ranks is None else run.ranks.deal_seed,
-            "extra": extra,
-        }
-        secret = {
-            "sampling": where.sampling.hex(),
-            "noise": where.noise.hex(),
-            "same_batch": None if where.same_batch is None else where.same_batch.hex(),
-            "data": _digest(run),
-            "threads": [part["threads"] for part in parts],
-            "device": [part["device"] for part in parts],
-            "ranks": len(parts),
-        }
+        public, secret = collect(run, extra, parts)
+        identity = public["identity"]
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
         # crash in between leaves a checkpoint whose secrets are there.
-        kept = _read_private(hidden)
-        _write_private(hidden, {**kept, identity: secret})
+        kept = read_private(hidden)
+        write_private(hidden, {**kept, identity: secret})
         with replace_file(path) as file:
             torch.save(public, file)
-        _write_private(hidden, {identity: secret})
+        write_private(hidden, {identity: secret})
     run.watch(path.parent, whole=True)
+
+
+def collect(
+    run: Run, extra: dict[str, Any] | None = None, parts: list[dict[str, Any]] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The public and the secret half of a checkpoint; the public one's ``identity`` names the secret that belongs to it.
+
+    Call it inside ``run.weights.restored()``, and keep the two apart wherever they are written. ``parts`` are what the ranks
+    have for themselves; None with one process.
+    """
+    parts = [_own_part(run)] if parts is None else parts
+    where = run.standing()
+    public = {
+        "zetaclip_checkpoint": _FORMAT,
+        "identity": secrets.token_hex(16),
+        "module": run.module.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "configuration": configuration(run),
+        "control": dataclasses.asdict(run.control),
+        "rule": run.rule_state,
+        "memory": run.memory,
+        "releases": [_plain(released) for released in run.releases],
+        "clip_history": list(run.clip_history),
+        "counts": {
+            "step": run.step_count,
+            "batch": run.batch_count,
+            "phase": run.phase,
+            "position": run.position,
+            "tries": where.tries,
+        },
+        "stream": run.stream,
+        "ledger": run.ledger.state_dict(),
+        "public_streams": [part["public_streams"] for part in parts],
+        "deal": None if run.ranks is None else run.ranks.deal_seed,
+        "extra": extra,
+    }
+    secret = {
+        "sampling": where.sampling.hex(),
+        "noise": where.noise.hex(),
+        "same_batch": None if where.same_batch is None else where.same_batch.hex(),
+        "data": _digest(run),
+        "threads": [part["threads"] for part in parts],
+        "device": [part["device"] for part in parts],
+        "ranks": len(parts),
+    }
+    return public, secret
 
 
 def load(
@@ -129,6 +142,27 @@ def load(
         parts = run.ranks.gather(_surroundings(run), "load()")
         found = run.ranks.once(lambda: _read(run, path, replay, private, parts, noise), "load()")
     public = _unpack(found.checkpoint, run.layout.device)
+    return _take(run, public, path.parent, replay, found, noise)
+
+
+def restore(run: Run, public: dict[str, Any], folder: Path, hidden: Path | None) -> dict[str, Any] | None:
+    """Goes on from the public half of a checkpoint that lies in ``folder``; with the secrets in ``hidden``, exactly.
+
+    For one process, and for frameworks that keep checkpoints their own way. Everything is checked before anything is changed.
+    """
+    if run.ranks is not None:
+        raise CheckpointError(
+            "a checkpoint inside another framework's can't be restored on several ranks; use engine.load"
+        )
+    noise: list[bytes] = []
+    found = _examined(run, public, b"", folder, hidden, [_surroundings(run)], noise)
+    return _take(run, public, folder, hidden is not None, found, noise)
+
+
+def _take(
+    run: Run, public: dict[str, Any], folder: Path, replay: bool, found: _Found, noise: list[bytes]
+) -> dict[str, Any] | None:
+    """Puts a checkpoint that was examined into the run."""
     control = _control_state(run, public["control"])
     releases = [Released(**released) for released in public["releases"]]
     saved = Ledger(run.ledger.header)
@@ -137,7 +171,7 @@ def load(
         warnings.warn(
             f"{public['configuration']['run']}.journal is not beside the checkpoint, or was begun without it: steps that were "
             "executed after the checkpoint, elsewhere, can't be counted",
-            stacklevel=4,
+            stacklevel=5,
         )
     executed = executed_after([*found.journaled, *run.ledger.rows()], saved)
     saved.header = _joined(run.ledger.header, saved.header)
@@ -162,7 +196,7 @@ def load(
     if run.ranks is not None and public["deal"] is not None:
         run.ranks.take_share(run.records, public["deal"])
     if rank == 0:
-        run.watch(path.parent, found.whole)
+        run.watch(folder, found.whole)
     run.resume()
     extra = public["extra"]
     return extra if extra is None else dict(extra)
@@ -192,12 +226,25 @@ def _read(
         raise FileNotFoundError(f"no checkpoint at {path}")
     raw = path.read_bytes()
     public = _read_public(raw, path.name, run.layout.device)
+    return _examined(run, public, raw, path.parent, _private_path(path, private) if replay else None, parts, noise)
+
+
+def _examined(
+    run: Run,
+    public: dict[str, Any],
+    raw: bytes,
+    folder: Path,
+    hidden: Path | None,
+    parts: list[dict[str, Any]],
+    noise: list[bytes],
+) -> _Found:
+    """What is beside a checkpoint, and whether both can be used here; ``hidden`` is where the secrets of a replay are."""
     _check_fits(run, public)
     _control_state(run, public["control"])
-    journal = Journal(path.parent / public["configuration"]["run"])
+    journal = Journal(folder / public["configuration"]["run"])
     whole = journal.whole
-    if replay:
-        secret = _replayable(run, _private_path(path, private), public, whole, parts)
+    if hidden is not None:
+        secret = _replayable(run, hidden, public, whole, parts)
         same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
         noise.append(bytes.fromhex(secret["noise"]))
         return _Found(raw, whole, journal.read(), bytes.fromhex(secret["sampling"]), same, public["stream"])
@@ -315,7 +362,7 @@ def _replayable(
             "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
             "what was released before. load(path) goes on with fresh streams"
         )
-    secret = _read_private(hidden).get(public["identity"])
+    secret = read_private(hidden).get(public["identity"])
     if secret is None:
         raise CheckpointError(
             f"replay=True needs {hidden.name}, the secret streams that were saved with this checkpoint; it is missing or "
@@ -352,7 +399,7 @@ def _private_path(path: Path, private: str | os.PathLike[str] | None) -> Path:
     return path.with_name(path.name + ".private") if private is None else Path(private)
 
 
-def _read_private(hidden: Path) -> dict[str, Any]:
+def read_private(hidden: Path) -> dict[str, Any]:
     try:
         values = json.loads(hidden.read_text())
     except (OSError, ValueError):
@@ -360,7 +407,7 @@ def _read_private(hidden: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _write_private(hidden: Path, values: dict[str, Any]) -> None:
+def write_private(hidden: Path, values: dict[str, Any]) -> None:
     with replace_file(hidden, mode=0o600) as file:
         file.write(json.dumps(values).encode())
 

@@ -231,23 +231,18 @@ class PrivateSteps(_Steps):
         return self._stop
 
     def _largest_affordable(self, limit: float) -> int:
-        from ..accounting import epsilon
+        from ..accounting import affordable
 
-        delta = self.config.delta
-        assert delta is not None
+        assert self.config.delta is not None
         spent = self.engine.ledger.events()
-
-        def fits(count: int) -> bool:
-            events = [*spent, *self.engine.planned_events(self.done, count)]
-            return not events or epsilon(events, delta, self.config.accountant) <= limit
-
-        low, high = self.done, self.total
-        if fits(high):
-            return high
-        while high - low > 1:  # fits(low) holds: it is what has been spent, or nothing
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return affordable(
+            lambda count: [*spent, *self.engine.planned_events(self.done, count)],
+            self.done,
+            self.total,
+            limit,
+            self.config.delta,
+            self.config.accountant,
+        )
 
     def save(self, folder: RunFolder, trainer: dict[str, Any]) -> None:
         self.engine.save(folder.checkpoint, extra=self.extra(trainer), private=folder.secrets)

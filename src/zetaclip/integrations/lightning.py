@@ -1,0 +1,341 @@
+"""Privacy for Lightning: one callback makes an unchanged LightningModule's training private.
+
+    from zetaclip.integrations.lightning import Privacy
+    Trainer(callbacks=[Privacy(target_epsilon=3.0, target_delta=1e-5, clipping=1.0)])
+
+Lightning counts iterations of its loader. It gets one that begins an update with every item, and an optimizer whose ``step``
+runs the closure once per chunk and pass, so that its counters, schedulers and limits count updates.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+try:
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.utilities import rank_zero_info
+except ImportError as problem:
+    raise ImportError("zetaclip.integrations.lightning needs Lightning: pip install 'zetaclip[lightning]'") from problem
+
+from .. import checkpoint as checkpoints
+from ..engine import PrivacyEngine
+from ..optimizer import PrivateOptimizer
+from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
+
+__all__ = ["Privacy"]
+
+_KEY = "zetaclip"
+_SECRET = "zetaclip secret"  # stands in a checkpoint only on its way to the disk
+_OWN_METRICS = {"epsilon", "clip"}
+
+
+class Privacy(Callback):
+    """Makes ``Trainer.fit`` private: its optimizer, its train loader and its checkpoints. Arguments: ``Terms``.
+
+    ``engine`` is the ``PrivacyEngine`` of the last fit, with ``engine.ledger`` and ``engine.get_epsilon(delta)``.
+
+    **Guarantee.** As ``PrivacyEngine``: the weights after ``fit``, and every C, are (ε, δ)-differentially private for the ε of the
+    ledger. A fit that took no private update where Lightning counted one stops with an error.
+    **Edge cases.** What the module itself logs in training is not covered: it is warned of once, and the ledger's header
+    says so. A second ``fit`` with the same callback goes on in the same ledger. Checkpoints hold no secret; the streams
+    lie beside them in ``<name>.private``, and a checkpoint without its file goes on with fresh ones.
+    """
+
+    def __init__(self, **terms: Any) -> None:
+        self.terms = Terms(**terms)
+        self.engine: PrivacyEngine | None = None
+        self._updates: Updates | None = None
+        self._optimizer: _WholeStep | None = None
+        self._teller: Teller | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._before = 0
+        self._warned = False
+
+    # -- before training ------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        _refuse(trainer, pl_module)
+        if not isinstance(trainer.strategy.checkpoint_io, _PrivateFiles):
+            trainer.strategy.checkpoint_io = _PrivateFiles(trainer.strategy.checkpoint_io)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.training or trainer.state.fn == "fit":
+            self._resumed = checkpoint
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if len(trainer.optimizers) != 1:
+            raise ValueError(
+                f"Privacy needs one optimizer, and configure_optimizers returned {len(trainer.optimizers)}"
+            )
+        if trainer.strategy.model is not pl_module:
+            raise ValueError("the strategy wraps the module, which Privacy can't look into: use one device")
+        loader = _train_loader(trainer)
+        steps = _total_steps(trainer, self.terms.steps_per_epoch(loader))
+        earlier = released_before(self.engine)
+        self.engine, private, poisson = self.terms.make_private(pl_module, trainer.optimizers[0], loader, steps)
+        add_earlier(self.engine, earlier)
+        self._updates = Updates(poisson, private)
+        self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
+        trainer.strategy.optimizers = [self._optimizer]
+        _replace_loader(trainer, self._updates)
+        if self._resumed is not None:
+            self._resume(trainer, pl_module, self._resumed)
+            self._resumed = None
+        self._updates.limit = self.terms.allowed(self.engine, steps)
+        if self._updates.limit is not None and self.engine.updates >= self._updates.limit:
+            trainer.should_stop = True
+        self._teller = Teller(self.engine, self.terms.target_delta)
+        self._warned = False
+
+    # -- training -------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        assert self.engine is not None
+        self._before = self.engine.updates
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        engine, optimizer, updates = self.engine, self._optimizer, self._updates
+        assert engine is not None and optimizer is not None and updates is not None and self._teller is not None
+        if engine.updates != self._before + 1:
+            raise RuntimeError(
+                f"Lightning counted an iteration in which {engine.updates - self._before} private updates were taken: the training does "
+                "not go through the private optimizer, so nothing that it trained is private. Is optimizer_step overridden?"
+            )
+        self._warn_of_metrics(trainer)
+        last = updates.limit is not None and engine.updates >= updates.limit
+        epsilon = self._teller.epsilon(exact=last)
+        how: Any = {"prog_bar": True, "on_step": True, "on_epoch": False, "batch_size": 1}
+        if epsilon is not None:
+            pl_module.log("epsilon", epsilon, **how)
+        pl_module.log("clip", optimizer.clip, **how)
+        if last:
+            rank_zero_info(f"stopped after {engine.updates} updates: the next one would exceed max_epsilon")
+            trainer.should_stop = True
+
+    def _warn_of_metrics(self, trainer: Trainer) -> None:
+        if self._warned:
+            return
+        names = {metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values()} - _OWN_METRICS
+        if not names:
+            return
+        self._warned = True
+        listed = ", ".join(sorted(names))
+        assert self.engine is not None
+        ledger = self.engine.ledger
+        ledger.header = replace(
+            ledger.header, notes=(*ledger.header.notes, f"not covered: logged in training: {listed}")
+        )
+        warnings.warn(
+            f"the module logs {listed} in training: exact functions of the batch's records, which ε does not cover. Keep them to "
+            "yourself, or log on public validation data instead",
+            stacklevel=2,
+        )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.engine is not None:
+            self.engine.detach()
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.engine is not None and self.engine._run is not None:
+            _collect(self.engine, checkpoint)
+
+    def _resume(self, trainer: Trainer, pl_module: LightningModule, loaded: dict[str, Any]) -> None:
+        assert self.engine is not None
+        run = self.engine._private()
+        if _KEY not in loaded:
+            warnings.warn(
+                "the checkpoint holds no private state: what was trained before it is not in the ledger, and ε does not count it",
+                stacklevel=2,
+            )
+            return
+        public = {**loaded[_KEY], "module": loaded["state_dict"], "optimizer": loaded["optimizer_states"][0]}
+        # A link to a checkpoint (save_last="link") has its secrets beside the file that it points to.
+        path = Path(os.path.realpath(str(trainer.ckpt_path)))
+        hidden = secret_path(path)
+        if hidden.exists():
+            checkpoints.restore(run, public, path.parent, hidden)
+            assert self._updates is not None
+            # Lightning draws from torch's stream before the first batch; dropout must go on where it was.
+            self._updates.rewind = public["public_streams"]
+        else:
+            checkpoints.restore(run, public, path.parent, None)
+            warnings.warn(
+                f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
+                "after the checkpoint counts as well. With the file it would be repeated bit for bit",
+                stacklevel=2,
+            )
+
+
+class _WholeStep(PrivateOptimizer):
+    """``step(closure)`` that completes an update: the closure runs once for every chunk and pass."""
+
+    def __init__(
+        self, private: PrivateOptimizer, updates: Updates, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        super().__init__(private.inner, private._run)
+        self._updates, self._trainer, self._pl_module = updates, trainer, pl_module
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for chunk in self._updates.rest():
+            with _training_on(self._pl_module, _transferred(self._trainer, self._pl_module, chunk)):
+                loss = super().step(closure)
+        return loss
+
+
+class _PrivateFiles(CheckpointIO):
+    """Lightning's own way to write checkpoints, with the secret streams in a file of their own beside each."""
+
+    def __init__(self, inner: CheckpointIO) -> None:
+        self.inner = inner
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        secret = checkpoint.pop(_SECRET, None)
+        if secret is None:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+            return
+        if "://" in str(path):
+            raise ValueError(
+                "private checkpoints need a folder on this machine: the secret streams are written beside them"
+            )
+        run, streams = secret
+        identity = checkpoint[_KEY]["identity"]
+        hidden = secret_path(Path(path))
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        kept = checkpoints.read_private(hidden)
+        checkpoints.write_private(hidden, {**kept, identity: streams})
+        self.inner.save_checkpoint(checkpoint, path, storage_options)
+        checkpoints.write_private(hidden, {identity: streams})
+        run.watch(hidden.parent, whole=True)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        more = {} if weights_only is None else {"weights_only": weights_only}
+        return self.inner.load_checkpoint(path, map_location, **more)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self.inner.remove_checkpoint(path)
+        secret_path(Path(path)).unlink(missing_ok=True)
+
+    def teardown(self) -> None:
+        self.inner.teardown()
+
+
+def _collect(engine: PrivacyEngine, into: dict[str, Any]) -> None:
+    run = engine._private()
+    with run.weights.restored():
+        public, secret = checkpoints.collect(run)
+        weights = public.pop("module")
+        if not run.between_batches:  # an exception inside an update: Lightning may have taken perturbed weights
+            into["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
+    public.pop("optimizer")  # Lightning keeps both itself
+    into[_KEY] = public
+    into[_SECRET] = (run, secret)
+
+
+def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
+    """What would train past the mechanism, each with what to do instead."""
+    if not pl_module.automatic_optimization:
+        raise ValueError(
+            "manual optimization calls backward and step itself, in an order that Privacy can't see: use automatic optimization, or "
+            "PrivacyEngine in a loop of your own"
+        )
+    if trainer.gradient_clip_val:
+        raise ValueError(
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val:g}) would clip the sum; leave it out: Privacy clips each record's "
+            "gradient, by clipping="
+        )
+    if trainer.accumulate_grad_batches != 1 or any(
+        isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks
+    ):
+        raise ValueError(
+            "gradient accumulation would put several logical batches into one step: leave accumulate_grad_batches out, give the "
+            "DataLoader the batch size that you want in all, and bound memory with Privacy(physical_batch_size=...)"
+        )
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        raise ValueError(
+            f"{type(trainer.strategy).__name__} wraps the module or sums raw gradients over processes: use Trainer(devices=1, "
+            "strategy='auto')"
+        )
+    if str(trainer.precision) in ("16-mixed", "16-true"):
+        raise ValueError(
+            f"Trainer(precision={trainer.precision!r}) scales the loss and skips steps by what the data did: use 'bf16-mixed' or 32-bit"
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise ValueError(
+            "reload_dataloaders_every_n_epochs would change the data under the accounting: leave it out; a data set that augments "
+            "does so in its __getitem__"
+        )
+    if sum(isinstance(callback, Privacy) for callback in trainer.callbacks) > 1:
+        raise ValueError("the Trainer has more than one Privacy callback; one module has one ledger")
+
+
+# -- what Lightning offers no public way for, in one place ------------------------------------------------------------------------
+
+
+def _train_loader(trainer: Trainer) -> DataLoader:
+    loader = trainer.fit_loop._data_source.dataloader()
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"Privacy needs one DataLoader for training, not {type(loader).__name__}: records must be drawn from one data set with one "
+            "probability. Join data sets with torch.utils.data.ConcatDataset"
+        )
+    return loader
+
+
+def _replace_loader(trainer: Trainer, updates: Updates) -> None:
+    trainer.fit_loop._data_source.instance = updates
+    # configure_optimizers may have asked for trainer.estimated_stepping_batches, which sets up the ordinary loader.
+    trainer.fit_loop._combined_loader = None
+
+
+def _total_steps(trainer: Trainer, per_epoch: int) -> int | None:
+    """The updates that this Trainer would take from the start, by its limits; None without an end."""
+    limit = trainer.limit_train_batches
+    per_epoch = min(per_epoch, limit) if isinstance(limit, int) else int(per_epoch * (1.0 if limit is None else limit))
+    ends = []
+    if trainer.max_epochs not in (None, -1):
+        ends.append(trainer.max_epochs * per_epoch)
+    if trainer.max_steps != -1:
+        ends.append(trainer.max_steps)
+    return min(ends) if ends else None
+
+
+def _transferred(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Any:
+    """What Lightning does to a batch between the loader and ``training_step``."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+@contextmanager
+def _training_on(pl_module: LightningModule, batch: Any) -> Iterator[None]:
+    """Inside, ``training_step`` is given this batch: the closure holds the first chunk of the update."""
+    own = pl_module.training_step
+
+    @functools.wraps(own)
+    def training_step(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(batch, *args, **kwargs)
+
+    pl_module.training_step = training_step
+    try:
+        yield
+    finally:
+        del pl_module.training_step

@@ -1,0 +1,212 @@
+"""What the layers for training frameworks share: the terms of privacy, and updates as whole iterations."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from .. import checkpoint, methods
+from ..accounting import affordable
+from ..engine import PrivacyEngine
+from ..errors import NoGuarantee
+from ..ledger import Ledger
+from ..optimizer import PrivateOptimizer
+from ..run import set_public_streams
+from ..sampling import PoissonLoader, check_loader
+
+# Telling ε may take a twentieth of the time, no more.
+_SHARE = 20.0
+# Where a framework trains without an end, max_epsilon is looked for up to so many updates.
+_ENDLESS = 10**7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What privacy is asked for, in the words of ``PrivacyEngine`` and its ``make_private``.
+
+    Args:
+        target_epsilon, target_delta: σ is found for them and for the framework's own number of steps.
+        noise_multiplier: σ itself, instead of ``target_epsilon``.
+        max_epsilon: training ends before the update that would exceed it (at ``target_delta``).
+        method: a ``Method``, or the name of one.
+        clipping, max_grad_norm, sample_rate, num_examples, physical_batch_size, loss_reduction, decouple_lr, normalize, empty,
+            accountant, seed: as in ``PrivacyEngine`` and ``make_private``.
+    """
+
+    target_epsilon: float | None = None
+    target_delta: float | None = None
+    noise_multiplier: Any = None
+    max_epsilon: float | None = None
+    method: Any = None
+    clipping: Any = None
+    max_grad_norm: float | None = None
+    sample_rate: float | None = None
+    num_examples: int | None = None
+    physical_batch_size: int | None = None
+    loss_reduction: str = "mean"
+    decouple_lr: bool = False
+    normalize: str = "expected"
+    empty: str = "noise"
+    accountant: str = "prv"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise TypeError("give target_epsilon= (σ is then found) or noise_multiplier=, one of them")
+        for name in ("target_epsilon", "max_epsilon"):
+            if getattr(self, name) is not None and self.target_delta is None:
+                raise TypeError(f"{name}= needs target_delta=: an ε means nothing without its δ")
+        if self.method is None and self.clipping is None and self.max_grad_norm is None:
+            raise TypeError("give clipping= (a norm, a controller or a clip rule) or method=")
+        if isinstance(self.method, str):
+            object.__setattr__(self, "method", methods.get(self.method))
+
+    def steps_per_epoch(self, loader: DataLoader) -> int:
+        """Updates in an epoch: ceil(N/L)."""
+        check_loader(loader)
+        if self.sample_rate is not None:
+            return max(1, math.ceil(1 / self.sample_rate - 1e-9))
+        size = self.num_examples or len(loader.dataset)  # type: ignore[arg-type]
+        assert loader.batch_size is not None
+        return max(1, -(-size // loader.batch_size))
+
+    def make_private(
+        self, module: nn.Module, optimizer: Optimizer, loader: DataLoader, steps: int | None
+    ) -> tuple[PrivacyEngine, PrivateOptimizer, PoissonLoader]:
+        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader."""
+        engine = PrivacyEngine(accountant=self.accountant, seed=self.seed)
+        own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own}
+        options |= {"module": module, "optimizer": optimizer, "data_loader": loader}
+        if steps is not None:
+            options["epochs"] = steps / self.steps_per_epoch(loader)
+        if self.target_epsilon is None:
+            made = engine.make_private(noise_multiplier=self.noise_multiplier, **options)
+        elif steps is None:
+            raise ValueError("target_epsilon= needs an end of training to find σ for: set a number of epochs or steps")
+        else:
+            made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
+        return engine, made[1], made[2]
+
+    def allowed(self, engine: PrivacyEngine, steps: int | None) -> int | None:
+        """How many updates in all ``max_epsilon`` allows; None if it was not given."""
+        if self.max_epsilon is None:
+            return None
+        assert self.target_delta is not None
+        spent, done = engine.ledger.events(), engine.updates
+        found = affordable(
+            lambda count: [*spent, *engine.planned_events(done, count)],
+            done,
+            max(done, _ENDLESS if steps is None else steps),
+            self.max_epsilon,
+            self.target_delta,
+            self.accountant,
+        )
+        if found == 0:
+            raise ValueError(
+                f"max_epsilon={self.max_epsilon:g} does not allow a single update: raise it, or the noise multiplier"
+            )
+        return found
+
+
+class Updates:
+    """A loader whose every item begins one update; ``rest`` gives the chunks and passes that complete it.
+
+    Frameworks count iterations. Here one iteration is one update, whatever the physical batches and the passes of the method are.
+    There is no end to the items; who counts them stops after ``len`` of them. ``limit`` is the number of updates that may be done in all.
+    """
+
+    def __init__(self, loader: PoissonLoader, optimizer: PrivateOptimizer) -> None:
+        self.loader = loader
+        self.optimizer = optimizer
+        self.limit: int | None = None
+        self.rewind: dict[str, Tensor] | None = None  # what torch's own generators are set to before the first item
+        self._run = optimizer._run
+        self._chunks: Iterator[Any] = iter(())
+
+    @property
+    def dataset(self) -> Any:
+        return self.loader.dataset
+
+    @property
+    def batch_size(self) -> int:
+        return self.loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.rewind is not None:
+            set_public_streams(self.rewind, self._run.layout.device)
+            self.rewind = None
+        while True:
+            self._chunks = iter(self.loader)
+            for chunk in self._chunks:
+                if self.limit is not None and self._run.step_count >= self.limit:
+                    return  # the chunk goes back: it was not stepped
+                yield chunk
+
+    def rest(self) -> Iterator[Any]:
+        """What is still to be run forward, backward and stepped, after the item that is out was."""
+        while not (self._run.between_batches and self._run.phase == 0):
+            yield next(self._chunks)
+
+    # The place within the epoch is the engine's to keep; this says so to frameworks that ask.
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Teller:
+    """ε so far for a progress bar: computed anew as often as that costs little."""
+
+    def __init__(self, engine: PrivacyEngine, delta: float | None) -> None:
+        self.engine, self.delta = engine, delta
+        self._value: float | None = None
+        self._cost = 0.0
+        self._told = -math.inf
+
+    def epsilon(self, exact: bool = False) -> float | None:
+        """The last value, or the present one if it is due or must be ``exact``; None where nothing is claimed."""
+        if self.delta is None:
+            return None
+        now = time.perf_counter()
+        if exact or now - self._told >= _SHARE * self._cost:
+            try:
+                self._value = self.engine.get_epsilon(self.delta)
+            except NoGuarantee:
+                self._value = None
+            self._told = time.perf_counter()
+            self._cost = self._told - now
+        return self._value
+
+
+def released_before(engine: PrivacyEngine | None) -> Ledger | None:
+    """What the engine of an earlier run of the same trainer has released; its hold on the module ends."""
+    if engine is None:
+        return None
+    if not engine._private().detached:
+        engine.detach()
+    return engine.ledger
+
+
+def add_earlier(engine: PrivacyEngine, earlier: Ledger | None) -> None:
+    """A further run on the same data goes on in the ledger of the one before."""
+    if earlier is not None:
+        engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
+        engine.ledger.merge(earlier.rows())
+
+
+def secret_path(path: Path) -> Path:
+    """Where the secret streams of a checkpoint lie: beside it, never in it."""
+    return path.with_name(path.name + ".private")

@@ -1,0 +1,351 @@
+"""Privacy for transformers: ``PrivateTrainer``, a ``Trainer`` with one more argument.
+
+    from zetaclip.integrations.transformers import Privacy, PrivateTrainer
+    PrivateTrainer(model, args, train_dataset=rows, privacy=Privacy(target_epsilon=8.0, target_delta=1e-5, clipping=1.0)).train()
+
+One record is one row of the data set. A step of the trainer is one update: the chunks and passes of a logical batch are run inside
+``training_step``, so that steps, epochs and schedulers count updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import TrainOutput
+except ImportError as problem:
+    raise ImportError(
+        "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
+    ) from problem
+
+from .. import checkpoint as checkpoints
+from ..engine import PrivacyEngine
+from ..ledger import replace_file
+from ..optimizer import PrivateOptimizer
+from .language import record_loss, register_rules
+from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
+
+__all__ = ["Privacy", "PrivateTrainer", "record_loss"]
+
+_STATE = "zetaclip.pt"
+_LOG = logging.getLogger("zetaclip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Terms):
+    """What ``PrivateTrainer`` is asked for: ``Terms``, and whether losses that ε does not cover may be logged."""
+
+    non_private_diagnostics: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss_reduction != "mean":
+            raise ValueError(
+                "PrivateTrainer computes the loss itself, as a mean over records: leave loss_reduction out"
+            )
+
+
+class PrivateTrainer(Trainer):
+    """``Trainer`` whose training is private by the terms of ``privacy``.
+
+    ``engine`` is the ``PrivacyEngine`` of the last ``train()``, with ``engine.ledger`` and ``engine.get_epsilon(delta)``.
+
+    **Guarantee.** As ``PrivacyEngine``, with one row of the training data set as the record. Frozen parameters (all but
+    the adapters, with LoRA) are neither clipped, noised nor counted. The loss is ``record_loss``; override ``compute_loss`` for
+    another one, as a mean over rows. Training losses, gradient norms and counts of operations are not logged
+    unless ``non_private_diagnostics``, and then the ledger's header says so.
+    **Edge cases.** A second ``train()`` goes on in the same ledger. Checkpoints hold the engine's state; its secret streams lie
+    beside them in ``checkpoint-N.private``, which is not uploaded with them. With it resuming repeats a run bit for bit; without
+    it training goes on with fresh noise, and says so. Evaluation on private rows is not covered.
+    """
+
+    def __init__(self, model: Any = None, args: Any = None, *rest: Any, privacy: Privacy, **named: Any) -> None:
+        if not isinstance(privacy, Privacy):
+            raise TypeError(
+                f"privacy must be a zetaclip.integrations.transformers.Privacy, not {type(privacy).__name__}"
+            )
+        self.privacy = privacy
+        self.engine: PrivacyEngine | None = None
+        self._updates: Updates | None = None
+        self._private: PrivateOptimizer | None = None
+        self._teller: Teller | None = None
+        if args is not None:
+            _refuse(args)
+            if args.max_grad_norm:
+                _LOG.warning(
+                    "max_grad_norm=%g is switched off: it would clip the noisy mean; each record's gradient is clipped by the terms of "
+                    "privacy=",
+                    args.max_grad_norm,
+                )
+            args = copy.copy(args)
+            args.max_grad_norm = 0.0
+        super().__init__(model, args, *rest, **named)
+        if args is None:
+            self.args.max_grad_norm = 0.0
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                "compute_loss_func sees a whole batch: override compute_loss in a subclass of PrivateTrainer instead, as a mean over "
+                "the rows, each row's loss by itself"
+            )
+        self.add_callback(_Epochs(self))
+
+    # -- before training ------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """An ordinary loader over the training rows; the engine draws from its data set."""
+        own = super().get_train_dataloader()
+        return DataLoader(
+            own.dataset,
+            batch_size=self._train_batch_size,
+            collate_fn=_AsDict(own.collate_fn),
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+            worker_init_fn=own.worker_init_fn,
+        )
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        return super().set_initial_training_values(args, _Length(dataloader, self.privacy.steps_per_epoch(dataloader)))
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: Any) -> Any:
+        earlier = released_before(self.engine)
+        if isinstance(getattr(self.optimizer, "optimizer", None), _Taken):
+            self.optimizer.optimizer = self.optimizer.optimizer.inner
+        model, _ = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if model is not self.model:
+            raise ValueError(
+                f"the model was wrapped into {type(model).__name__}, which can't be trained privately: use one device"
+            )
+        register_rules(model)
+        self.engine, self._private, loader = self.privacy.make_private(
+            model, self.optimizer.optimizer, train_dataloader, max_steps
+        )
+        add_earlier(self.engine, earlier)
+        self._updates = Updates(loader, self._private)
+        if resume_from_checkpoint is not None:
+            self._restore(Path(resume_from_checkpoint))
+        if self.privacy.non_private_diagnostics:
+            header = self.engine.ledger.header
+            noted = (*header.notes, "not covered: training losses and gradient norms are logged")
+            self.engine.ledger.header = replace(header, notes=noted)
+        self._updates.limit = self.privacy.allowed(self.engine, max_steps)
+        self._teller = Teller(self.engine, self.privacy.target_delta)
+        # The trainer's scheduler holds the outer optimizer; what that steps is exchanged.
+        self.optimizer.optimizer = _Taken(self._private)
+        return model, self._updates
+
+    # -- training -------------------------------------------------------------------------------------
+
+    def _run_epoch(self, **named: Any) -> None:
+        first = named["epoch"] == named["epochs_trained"] and named["resume_from_checkpoint"] is not None
+        skipped = named["steps_trained_in_current_epoch"]
+        if first and skipped and not self.args.ignore_data_skip:
+            # The engine goes on inside the epoch by itself; batches that were trained on are not drawn again.
+            self._load_rng_state(named["resume_from_checkpoint"])
+            rest = named["num_update_steps_per_epoch"] - skipped
+            named |= {"train_dataloader": _First(named["train_dataloader"], rest), "resume_from_checkpoint": None}
+        super()._run_epoch(**named)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One update: forward, backward and a private step for every chunk and pass of a logical batch."""
+        updates, private, engine = self._updates, self._private, self.engine
+        assert updates is not None and private is not None and engine is not None
+        model.train()
+        total, chunks = torch.zeros((), device=self.args.device), 0
+        for chunk in itertools.chain([inputs], updates.rest()):
+            private.zero_grad()
+            prepared = self._prepare_inputs(chunk)
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, prepared)
+            loss.backward()
+            private.step()
+            total, chunks = total + loss.detach(), chunks + 1
+        if updates.limit is not None and engine.updates >= updates.limit:
+            _LOG.warning("stopped after %d updates: the next one would exceed max_epsilon", engine.updates)
+            self.control.should_training_stop = True
+        return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean over rows of each row's own loss; in evaluation too, so that both can be compared."""
+        smoothing = self.args.label_smoothing_factor if model.training else 0.0
+        return record_loss(model, dict(inputs), smoothing, outputs=return_outputs)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        # By now .grad holds the released gradient, noise and all.
+        return super()._get_grad_norm(model, grad_norm) if self.privacy.non_private_diagnostics else None
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        # Counted from the rows of a batch, whose number is private.
+        return int(super().floating_point_ops(inputs)) if self.privacy.non_private_diagnostics else 0
+
+    def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
+        logs = dict(logs)
+        if not self.privacy.non_private_diagnostics:
+            for name in ("loss", "grad_norm", "train_loss", "total_flos"):
+                logs.pop(name, None)
+        if self.is_in_train and self._private is not None and self._teller is not None:
+            epsilon = self._teller.epsilon()
+            logs |= {"clip": self._private.clip} | ({} if epsilon is None else {"epsilon": epsilon})
+        super().log(logs, *rest, **named)
+
+    def _finalize_training(self, *rest: Any, **named: Any) -> TrainOutput:
+        if self._teller is not None:
+            self._teller.epsilon(exact=True)
+        output = super()._finalize_training(*rest, **named)
+        assert self.engine is not None
+        self.engine.detach()
+        if self.privacy.non_private_diagnostics:
+            return output
+        hidden = ("train_loss", "total_flos")
+        metrics = {name: value for name, value in output.metrics.items() if name not in hidden}
+        return TrainOutput(output.global_step, float("nan"), metrics)
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        root = Path(self._get_output_dir(trial=trial))
+        folder = root / f"checkpoint-{self.state.global_step}"
+        if not self.args.save_only_model:
+            self._save_engine(folder)
+        super()._save_checkpoint(model, trial)
+        for hidden in root.glob("checkpoint-*.private"):
+            if not hidden.with_suffix("").exists():
+                hidden.unlink()  # the trainer removes old checkpoints, and knows nothing of their secrets
+
+    def _save_engine(self, folder: Path) -> None:
+        assert self.engine is not None
+        run = self.engine._private()
+        with run.weights.restored():
+            public, secret = checkpoints.collect(run)
+        for name in ("module", "optimizer"):  # the trainer keeps them itself
+            del public[name]
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
+        with replace_file(folder / _STATE) as file:
+            torch.save(public, file)
+        run.watch(folder.parent, whole=True)
+
+    def _restore(self, folder: Path) -> None:
+        assert self.engine is not None and self._updates is not None
+        run = self.engine._private()
+        if not (folder / _STATE).exists():
+            warnings.warn(
+                f"{folder.name} holds no private state: what was trained before it is not in the ledger, and ε does not count it",
+                stacklevel=2,
+            )
+            return
+        public = torch.load(folder / _STATE, map_location=run.layout.device, weights_only=True)
+        # The trainer has loaded both already.
+        public |= {"module": run.module.state_dict(), "optimizer": copy.deepcopy(run.optimizer.state_dict())}
+        hidden = secret_path(Path(os.path.abspath(folder)))
+        if hidden.exists():
+            checkpoints.restore(run, public, folder.parent, hidden)
+            self._updates.rewind = public["public_streams"]
+            return
+        checkpoints.restore(run, public, folder.parent, None)
+        warnings.warn(
+            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
+            "after the checkpoint counts as well. With the file it would be repeated bit for bit",
+            stacklevel=2,
+        )
+
+
+class _Taken(PrivateOptimizer):
+    """What the trainer steps: the update was taken in ``training_step`` already, and here it is only checked that it was."""
+
+    def __init__(self, private: PrivateOptimizer) -> None:
+        super().__init__(private.inner, private._run)
+        self._seen = private._run.step_count
+
+    def step(self, closure: Any = None) -> Any:
+        taken, self._seen = self._run.step_count - self._seen, self._run.step_count
+        if taken != 1:
+            raise RuntimeError(
+                f"the trainer counted a step in which {taken} private updates were taken: training_step was overridden, and what it "
+                "trains is not private. Override compute_loss instead"
+            )
+
+
+class _Epochs(TrainerCallback):
+    """Says how far training is from what the engine has done, also after resuming inside an epoch."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        engine, updates = self._trainer.engine, self._trainer._updates
+        assert engine is not None and updates is not None
+        state.epoch = engine.updates / len(updates)
+
+
+class _AsDict:
+    """A collator whose batches are plain dicts, so that a row of zeros can be made in their shape."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: Any) -> dict[str, Any]:
+        return dict(self.collate(rows))
+
+
+class _Length:
+    """A loader's data set under the number of updates that an epoch has."""
+
+    def __init__(self, loader: DataLoader, length: int) -> None:
+        self.dataset, self._length = loader.dataset, length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class _First:
+    """The first items of a loader."""
+
+    def __init__(self, loader: Updates, count: int) -> None:
+        self._loader, self._count = loader, count
+
+    def __iter__(self) -> Any:
+        return itertools.islice(iter(self._loader), self._count)
+
+
+def _refuse(args: Any) -> None:
+    """Settings that would train past the mechanism, each with what to do instead."""
+    if args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several logical batches into one step: set "
+            "per_device_train_batch_size to the batch size that you want in all, and bound memory with Privacy(physical_batch_size=...)"
+        )
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if str(getattr(strategy, "value", strategy)) != "random":
+        raise ValueError(
+            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at 'random'; batches are Poisson samples"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out, and bound memory with "
+            "Privacy(physical_batch_size=...)"
+        )
+    if args.fp16:
+        raise ValueError("fp16 scales the loss and skips steps by what the data did: use bf16=True or 32-bit")
+    if args.n_gpu > 1:
+        raise ValueError("DataParallel splits a batch over replicas: make one GPU visible (CUDA_VISIBLE_DEVICES)")
+    for name, what in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
+        if getattr(args, name, None):
+            raise ValueError(f"{what} shards or sums raw gradients: train on one device, without {name}=")
+    if args.world_size > 1:
+        raise ValueError("several processes would sum raw gradients: train in one process")
+    if args.torch_compile:
+        raise ValueError("torch_compile traces per-example gradients away: leave it out; compile a copy for inference")

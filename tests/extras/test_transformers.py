@@ -1,0 +1,481 @@
+"""PrivateTrainer: per-record gradients of transformers' models, and a trainer that counts updates."""
+
+import json
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+
+from zetaclip import PrivacyEngine, check_parity  # noqa: E402
+from zetaclip.accounting import epsilon  # noqa: E402
+from zetaclip.gradients import LAYER_RULES  # noqa: E402
+from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
+from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+
+N, L, T, WORDS = 40, 8, 7, 19
+PER_EPOCH = 5
+
+
+@pytest.fixture(autouse=True)
+def _own_rules():
+    known = dict(LAYER_RULES)
+    yield
+    LAYER_RULES.clear()
+    LAYER_RULES.update(known)
+
+
+def gpt2(**options):
+    torch.manual_seed(0)
+    given = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 2, "bos_token_id": 0}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**given, **dropout, **options}))
+
+
+def bert(kind="BertForMaskedLM", **options):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=30,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options,
+    )  # fmt: skip
+    return getattr(transformers, kind)(config)
+
+
+def llama(**options):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=30, max_position_embeddings=16, bos_token_id=0, eos_token_id=0, **options,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def small(name):
+    """Further families whose positions or norms are their own."""
+    common = {"vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sized = {**common, "intermediate_size": 30, "max_position_embeddings": 16}
+    torch.manual_seed(0)
+    if name == "electra":
+        return transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sized, embedding_size=12))
+    if name == "albert":
+        return transformers.AlbertForMaskedLM(transformers.AlbertConfig(**sized, embedding_size=12))
+    if name == "gpt_neo":
+        kinds = [[["global", "local"], 1]]
+        neo = {"vocab_size": WORDS, "hidden_size": 24, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 16}
+        return transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**neo, attention_types=kinds))
+    if name == "openai-gpt":
+        sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 2}
+        return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes))
+    heads = {"num_key_value_heads": 1, "head_dim": 12}
+    if name == "gemma":
+        return transformers.GemmaForCausalLM(transformers.GemmaConfig(**sized, **heads))
+    assert name == "qwen2"
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sized, num_key_value_heads=1))
+
+
+def rows(size=N, length=T, seed=1):
+    """Texts of different lengths, padded, with labels that don't count on the padding."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, WORDS, (size, length), generator=generator)
+    lengths = torch.randint(3, length + 1, (size,), generator=generator)
+    mask = torch.arange(length) < lengths.unsqueeze(1)
+    return {"input_ids": ids * mask, "attention_mask": mask.long(), "labels": torch.where(mask, ids, -100)}
+
+
+def dataset(size=N, **options):
+    batch = rows(size, **options)
+    return [{name: value[i] for name, value in batch.items()} for i in range(size)]
+
+
+def parity(model, batch, loss=record_loss):
+    register_rules(model)
+    return check_parity(model, with_positions(model, batch), loss)
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, llama])
+def test_parity(make):
+    model = make()
+    found = parity(model, rows(6))
+    assert found, f"\n{found}"
+    slow = {layer.parameter for layer in found.layers if "per example" in layer.path}
+    # BERT's head holds a bias of its own beside its layers, so the head is one unit, with the tied table in it.
+    assert all(make is bert and ("cls." in name or "word_embeddings" in name) for name in slow)
+    paths = {layer.parameter: layer.path for layer in found.layers}
+    if make is gpt2:
+        assert paths["transformer.wte.weight"] == "embedding, linear"  # tied: one gradient, both uses
+        assert paths["transformer.h.0.attn.c_attn.weight"] == "linear"
+    if make is llama:
+        assert paths["model.norm.weight"] == "rms norm"
+
+
+@pytest.mark.parametrize("name", ["albert", "electra", "gpt_neo", "openai-gpt", "gemma", "qwen2"])
+def test_parity_of_further_families(name):
+    model = small(name)
+    found = parity(model, rows(6))
+    assert found, f"\n{found}"
+    assert_mean_of_own_losses(model)
+
+
+def test_parity_of_classifiers():
+    batch = {**rows(6), "labels": torch.tensor([0, 1, 2, 0, 1, 2])}
+    assert parity(bert("BertForSequenceClassification", num_labels=3), batch)
+    tokens = {**rows(6)}
+    tokens["labels"] = torch.where(tokens["labels"] >= 0, tokens["labels"] % 3, -100)
+    assert parity(bert("BertForTokenClassification", num_labels=3), tokens)
+
+
+def test_the_models_own_loss_mixes_records_and_is_found_out():
+    model = gpt2()
+    found = parity(model, rows(6), lambda m, batch: m(**batch).loss)
+    assert not found
+    with pytest.raises(RuntimeError, match="one record must be one row"):
+        check_parity(model, rows(6), lambda m, batch: m(**batch).loss)  # the shared row of positions
+
+
+@torch.no_grad()
+def assert_mean_of_own_losses(model):
+    """Against the model's own loss, one record at a time."""
+    model.eval()
+    batch = rows(6)
+    each = [model(**{name: value[i : i + 1] for name, value in batch.items()}).loss for i in range(6)]
+    assert torch.allclose(record_loss(model, batch), torch.stack(each).mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, llama])
+def test_record_loss_is_the_mean_of_single_losses(make):
+    assert_mean_of_own_losses(make())
+    assert shifts_labels(make()) == (make is not bert)
+
+
+def test_label_smoothing_is_transformers_own():
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    model, batch = gpt2().eval(), rows(1)
+    own = LabelSmoother(epsilon=0.2)(model(**batch), batch["labels"].clone(), shift_labels=True)
+    assert torch.allclose(record_loss(model, batch, 0.2), own, atol=1e-6)
+
+
+def test_a_record_without_labels_counts_nothing():
+    model, batch = gpt2(), rows(4)
+    batch["labels"][2] = -100
+    assert parity(model, batch)
+    three = {name: value[[0, 1, 3]] for name, value in batch.items()}
+    assert torch.allclose(record_loss(model, batch) * 4, record_loss(model, three) * 3, atol=1e-6)
+
+
+def test_rules_are_for_norms_that_are_what_they_seem():
+    from zetaclip.integrations.language import _is_rms_norm
+
+    class OddRMSNorm(nn.Module):
+        __module__ = "transformers.models.odd"
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.full((4,), 0.5)), 1e-6
+
+        def forward(self, x):
+            return self.weight.square() * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+    assert not _is_rms_norm(OddRMSNorm())
+    assert _is_rms_norm(llama().model.norm)
+
+
+def test_losses_that_are_not_known():
+    with pytest.raises(ValueError, match="hold no labels; override compute_loss"):
+        record_loss(gpt2(), {"input_ids": torch.ones(2, 3, dtype=torch.long)})
+    with pytest.raises(ValueError, match="do not fit labels"):
+        record_loss(gpt2(), {**rows(2), "labels": torch.ones(2, 4, dtype=torch.long)})
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def privacy(**terms):
+    given = {"noise_multiplier": 1.0, "target_delta": 1e-5, "clipping": 1.0, "accountant": "rdp", "seed": 0}
+    return Privacy(**{**given, "num_examples": N, **terms})
+
+
+def arguments(tmp_path, **options):
+    given = {"per_device_train_batch_size": L, "num_train_epochs": 2, "learning_rate": 0.1, "optim": "sgd"}
+    given |= {"report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "use_cpu": True}
+    return transformers.TrainingArguments(str(tmp_path), **{**given, "lr_scheduler_type": "linear", **options})
+
+
+def trainer(tmp_path, model, terms=None, data=None, **options):
+    given = {"train_dataset": dataset() if data is None else data, "privacy": terms or privacy()}
+    return PrivateTrainer(model, arguments(tmp_path, **options), **given)
+
+
+def test_it_is_the_engines_own_training(tmp_path):
+    """Bit for bit what the loop by hand with the same seed gives, rates and all."""
+    model = gpt2()
+    made = trainer(tmp_path, model, privacy(seed=5), weight_decay=0.0)
+    made.train()
+    by_hand, engine = gpt2(), PrivacyEngine(accountant="rdp", seed=5)
+    register_rules(by_hand)
+    batch = rows()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch.values()), batch_size=L)
+    _, optimizer, private = engine.make_private(
+        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.1), data_loader=loader,
+        noise_multiplier=1.0, clipping=1.0, num_examples=N,
+    )  # fmt: skip
+    step = 0
+    for _ in range(2):
+        for values in private:
+            optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / 10)
+            optimizer.zero_grad()
+            record_loss(by_hand, dict(zip(batch, values, strict=True))).backward()
+            optimizer.step()
+            step += 1
+    assert torch.allclose(flat(model), flat(by_hand), atol=1e-6)
+    assert made.engine.ledger.events() == engine.ledger.events() and made.state.global_step == 10
+
+
+def test_the_update_has_the_right_noise(tmp_path):
+    """Records without a gradient: the update is the noise. 2/3 and 3/2 of it are rejected."""
+
+    class Still(PrivateTrainer):
+        def compute_loss(self, *args, **named):
+            return 0.0 * super().compute_loss(*args, **named)
+
+    model = llama(tie_word_embeddings=False)
+    before = flat(model)
+    args = arguments(tmp_path, learning_rate=1.0, lr_scheduler_type="constant", max_steps=12)
+    Still(model, args, train_dataset=dataset(), privacy=privacy(noise_multiplier=3.0, clipping=2.0)).train()
+    moved = (flat(model) - before) / (3.0 * 2.0 / L * 12**0.5)
+    spread = float(moved.square().mean())
+    limit = 4 * (2 / len(moved)) ** 0.5
+    assert abs(spread - 1) < limit and abs(spread * 4 / 9 - 1) > limit and abs(spread * 9 / 4 - 1) > limit
+
+
+def test_noise_destroys_what_is_learned(tmp_path):
+    def loss_after(sigma):
+        model = llama()
+        trainer(tmp_path, model, privacy(noise_multiplier=sigma), learning_rate=1.0, num_train_epochs=10).train()
+        return float(record_loss(model.eval(), rows()).detach())
+
+    start = float(record_loss(llama().eval(), rows()).detach())
+    assert loss_after(0.01) < start - 0.2 and not loss_after(1000.0) < start
+
+
+@pytest.mark.parametrize("terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str)
+def test_steps_epochs_and_schedulers_count_updates(tmp_path, terms):
+    made = trainer(tmp_path, llama(), privacy(**terms), logging_steps=1)
+    made.train()
+    assert made.state.global_step == made.engine.updates == 2 * PER_EPOCH and made.state.epoch == 2.0
+    rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([0.1 * (1 - k / 10) for k in range(10)])
+    assert made.engine.ledger.steps == (20 if "method" in terms else 10)
+
+
+def test_physical_batches_change_nothing_but_memory(tmp_path):
+    whole, split = llama(), llama()
+    trainer(tmp_path, whole, privacy(seed=2)).train()
+    trainer(tmp_path, split, privacy(seed=2, physical_batch_size=3)).train()
+    assert torch.allclose(flat(whole), flat(split), atol=1e-5)
+
+
+def test_target_epsilon_is_for_the_trainers_own_steps(tmp_path):
+    made = trainer(tmp_path, llama(), privacy(noise_multiplier=None, target_epsilon=3.0), max_steps=7)
+    made.train()
+    assert made.engine.updates == 7 and 2.9 < made.engine.get_epsilon(1e-5) <= 3.0
+
+
+def test_the_declared_size_decides_what_an_epoch_is(tmp_path):
+    made = trainer(tmp_path, llama(), privacy(num_examples=80))
+    with pytest.warns(UserWarning, match="num_examples = 80 was declared"):
+        made.train()
+    assert made.state.global_step == 20 and made.engine.ledger.header.expected_batch_size == L
+
+
+def test_max_epsilon_ends_training_before_it_is_exceeded(tmp_path):
+    made = trainer(tmp_path, llama(), privacy(max_epsilon=5.0), num_train_epochs=20)
+    made.train()
+    events = made.engine.ledger.events()
+    more = [*events, *made.engine.planned_events(made.engine.updates, made.engine.updates + 1)]
+    assert 0 < made.engine.updates == made.state.global_step < 100
+    assert epsilon(events, 1e-5, "rdp") <= 5.0 < epsilon(more, 1e-5, "rdp")
+
+
+def test_nothing_of_the_batches_is_logged(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "zetaclip"):
+        made = trainer(tmp_path, llama())
+    assert "max_grad_norm=1 is switched off" in caplog.text
+    output = made.train()
+    names = {name for entry in made.state.log_history for name in entry}
+    assert {"epsilon", "clip", "learning_rate"} <= names
+    assert not names & {"loss", "grad_norm", "train_loss", "total_flos"}
+    assert output.training_loss != output.training_loss and "train_loss" not in output.metrics
+    last = [entry for entry in made.state.log_history if "epsilon" in entry][-1]
+    assert last["epsilon"] == made.engine.get_epsilon(1e-5)
+
+
+def test_diagnostics_are_logged_on_request_and_noted(tmp_path):
+    made = trainer(tmp_path, llama(), privacy(non_private_diagnostics=True))
+    output = made.train()
+    names = {name for entry in made.state.log_history for name in entry}
+    assert {"loss", "grad_norm"} <= names and output.training_loss > 0
+    assert any("not covered: training losses" in note for note in made.engine.ledger.header.notes)
+
+
+def test_evaluation_inside_training(tmp_path):
+    model = bert()
+    args = arguments(tmp_path, eval_strategy="epoch")
+    made = PrivateTrainer(model, args, train_dataset=dataset(), eval_dataset=dataset(10, seed=3), privacy=privacy())
+    made.train()
+    logged = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    assert len(logged) == 2
+    held = rows(10, seed=3)
+    assert made.evaluate()["eval_loss"] == pytest.approx(float(record_loss(model.eval(), held).detach()), abs=1e-5)
+
+
+def test_the_users_arguments_are_left_alone(tmp_path):
+    args = arguments(tmp_path)
+    PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+    assert args.max_grad_norm == 1.0
+
+
+def test_a_second_train_goes_on_in_the_same_ledger(tmp_path):
+    made = trainer(tmp_path, llama(), privacy(seed=None))
+    made.train()
+    made.train()
+    assert made.engine.ledger.steps == 20
+
+
+def test_an_overridden_training_step_is_found_out(tmp_path):
+    class Past(PrivateTrainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs)
+            loss.backward()
+            return loss.detach()
+
+    with pytest.raises(RuntimeError, match="0 private updates were taken"):
+        Past(llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy()).train()
+
+
+# -- LoRA ----------------------------------------------------------------------------------------------------------
+
+
+def adapted(make, **options):
+    peft = pytest.importorskip("peft", reason="the extra `transformers` is not installed")
+    given = {"r": 4, "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
+    return peft.get_peft_model(make(), peft.LoraConfig(**{**given, **options}))
+
+
+@pytest.mark.parametrize(("make", "options"), [(gpt2, {"fan_in_fan_out": True}), (llama, {})])
+def test_lora(tmp_path, make, options):
+    model = adapted(make, **options)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.1)  # B starts at zero, where A has no gradient
+    found = parity(model, rows(6))
+    assert found, f"\n{found}"
+    assert all("lora" in layer.parameter for layer in found.layers)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    made = trainer(tmp_path, model)
+    made.train()
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(torch.Size(line.shape).numel() for line in made.engine.describe()) == trained
+    inner = model.get_base_model()
+    assert (inner.get_output_embeddings().weight is inner.get_input_embeddings().weight) == (make is gpt2)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+SAVED = {"save_strategy": "steps", "save_steps": 3, "optim": "adamw_torch", "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("terms", [{}, {"method": "dp-sam", "clipping": None}], ids=str)
+def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
+    options = {"resid_pdrop": 0.2}
+    sgd = {**SAVED, "optim": "sgd"} if terms else SAVED
+    whole = gpt2(**options)
+    trainer(tmp_path, whole, privacy(seed=None, **terms), **sgd).train()
+    hidden = tmp_path / "checkpoint-6.private"
+    assert hidden.stat().st_mode & 0o777 == 0o600
+    secret = next(iter(json.loads(hidden.read_text()).values()))
+    for file in (tmp_path / "checkpoint-6").iterdir():
+        assert secret["noise"].encode() not in file.read_bytes() and not file.name.endswith(".private")
+    torch.manual_seed(99)
+    again = gpt2(**options)
+    made = trainer(tmp_path, again, privacy(seed=None, **terms), **{**sgd, "save_strategy": "no"})
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert torch.equal(flat(whole), flat(again))
+    assert made.state.global_step == 10 and made.state.epoch == 2.0
+    assert made.engine.ledger.steps == (20 if terms else 10)
+
+
+def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
+    whole = llama()
+    trainer(tmp_path, whole, privacy(seed=None), **SAVED).train()
+    (tmp_path / "checkpoint-6.private").unlink()
+    again = llama()
+    made = trainer(tmp_path, again, privacy(seed=None), **{**SAVED, "save_strategy": "no"})
+    with pytest.warns(UserWarning, match="goes on with fresh noise"):
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert not torch.equal(flat(whole), flat(again)) and made.engine.ledger.steps == 10 + 4
+
+
+def test_secrets_of_removed_checkpoints_go_too(tmp_path):
+    trainer(tmp_path, llama(), save_strategy="steps", save_steps=3, save_total_limit=1).train()
+    assert [p.name for p in tmp_path.glob("checkpoint-*.private")] == ["checkpoint-10.private"]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2.*physical_batch_size"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy='sequential'"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"fp16": True}, "fp16.*bf16"),
+        ({"torch_compile": True}, "torch_compile"),
+    ],
+)
+def test_arguments_that_are_refused(tmp_path, options, message):
+    args = arguments(tmp_path)
+    for name, value in options.items():
+        setattr(args, name, value)
+    with pytest.raises(ValueError, match=message):
+        PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+
+
+def test_data_parallel_is_refused(tmp_path):
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match="DataParallel"):
+        PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+
+
+def test_a_loss_of_the_whole_batch_is_refused(tmp_path):
+    def whole(outputs, labels, num_items_in_batch=None):
+        return F.mse_loss(outputs.logits, outputs.logits)
+
+    with pytest.raises(ValueError, match="compute_loss_func sees a whole batch"):
+        PrivateTrainer(
+            llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy(), compute_loss_func=whole
+        )
+    with pytest.raises(ValueError, match="leave loss_reduction out"):
+        privacy(loss_reduction="sum")
+    with pytest.raises(TypeError, match="privacy must be"):
+        PrivateTrainer(llama(), arguments(tmp_path), train_dataset=dataset(), privacy={"clipping": 1.0})
