@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
@@ -267,6 +268,13 @@ def test_a_fit_that_releases_nothing_is_refunded(table, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         classifier(budget=budget).fit(*table)
     assert budget.spent == 0.0
+    estimator = classifier()
+    with pytest.raises(KeyboardInterrupt):
+        estimator.fit(*table)
+    with pytest.raises(NotFittedError):
+        estimator.predict(table[0])
+    monkeypatch.undo()
+    estimator.fit(*table)  # nothing was spent before, so nothing is warned of
 
 
 @pytest.mark.slow

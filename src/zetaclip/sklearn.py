@@ -31,7 +31,7 @@ __all__ = ["PrivateClassifier", "PrivateRegressor"]
 
 # Searching σ by "pld" takes about a second, and nothing but these arguments goes into it.
 _ACCOUNTANT = "pld"
-# Lineages (an estimator and its clones) that were fitted without a budget in this process.
+# Lineages (an estimator and its clones) of which something was released in this process.
 _FITTED: set[str] = set()
 
 
@@ -71,8 +71,6 @@ class _Private(BaseEstimator):
         if given.budget is not None and not isinstance(given.budget, Budget):
             raise TypeError(f"budget must be a zetaclip.Budget or None, not {type(given.budget).__name__}")
         _say_leaks(leaks)
-        if given.budget is None:
-            self._say_again()
         seed = _seed(given.random_state)
         model, layer = _network(dataset, given.hidden, seed)
         config = _config(given, layer, seed)
@@ -89,17 +87,20 @@ class _Private(BaseEstimator):
         steps.engine.ledger.header = dataclasses.replace(header, notes=(*header.notes, *not_covered))
         budget: Budget | None = given.budget
         receipt = ""
-        if budget is not None:
+        if budget is None:
+            self._say_again()
+        else:
             planned = steps.engine.planned_events(0, steps.total)
             receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
         try:
             while steps.done < steps.total:
                 for _ in steps.updates(steps.total):
                     pass
-        except BaseException:
-            if budget is not None and not len(steps.engine.ledger):
+        finally:
+            if len(steps.engine.ledger):
+                _FITTED.add(self._family())
+            elif budget is not None:
                 budget.refund(receipt)
-            raise
         _detach(steps)
         if steps.average is not None:
             with steps.average.applied():
@@ -112,15 +113,16 @@ class _Private(BaseEstimator):
         self.clip_history_ = steps.optimizer.clip_history
 
     def _say_again(self) -> None:
-        family = self._family()
-        if family in _FITTED:
+        if self._family() in _FITTED:
             warnings.warn(
                 "this estimator, or one that it shares a clone with, was fitted before: each fit spends its epsilon again, and "
                 "epsilon_ is that of the last fit alone. Pass budget=zetaclip.Budget(epsilon, delta) to add them up",
                 PrivacyLeakWarning,
                 stacklevel=4,
             )
-        _FITTED.add(family)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "module_")  # a fit that was refused has noted bounds and classes already
 
     def _outputs(self, X: Any) -> np.ndarray:
         """The network's outputs for new records, in double precision so that they don't depend on the other rows."""

@@ -346,6 +346,20 @@ def test_checkpoints_hold_no_secret(tmp_path):
         assert secret[name].encode() not in content and bytes.fromhex(secret[name]) not in content
 
 
+def test_no_way_of_saving_writes_secrets_into_a_checkpoint(tmp_path):
+    """Not even through a Trainer that was never told to keep them apart."""
+    told, net = privacy(seed=None), Net()
+    trainer(tmp_path, told, max_epochs=1).fit(net, loader())
+    run = told.engine._private()
+    other = trainer(tmp_path, told)
+    other.validate(net, loader(), verbose=False)
+    other.save_checkpoint(tmp_path / "other.ckpt")
+    content = (tmp_path / "other.ckpt").read_bytes()
+    for stream in (run.sampling, run.noise):
+        assert stream.state not in content and stream.state.hex().encode() not in content
+    assert not (tmp_path / "other.ckpt.private").exists()
+
+
 def test_removed_checkpoints_take_their_secrets_along(tmp_path):
     keep = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=1)
     trainer(tmp_path, privacy(), keep, enable_checkpointing=True, max_epochs=3).fit(Net(), loader())

@@ -32,12 +32,12 @@ except ImportError as problem:
 from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
 from ..optimizer import PrivateOptimizer
+from ..run import Run
 from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
 
 __all__ = ["Privacy"]
 
 _KEY = "zetaclip"
-_SECRET = "zetaclip secret"  # stands in a checkpoint only on its way to the disk
 _OWN_METRICS = {"epsilon", "clip"}
 
 
@@ -60,6 +60,8 @@ class Privacy(Callback):
         self._optimizer: _WholeStep | None = None
         self._teller: Teller | None = None
         self._resumed: dict[str, Any] | None = None
+        # Secrets of checkpoints that Lightning is about to write, by identity. They never stand in what it writes.
+        self._secrets: dict[str, tuple[Run, dict[str, Any]]] = {}
         self._before = 0
         self._warned = False
 
@@ -69,8 +71,9 @@ class Privacy(Callback):
         if stage != "fit":
             return
         _refuse(trainer, pl_module)
-        if not isinstance(trainer.strategy.checkpoint_io, _PrivateFiles):
-            trainer.strategy.checkpoint_io = _PrivateFiles(trainer.strategy.checkpoint_io)
+        files = trainer.strategy.checkpoint_io
+        inner = files.inner if isinstance(files, _PrivateFiles) else files
+        trainer.strategy.checkpoint_io = _PrivateFiles(inner, self._secrets)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training or trainer.state.fn == "fit":
@@ -154,8 +157,18 @@ class Privacy(Callback):
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.engine is not None and self.engine._run is not None:
-            _collect(self.engine, checkpoint)
+        if self.engine is None:
+            return
+        run = self.engine._private()
+        with run.weights.restored():
+            public, secret = checkpoints.collect(run)
+            weights = public.pop("module")
+            if not run.between_batches:  # an exception inside an update: Lightning may have taken perturbed weights
+                checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
+        public.pop("optimizer")  # Lightning keeps both itself
+        checkpoint[_KEY] = public
+        self._secrets.clear()  # of a checkpoint that was never written
+        self._secrets[public["identity"]] = (run, secret)
 
     def _resume(self, trainer: Trainer, pl_module: LightningModule, loaded: dict[str, Any]) -> None:
         assert self.engine is not None
@@ -204,20 +217,19 @@ class _WholeStep(PrivateOptimizer):
 class _PrivateFiles(CheckpointIO):
     """Lightning's own way to write checkpoints, with the secret streams in a file of their own beside each."""
 
-    def __init__(self, inner: CheckpointIO) -> None:
-        self.inner = inner
+    def __init__(self, inner: CheckpointIO, secrets: dict[str, tuple[Run, dict[str, Any]]]) -> None:
+        self.inner, self._secrets = inner, secrets
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        secret = checkpoint.pop(_SECRET, None)
-        if secret is None:
+        identity = checkpoint.get(_KEY, {}).get("identity")
+        if identity not in self._secrets:
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
         if "://" in str(path):
             raise ValueError(
                 "private checkpoints need a folder on this machine: the secret streams are written beside them"
             )
-        run, streams = secret
-        identity = checkpoint[_KEY]["identity"]
+        run, streams = self._secrets.pop(identity)
         hidden = secret_path(Path(path))
         hidden.parent.mkdir(parents=True, exist_ok=True)
         kept = checkpoints.read_private(hidden)
@@ -236,18 +248,6 @@ class _PrivateFiles(CheckpointIO):
 
     def teardown(self) -> None:
         self.inner.teardown()
-
-
-def _collect(engine: PrivacyEngine, into: dict[str, Any]) -> None:
-    run = engine._private()
-    with run.weights.restored():
-        public, secret = checkpoints.collect(run)
-        weights = public.pop("module")
-        if not run.between_batches:  # an exception inside an update: Lightning may have taken perturbed weights
-            into["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
-    public.pop("optimizer")  # Lightning keeps both itself
-    into[_KEY] = public
-    into[_SECRET] = (run, secret)
 
 
 def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:

@@ -147,12 +147,14 @@ class Updates:
         if self.rewind is not None:
             set_public_streams(self.rewind, self._run.layout.device)
             self.rewind = None
-        while True:
-            self._chunks = iter(self.loader)
-            for chunk in self._chunks:
-                if self.limit is not None and self._run.step_count >= self.limit:
-                    return  # the chunk goes back: it was not stepped
-                yield chunk
+        self._chunks = iter(self.loader)
+        while self.limit is None or self._run.step_count < self.limit:
+            try:
+                chunk = next(self._chunks)
+            except StopIteration:  # the engine's epoch; the framework's may be another one
+                self._chunks = iter(self.loader)
+                continue
+            yield chunk
 
     def rest(self) -> Iterator[Any]:
         """What is still to be run forward, backward and stepped, after the item that is out was."""
