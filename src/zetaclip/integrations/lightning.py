@@ -187,7 +187,7 @@ class Privacy(Callback):
             checkpoints.restore(run, public, path.parent, hidden)
             assert self._updates is not None
             # Lightning draws from torch's stream before the first batch; dropout must go on where it was.
-            self._updates.rewind = public["public_streams"]
+            self._updates.rewind = public["public_streams"][0]
         else:
             checkpoints.restore(run, public, path.parent, None)
             warnings.warn(

@@ -253,7 +253,7 @@ class PrivateTrainer(Trainer):
         hidden = secret_path(Path(os.path.abspath(folder)))
         if hidden.exists():
             checkpoints.restore(run, public, folder.parent, hidden)
-            self._updates.rewind = public["public_streams"]
+            self._updates.rewind = public["public_streams"][0]
             return
         checkpoints.restore(run, public, folder.parent, None)
         warnings.warn(
