@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -222,10 +223,10 @@ def join(run: Run, own: Ranks) -> None:
     """Makes the runs of all ranks one: the same terms, root, records dealt out, and weights."""
     from .checkpoint import configuration
 
-    terms = {name: value for name, value in configuration(run).items() if name != "run"}
-    terms["records"] = run.records
-    terms["shapes"] = [tuple(parameter.shape) for parameter in run.layout.parameters]
-    terms["rates"] = [group["lr"] for group in run.optimizer.param_groups]
+    terms = {name: _text(value) for name, value in configuration(run).items() if name != "run"}
+    terms["records"] = str(run.records)
+    terms["shapes"] = str([tuple(parameter.shape) for parameter in run.layout.parameters])
+    terms["rates"] = str([float(group["lr"]) for group in run.optimizer.param_groups])
     first = own.send((terms, run.stream, run.name, deal_seed(), run.sampling.state), "make_private")
     there, run.stream, run.name, seed, root = first
     differing = [
@@ -240,6 +241,11 @@ def join(run: Run, own: Ranks) -> None:
     send_tensors(own, list(_state(run.module).values()))
 
 
+def _text(value: Any) -> str:
+    """Without the addresses of objects, which are others in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
 def _state(module: torch.nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer, trained or not."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -249,7 +255,9 @@ def _state(module: torch.nn.Module) -> dict[str, Tensor]:
 def send_tensors(own: Ranks, tensors: list[Tensor]) -> None:
     """Rank 0's values into everybody's tensors, as one message a kind of number."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        same = [tensor for tensor in tensors if tensor.dtype == dtype]
+        same = [tensor for tensor in tensors if tensor.dtype == dtype and tensor.numel()]
+        if not same:
+            continue
         flat = torch.cat([tensor.detach().flatten().cpu() for tensor in same]).view(torch.uint8)
         own._broadcast(flat, "make_private")
         if own.first:

@@ -111,6 +111,9 @@ class PrivacyEngine:
         backward reduces over the rows of a batch: "mean" over just these rows, or "sum". ``decouple_lr`` divides the private
         gradient by the step's sensitivity, so that moving C does not move the step size. ``epochs`` and ``target_delta``
         are needed by methods whose noise depends on the number of steps.
+
+        In a process group of several ranks every rank calls it, and they train one model together: q, N and L are those of
+        all ranks, ``physical_batch_size`` is each rank's own.
         """
         if self._run is not None:
             raise RuntimeError("this engine has made a module private already; use a new PrivacyEngine for another one")
@@ -377,7 +380,8 @@ class PrivacyEngine:
 
         Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain values, nothing of the
         data) goes into the checkpoint and comes back from ``load``. A checkpoint taken while a batch is out holds the state at that batch's start.
-        From now on each step is also noted, before it is executed, in a journal beside the checkpoint.
+        From now on each step is also noted, before it is executed, in a journal beside the checkpoint. With several ranks every
+        rank calls it, and rank 0 writes.
         """
         checkpoint.save(self._private(), path, extra, private)
 
@@ -387,8 +391,8 @@ class PrivacyEngine:
         """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``); returns its ``extra``.
 
         Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay: the same batches and
-        noise come again bit for bit, so those steps count once; refused unless configuration, data, device and thread
-        count are what they were.
+        noise come again bit for bit, so those steps count once; refused unless configuration, data, device, thread
+        count and number of ranks are what they were. With several ranks every rank calls it, and rank 0 reads.
         """
         return checkpoint.load(self._private(), path, replay, private)
 

@@ -159,7 +159,12 @@ class Mechanism:
                 assert extra.noise_multiplier is not None
                 rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
         self.begun = True
-        self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
+        try:
+            self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
+        except Exception as error:
+            if ranks is not None:
+                self.refuse(ranks, str(error))
+            raise
 
         layout, owner = self.layout, ranks is None or ranks.first
         if owner:

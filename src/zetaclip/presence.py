@@ -90,24 +90,27 @@ class Presence:
     def wait(self, works: list[Any], what: str, serial: int) -> None:
         """Until the collectives are done; ``what`` says to people what they are for."""
         started = time.monotonic()
-        for work in works:
-            while True:
-                try:
-                    work.wait(timedelta(seconds=POLL))
-                    break
-                except RuntimeError:
-                    if work.is_completed():  # it failed, or was done just now
-                        try:
-                            work.wait()
-                            break
-                        except RuntimeError as error:
-                            self._broken(what, error)
-                try:
+        try:
+            for work in works:
+                while not self._done(work, what):
                     self._look(what, serial)
-                except RankError:
-                    self._stuck = True
-                    raise
+        except RankError:
+            self._stuck = True
+            raise
         self._waited(started)
+
+    def _done(self, work: Any, what: str) -> bool:
+        """Whether a collective has come to its end within ``POLL`` seconds."""
+        try:
+            work.wait(timedelta(seconds=POLL))
+        except RuntimeError:
+            if not work.is_completed():
+                return False
+            try:
+                work.wait()  # it may have been done just now; otherwise this says what is wrong
+            except RuntimeError as error:
+                self._broken(what, error)
+        return True
 
     def _waited(self, started: float) -> None:
         self._different = 0

@@ -230,6 +230,46 @@ def refused(rank, kind):
     make(module=module)
 
 
+def literal(rank, steps, more):
+    """The paper's literal forms, which claim no ε: weights, and how many updates were released."""
+    engine, module, optimizer, loader = make(steps=steps, normalize="realized", empty="skip", **more)
+    while engine.updates < steps:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            optimizer.step()
+    return flat(module), len(finish(engine))
+
+
+def looks_first(rank, dropout):
+    """Takes the first batch, runs it forward, and starts the epoch again."""
+    engine, module, optimizer, loader = make(module=network(dropout))
+    x, _ = next(iter(loader))
+    module(x)
+    loop(module, optimizer, loader, 2)
+    return flat(module), finish(engine)
+
+
+class Nameless:
+    """A clip rule whose text is its address."""
+
+    name = "nameless"
+
+    def factors(self, norms, clip, generator):
+        return clip / (norms + 1.0)
+
+    def sensitivity(self, clip):
+        return clip
+
+
+def with_nameless_rule(rank):
+    from zetaclip import Method
+
+    engine, module, optimizer, loader = make(Method("toy-nameless", rule=Nameless()))
+    loop(module, optimizer, loader, 2)
+    return flat(module), finish(engine)
+
+
 # -- saving and loading
 
 
@@ -302,3 +342,16 @@ def command(rank, words, signal_at=None):
     finally:
         PrivateSteps.moved = moved
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def page(rank, text):
+    """The code of a page of the docs, as it stands there: what it printed."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    names = {"__name__": "docs"}
+    with contextlib.redirect_stdout(out):
+        exec(compile(text, "page", "exec"), names)
+    names["engine"].detach()
+    return out.getvalue(), flat(names["model"])

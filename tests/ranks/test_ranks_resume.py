@@ -10,11 +10,14 @@ CUT, STEPS = 3, 7  # in the middle of an epoch of four
 MORE = {"q": 0.25, "sigma": 1.0, "physical_batch_size": 4}
 
 
-@pytest.mark.parametrize("method", ["dp-sam", "quantile", "dp-is", "ww-dp-sgd"])
-def test_a_replay_on_as_many_ranks_is_bit_equal(two, tmp_path, method):
+@pytest.mark.parametrize(
+    ("count", "method"), [(2, "dp-sam"), (2, "quantile"), (2, "dp-is"), (2, "adaclip"), (3, "ww-dp-sgd")]
+)
+def test_a_replay_on_as_many_ranks_is_bit_equal(request, tmp_path, count, method):
+    pool = request.getfixturevalue({2: "two", 3: "three"}[count])
     path = str(tmp_path / "run.pt")
-    wholes = two.run(rank_work.saved_and_gone_on, path, method, CUT, STEPS, MORE)
-    again = two.run(rank_work.loaded_and_gone_on, path, method, CUT, STEPS, True, MORE)
+    wholes = pool.run(rank_work.saved_and_gone_on, path, method, CUT, STEPS, MORE)
+    again = pool.run(rank_work.loaded_and_gone_on, path, method, CUT, STEPS, True, MORE)
     for (weights, rows), (others, other_rows) in zip(wholes, again, strict=True):
         assert torch.equal(weights, others) and torch.equal(weights, wholes[0][0])
         assert rows == other_rows

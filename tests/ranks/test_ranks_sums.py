@@ -77,6 +77,28 @@ def test_one_sum_and_one_message_a_batch_and_none_in_forward_or_backward(two, ph
         assert 4 * found["numel"] <= found["payload"] <= 4 * found["numel"] + 100
 
 
+def test_the_literal_forms_count_the_records_of_all_ranks(two, three):
+    one = rank_work.literal(0, 3, {"q": 1.0, "sigma": 0.0})
+    for pool in (two, three):
+        for weights, releases in pool.run(rank_work.literal, 3, {"q": 1.0, "sigma": 0.0}):
+            assert close(weights, one[0]) < 1e-6 and releases == 3
+    # Four records at q = 0.2: a batch is skipped if it is empty on every rank, and taken if it is on one.
+    found = two.run(rank_work.literal, 20, {"q": 0.2, "size": 4})
+    assert torch.equal(found[0][0], found[1][0]) and 0 < found[0][1] == found[1][1] < 20
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_batch_that_is_begun_again_gets_other_noise_where_the_sum_could_differ(two, dropout):
+    found = two.run(rank_work.looks_first, dropout)
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+    assert [row[2] for row in found[0][1]] == ["sum, try 2" if dropout else "sum", "sum"]
+
+
+def test_parts_that_have_no_text_of_their_own_are_no_difference(two):
+    (weights, _), (others, _) = two.run(rank_work.with_nameless_rule)
+    assert torch.equal(weights, others)
+
+
 def _noise_ratio(found):
     """Standard deviation of the released sums over what one draw would have; the records' gradients are clipped to nearly nothing."""
     sums = torch.stack([step["gradient"] for step in found]) * 0.5 * rank_work.SIZE

@@ -1,0 +1,148 @@
+"""Two ranks with one thread each against one process with one thread: time of a logical step, and bytes that are sent.
+
+    python bench/ranks.py
+    python bench/ranks.py --models resnet resnet18 --turns 15 --ranks 2
+
+Both draw Poisson batches of the same q from the same data, so a step has the same expected number of records. In every turn
+one process trains an epoch of ten steps while the ranks wait, then the ranks train one while it waits. The ratio is that of the
+medians over turns, the range spans the 10th to the 90th percentile of the ratios of single turns. The epoch's comparison of
+weights is in the ranks' time. It needs as many free cores as ranks; on fewer it measures the scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from common import one_thread, quantile, table, write_json
+
+one_thread()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from networks import MODELS  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+STEPS = 10  # of an epoch
+
+
+def serve(rank: int, ranks: int, name: str, pipe: Any) -> None:
+    """One process: an epoch whenever it is asked for, and how long that took."""
+    from zetaclip import PrivacyEngine
+
+    torch.set_num_threads(1)
+    if ranks > 1:
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+            pipe.send(store.port)
+        else:
+            store = dist.TCPStore("127.0.0.1", pipe.recv(), ranks, False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    model = MODELS[name]
+    torch.manual_seed(0)
+    x, y = model.data(STEPS * model.batch)
+    module = model.make()
+    engine = PrivacyEngine(accountant="rdp", seed=0)
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.01),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=model.batch),
+        noise_multiplier=1.0,
+        clipping=1.0,
+        sample_rate=1 / STEPS,
+        num_examples=len(x),
+    )
+    while pipe.recv():
+        before = 0 if engine.ranks is None else engine.ranks.payload
+        start = time.perf_counter()
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(module(inputs), labels).backward()
+            optimizer.step()
+        seconds = time.perf_counter() - start
+        sent = 0 if engine.ranks is None else engine.ranks.payload - before
+        pipe.send((seconds / STEPS, sent / STEPS, sum(4 * p.numel() for p in module.parameters())))
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def start(ranks: int, name: str) -> tuple[list[Any], list[Any]]:
+    context = mp.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(ranks):
+        pipe, other = context.Pipe()
+        process = context.Process(target=serve, args=(rank, ranks, name, other), daemon=True)
+        process.start()
+        pipes.append(pipe)
+        processes.append(process)
+    if ranks > 1:
+        port = pipes[0].recv()
+        for pipe in pipes[1:]:
+            pipe.send(port)
+    return pipes, processes
+
+
+def turn(pipes: list[Any]) -> tuple[float, float, int]:
+    """Seconds and bytes of a step, by the slowest rank, and the bytes of all parameters."""
+    for pipe in pipes:
+        pipe.send(True)
+    answers = [pipe.recv() for pipe in pipes]
+    return max(a[0] for a in answers), max(a[1] for a in answers), answers[0][2]
+
+
+def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
+    alone, together = start(1, name), start(ranks, name)
+    for pipes, _ in (alone, together):
+        turn(pipes)  # what only the first epoch does
+    pairs = []
+    for number in range(turns):
+        order = (alone, together) if number % 2 == 0 else (together, alone)
+        taken = {id(who): turn(who[0]) for who in order}
+        pairs.append((taken[id(alone)], taken[id(together)]))
+    for pipes, processes in (alone, together):
+        for pipe in pipes:
+            pipe.send(False)
+        for process in processes:
+            process.join(20)
+    ones, manys = [one[0] for one, _ in pairs], [many[0] for _, many in pairs]
+    ratios = [one / many for one, many in zip(ones, manys, strict=True)]
+    return {
+        "one_ms": 1e3 * statistics.median(ones),
+        "ranks_ms": 1e3 * statistics.median(manys),
+        "faster": statistics.median(ones) / statistics.median(manys),
+        "low": quantile(ratios, 0.1),
+        "high": quantile(ratios, 0.9),
+        "sent": statistics.median(many[1] for _, many in pairs),
+        "parameters": pairs[0][1][2],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet"], metavar="NAME")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    results = {name: measure(name, options.ranks, options.turns) for name in options.models}
+    write_json(options.json, {"ranks": options.ranks, "turns": options.turns, "models": results})
+    rows = [
+        [
+            f"{MODELS[name].title}, expected batch {MODELS[name].batch}",
+            f"{row['one_ms']:.1f} ms",
+            f"{row['ranks_ms']:.1f} ms",
+            f"{row['faster']:.2f}x ({row['low']:.2f}-{row['high']:.2f})",
+            f"{row['sent'] / row['parameters']:.4f}x",
+        ]
+        for name, row in results.items()
+    ]
+    head = ["model", "one process", f"{options.ranks} ranks", "faster", "bytes per step / bytes of parameters"]
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()

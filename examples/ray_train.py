@@ -1,0 +1,82 @@
+"""The private loop inside Ray Train: two workers, one model, one noise; a worker that dies is started again.
+
+    python examples/ray_train.py                     # needs: pip install 'zetaclip[ray]'
+    python examples/ray_train.py --workers=4 --folder=/shared/run
+
+The folder must be one that every worker sees. The checkpoint goes there, not into a Ray checkpoint: beside it the engine
+notes every step before it is executed, and a copy made by Ray would miss what was executed after the copy.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+
+def train_loop(config: dict) -> None:
+    """Runs on every worker; Ray has initialised torch's process group."""
+    import ray.train
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from zetaclip import PrivacyEngine
+    from zetaclip.data import load
+    from zetaclip.models import build
+
+    data = load("digits")
+    model = build("mlp-2", tuple(data.train.x.shape[1:]), data.outputs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    engine = PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(data.train.x, data.train.y), batch_size=128),
+        target_epsilon=3.0,
+        target_delta=1e-5,
+        epochs=config["epochs"],
+        num_examples=data.nominal_size,
+        clipping=1.0,
+    )
+
+    # Every worker calls save and load; worker 0 reads and writes, and all of them get what it has read.
+    checkpoint = Path(config["folder"]) / "run.pt"
+    if checkpoint.exists():
+        engine.load(checkpoint, replay=True)  # the same batches and noise again; engine.load(checkpoint): fresh ones
+    else:
+        engine.save(checkpoint)  # before the first step, so that every step is noted
+    started_at = engine.updates
+
+    while engine.updates < config["epochs"] * len(loader):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        engine.save(checkpoint)
+        metrics = {"updates": engine.updates, "started_at": started_at, "epsilon": engine.get_epsilon(1e-5)}
+        metrics["releases"] = len(engine.ledger)
+        with tempfile.TemporaryDirectory() as weights:  # what Ray keeps: the weights, which are released
+            if ray.train.get_context().get_world_rank() == 0:
+                torch.save(model.state_dict(), f"{weights}/model.pt")
+                ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(weights))
+            else:
+                ray.train.report(metrics)
+
+
+def main(workers: int = 2, epochs: int = 5, folder: str = "") -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    folder = folder or tempfile.mkdtemp(prefix="zetaclip-ray-")
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config={"epochs": epochs, "folder": folder},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=3)),
+    )
+    metrics = trainer.fit().metrics
+    print(f"ε = {metrics['epsilon']:.3f} after {metrics['updates']} updates; {folder}")
+
+
+if __name__ == "__main__":
+    settings = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
+    main(int(settings.get("workers", 2)), int(settings.get("epochs", 5)), settings.get("folder", ""))

@@ -1,0 +1,36 @@
+"""The code of the guides runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import rank_work
+import torch
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+
+
+def blocks(page):
+    return "\n".join(re.findall(r"```python\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL))
+
+
+def test_the_loop_of_several_processes(two):
+    (first, weights), (second, others) = two.run(rank_work.page, blocks("distributed.md"))
+    found = re.fullmatch(r"rank 0: ε = ([\d.]+), C = ([\d.]+)\n", first)
+    assert 2.9 < float(found[1]) <= 3.0
+    assert second == first.replace("rank 0", "rank 1") and torch.equal(weights, others)
+
+
+def test_a_ray_worker_begins_and_resumes(tmp_path):
+    names = {}
+    exec(blocks("ray.md"), names)
+    wholes = []
+    for _ in range(2):
+        engine, module, optimizer, loader = rank_work.make(seed=3, steps=4)
+        path = names["resume_or_begin"](engine, tmp_path)
+        assert engine.updates == (2 if wholes else 0)
+        if not wholes:
+            rank_work.loop(module, optimizer, loader, 2)
+            engine.save(path)
+        rank_work.loop(module, optimizer, loader, 2)
+        wholes.append((rank_work.flat(module), rank_work.finish(engine)))
+    assert torch.equal(wholes[0][0], wholes[1][0]) and wholes[0][1] == wholes[1][1]
