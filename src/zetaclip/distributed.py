@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,12 +102,9 @@ class Ranks:
 
     # -- messages
 
-    def _next(self) -> int:
+    def _wait(self, works: list[Any], what: str, on_card: bool = False) -> None:
         self._serial += 1
-        return self._serial
-
-    def _wait(self, works: list[Any], what: str) -> None:
-        self._here.wait(works, what, self._next())
+        self._here.wait(works, what, self._serial, on_card)
 
     def _broadcast(self, tensor: Tensor, what: str) -> None:
         self._wait([dist.broadcast(tensor, 0, group=self._here.messages, async_op=True)], what)
@@ -173,7 +171,7 @@ class Ranks:
         if refusal is not None:
             self._here.store.set(f"{self._name}/refusal/{self._serial + 1}", refusal)
         parts = [*flat.split(BUCKET), tail]
-        self._wait([dist.all_reduce(part, async_op=True) for part in parts], what)
+        self._wait([dist.all_reduce(part, async_op=True) for part in parts], what, flat.is_cuda)
         self.payload += sum(part.numel() * part.element_size() for part in parts)
         size = len(extras)
         back = tail.cpu()
@@ -181,7 +179,7 @@ class Ranks:
         self.words = [round(word) for word in words.tolist()]
         if refusal is None and bool(refused.any()):
             rank = int(refused.nonzero()[0])
-            text = self._here.store.get(f"{self._name}/refusal/{self._serial}").decode()
+            text = self._here.read(f"{self._name}/refusal/{self._serial}")
             raise RankError(f"rank {rank} stopped at {what}, so nothing was released: {text}", told=True)
         return back[:size]
 
@@ -284,7 +282,8 @@ def check_equal(run: Run, own: Ranks) -> None:
             more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
             raise RankError(
                 f"{drifted[0]}{more} of rank {rank} is not what rank 0 has after {run.step_count} updates: something other than the "
-                "private optimizer's step() has moved it, or the ranks compute differently (hardware, versions, threads)"
+                "private optimizer's step() has moved it, or the ranks compute differently (hardware, versions, threads)",
+                told=not own.first,
             )
 
 
@@ -305,11 +304,13 @@ def group_from_environment(device: str) -> Iterator[int]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         yield 0
         return
+    # The others wait while rank 0 evaluates. Whether it is alive is looked after in ``presence``, not by a time limit.
+    limit = timedelta(days=1)
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=limit)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=limit)
     yield dist.get_rank()
     # Only where all went well: with a rank gone, taking the group down would wait for it.
     presence.current().leave()

@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -48,6 +48,8 @@ class Presence:
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._different = 0
         self._end = threading.Event()
+        self._process = os.getpid()
+        self.store.set(f"ended/{self.rank}", "")  # a group before this one may have had the same store
         self.store.set(f"who/{self.rank}", f"process {os.getpid()} on {socket.gethostname()}")
         self._beat(0)
         self._thread = threading.Thread(target=self._beats, name="zetaclip-presence", daemon=True)
@@ -78,6 +80,8 @@ class Presence:
                 self.store.set(f"ended/{self.rank}", "yes")
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._process:  # a copy of the process that the user has forked off
+            return
         self.leave()
         if self._stuck:
             # gloo can't be told to give up, and would hold the process for its own half hour. The error was raised long ago.
@@ -87,29 +91,37 @@ class Presence:
 
     # -- waiting
 
-    def wait(self, works: list[Any], what: str, serial: int) -> None:
+    def wait(self, works: list[Any], what: str, serial: int, on_card: bool = False) -> None:
         """Until the collectives are done; ``what`` says to people what they are for."""
         started = time.monotonic()
         try:
             for work in works:
-                while not self._done(work, what):
+                while not self._done(work, what, on_card):
                     self._look(what, serial)
         except RankError:
             self._stuck = True
             raise
         self._waited(started)
 
-    def _done(self, work: Any, what: str) -> bool:
+    def _done(self, work: Any, what: str, on_card: bool) -> bool:
         """Whether a collective has come to its end within ``POLL`` seconds."""
-        try:
-            work.wait(timedelta(seconds=POLL))
-        except RuntimeError:
-            if not work.is_completed():
-                return False
+        end = time.monotonic() + POLL
+        if on_card:  # nccl's wait would give the group up after that time
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.0005)
+        else:
             try:
-                work.wait()  # it may have been done just now; otherwise this says what is wrong
-            except RuntimeError as error:
-                self._broken(what, error)
+                work.wait(timedelta(seconds=POLL))
+                return True
+            except RuntimeError:
+                if not work.is_completed():
+                    return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._broken(what, error)
         return True
 
     def _waited(self, started: float) -> None:
@@ -125,9 +137,9 @@ class Presence:
         try:
             self.store.set(f"at/{self.rank}", f"{serial}\n{what}")
             self._told_of_loss()
-            ended = [rank for rank in self._others() if self._read(f"ended/{rank}")]
+            ended = [rank for rank in self._others() if self.read(f"ended/{rank}")]
             silent = self._silence()
-            places = {rank: self._read(f"at/{rank}") for rank in self._others()}
+            places = {rank: self.read(f"at/{rank}") for rank in self._others()}
         except RankError:
             raise
         except Exception as error:
@@ -150,14 +162,15 @@ class Presence:
     def _others(self) -> list[int]:
         return [rank for rank in range(self.count) if rank != self.rank]
 
-    def _read(self, key: str) -> str:
+    def read(self, key: str) -> str:
+        """What somebody has left in the store; empty if nobody has. Never waits."""
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _silence(self) -> dict[int, float]:
         """Seconds for which each other rank has shown no sign of life, as far as this one has watched."""
         now = time.monotonic()
         for rank in self._others():
-            beat = self._read(f"beat/{rank}").encode()
+            beat = self.read(f"beat/{rank}").encode()
             if rank not in self._seen or self._seen[rank][0] != beat:
                 self._seen[rank] = (beat, now)
         return {rank: now - since for rank, (_, since) in self._seen.items()}
@@ -165,18 +178,18 @@ class Presence:
     # -- verdicts
 
     def _told_of_loss(self) -> None:
-        found = self._read("lost")
+        found = self.read("lost")
         if found:
             raise RankError(found, told=True)
 
-    def _broken(self, what: str, error: Exception) -> None:
+    def _broken(self, what: str, error: Exception) -> NoReturn:
         """A connection broke: finds the rank at its other end, and raises."""
         self._seen.clear()  # silence counts from now on
         started = time.monotonic()
         while time.monotonic() - started < 2 * GONE:
             try:
                 self._told_of_loss()
-                ended = [rank for rank in self._others() if self._read(f"ended/{rank}")]
+                ended = [rank for rank in self._others() if self.read(f"ended/{rank}")]
                 silent = [rank for rank, seconds in self._silence().items() if seconds > GONE]
             except RankError:
                 raise
@@ -189,13 +202,13 @@ class Presence:
             time.sleep(BEAT / 2)
         raise RankError(f"a connection between the ranks broke during {what}, though all of them are alive: {error}")
 
-    def _lose(self, ranks: list[int], what: str, how: str) -> None:
-        names = ", ".join(f"rank {rank} ({self._read(f'who/{rank}') or 'never started'})" for rank in ranks)
+    def _lose(self, ranks: list[int], what: str, how: str) -> NoReturn:
+        names = ", ".join(f"rank {rank} ({self.read(f'who/{rank}') or 'never started'})" for rank in ranks)
         text = f"{names} {how}: lost during {what}. Nothing of an unfinished batch was released; what was executed is in the ledger"
         # The first to find out tells the others, who would otherwise name each other as they stop.
         raise RankError(self.store.compare_set("lost", "", text).decode() or text)
 
-    def _store_is_gone(self, what: str, problem: Exception) -> None:
+    def _store_is_gone(self, what: str, problem: Exception) -> NoReturn:
         launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         who = "the launcher" if launcher or self.rank == 0 else "rank 0"
         raise RankError(f"{who}, which holds the ranks' store, is gone: lost during {what} ({problem})") from None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,9 +55,17 @@ def test_a_signal_to_one_rank_stops_all_and_the_rest_is_bit_equal(two, tmp_path)
     # Rank 1's signal came after update 9, so it travelled with the sum of the next.
     assert status["state"] == "stopped" and status["step"] == 10
     assert status["resume"] == f"torchrun --nproc-per-node 2 -m zetaclip train --out {cut} --resume"
+    other = tmp_path / "other"
+    shutil.copytree(cut, other)
     for words in (["train", "--out", str(cut), "--resume"],) * 2:  # the second time it is finished already
         assert [found["code"] for found in two.run(rank_work.command, words)] == [0, 0]
     assert contents(whole) == contents(cut)
+
+    refused = rank_work.command(0, ["train", "--out", str(other), "--resume"])
+    assert refused["code"] == 2 and "ranks (2 there, 1 here)" in refused["err"] and "--rekey" in refused["err"]
+    assert rank_work.command(0, ["train", "--out", str(other), "--resume", "--rekey"])["code"] == 0
+    rows = list(Ledger.from_jsonl(other / "ledger.jsonl").rows())
+    assert len(rows) == 20 and len({row.stream for row in rows}) == 2
 
 
 def test_errors_before_training_are_said_once(two, tmp_path):
