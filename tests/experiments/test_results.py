@@ -100,6 +100,19 @@ def test_the_table_is_the_csv(done):
     assert by_label["DP-SGD"][0]["epsilon"] == [0.83, 0.83]
 
 
+def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    text = mini_file.read_text(encoding="utf-8")
+    plain = '[[rows]]\nlabel = "Plain"\nmethod = "sgd"\n[[series]]'
+    mini_file.write_text(text.replace("[[series]]", plain), encoding="utf-8")
+    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    table = json.loads((tmp_path / "out/mini/table.json").read_text(encoding="utf-8"))
+    cells = {line["label"]: line["cells"][0] for line in table["rows"]}
+    assert cells["Plain"]["ours"]["n"] == 3
+    assert cells["Plain"]["difference"] is None and cells["Plain"]["better"] is None
+    assert cells["Spectral"]["better"] is True
+
+
 def test_the_page_says_what_it_must(done):
     page = (done / "mini/table.md").read_text(encoding="utf-8")
     assert "Lite profile" in page and "zetaclip reproduce mini --profile lite" in page

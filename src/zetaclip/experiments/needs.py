@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterable
 
 from .plan import PlannedRun
@@ -11,13 +9,12 @@ from .plan import PlannedRun
 
 def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
     """The data sets of these runs that can't be found, with what to do about each."""
-    if importlib.util.find_spec("zetaclip.data") is None:
-        return {}
-    places = importlib.import_module("zetaclip.data.places")
-    aliases = importlib.import_module("zetaclip.data.registry").ALIASES
+    from ..data import places  # loads torch, which a list of experiments can do without
+    from ..data.registry import ALIASES
+
     missing = {}
     for name in sorted({str(run.config["data"]) for run in runs}):
-        known, kind = aliases.get(name, (name, None))
+        known, kind = ALIASES.get(name, (name, None))
         if places.FORMS.get(known) and places.find(known, None, kind) is None:
             missing[name] = f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
     return missing

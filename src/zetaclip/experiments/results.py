@@ -135,7 +135,7 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
     values = cell_values(plan, runs, group, row, column)
     measure = MEASURES[column.measure]
     difference = None
-    if plan.experiment.baseline and row != plan.experiment.baseline and measure.good:
+    if plan.experiment.baseline and row != plan.experiment.baseline and measure.good and _is_private(plan, row):
         base = cell_values(plan, runs, group, plan.experiment.baseline, column)
         difference = paired_difference(values, base)
     finished = [runs[key] for key in planned.values() if key in runs]
@@ -150,6 +150,12 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "finished": len(finished),
         "planned": len(planned),
     }
+
+
+def _is_private(plan: Plan, row: str) -> bool:
+    """Training without privacy is there to show the ceiling: it competes with no private row."""
+    method = next(line["method"] for line in plan.experiment.rows if line["label"] == row)
+    return bool(plan.experiment.common["methods"][method].get("private", True))
 
 
 def direction(measure: Measure, finished: Sequence[Run]) -> int:

@@ -9,11 +9,12 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from ..training.config import Config
 from .measures import MEASURES
 
 if sys.version_info >= (3, 11):
@@ -31,50 +32,7 @@ ORDER = (
 )
 
 # What `zetaclip train` takes; a plan may set nothing else.
-CONFIG_KEYS = frozenset(
-    [
-        "data",
-        "data_root",
-        "data_options",
-        "target",
-        "task",
-        "schema",
-        "skew",
-        "skew_seed",
-        "validation",
-        "model",
-        "method",
-        "method_options",
-        "clipping",
-        "spectral",
-        "clip",
-        "epsilon",
-        "sigma",
-        "delta",
-        "accountant",
-        "epochs",
-        "steps",
-        "batch_size",
-        "physical_batch_size",
-        "lr",
-        "momentum",
-        "weight_decay",
-        "schedule",
-        "decouple",
-        "weight_average",
-        "recipe",
-        "max_epsilon",
-        "seed",
-        "device",
-        "threads",
-        "eval_every",
-        "no_eval",
-        "non_private_diagnostics",
-        "num_examples",
-        "normalize",
-        "empty",
-    ]
-)
+CONFIG_KEYS = frozenset(setting.name for setting in fields(Config))
 
 _EXPERIMENT_KEYS = frozenset(
     [
