@@ -6,8 +6,9 @@
 Both draw Poisson batches of the same q from the same data, so a step has the same expected number of records. In every turn
 one process trains an epoch of ten steps while the ranks wait, then the ranks train one while it waits. The ratio is that of the
 medians over turns, the range spans the 10th to the 90th percentile of the ratios of single turns. The epoch's comparison of
-weights is in the ranks' time. It needs as many free cores as ranks; on fewer it measures the scheduler. The processor time of the
-busiest rank, against that of one process, says less and hardly depends on who else uses the machine.
+weights is in the ranks' time. It needs as many free cores as ranks; on fewer it measures the scheduler. "Ceiling" is the same ratio for
+as many processes that share the records, work at the same time and never speak: what cores that share memory and clock allow. The
+processor time of the busiest rank, against that of one process, says less and hardly depends on who else uses the machine.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 STEPS = 10  # of an epoch
 
 
-def serve(rank: int, ranks: int, name: str, pipe: Any) -> None:
-    """One process: an epoch whenever it is asked for, and how long that took."""
+def serve(rank: int, ranks: int, name: str, pipe: Any, joined: bool) -> None:
+    """One process: an epoch whenever it is asked for, and how long that took. Not joined: with its share of the records, alone."""
     from zetaclip import PrivacyEngine
 
     torch.set_num_threads(1)
+    share = 1 if joined else ranks
+    ranks = ranks if joined else 1
     if ranks > 1:
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
@@ -45,13 +48,13 @@ def serve(rank: int, ranks: int, name: str, pipe: Any) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     model = MODELS[name]
     torch.manual_seed(0)
-    x, y = model.data(STEPS * model.batch)
+    x, y = model.data(STEPS * model.batch // share)
     module = model.make()
     engine = PrivacyEngine(accountant="rdp", seed=0)
     module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.01),
-        data_loader=DataLoader(TensorDataset(x, y), batch_size=model.batch),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=model.batch // share),
         noise_multiplier=1.0,
         clipping=1.0,
         sample_rate=1 / STEPS,
@@ -71,16 +74,16 @@ def serve(rank: int, ranks: int, name: str, pipe: Any) -> None:
         dist.destroy_process_group()
 
 
-def start(ranks: int, name: str) -> tuple[list[Any], list[Any]]:
+def start(ranks: int, name: str, joined: bool = True) -> tuple[list[Any], list[Any]]:
     context = mp.get_context("spawn")
     pipes, processes = [], []
     for rank in range(ranks):
         pipe, other = context.Pipe()
-        process = context.Process(target=serve, args=(rank, ranks, name, other), daemon=True)
+        process = context.Process(target=serve, args=(rank, ranks, name, other, joined), daemon=True)
         process.start()
         pipes.append(pipe)
         processes.append(process)
-    if ranks > 1:
+    if ranks > 1 and joined:
         port = pipes[0].recv()
         for pipe in pipes[1:]:
             pipe.send(port)
@@ -96,20 +99,20 @@ def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
 
 
 def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
-    alone, together = start(1, name), start(ranks, name)
-    for pipes, _ in (alone, together):
+    groups = [start(1, name), start(ranks, name), start(ranks, name, joined=False)]
+    for pipes, _ in groups:
         turn(pipes)  # what only the first epoch does
-    pairs = []
+    turned = []
     for number in range(turns):
-        order = (alone, together) if number % 2 == 0 else (together, alone)
-        taken = {id(who): turn(who[0]) for who in order}
-        pairs.append((taken[id(alone)], taken[id(together)]))
-    for pipes, processes in (alone, together):
+        order = range(len(groups)) if number % 2 == 0 else reversed(range(len(groups)))
+        taken = {who: turn(groups[who][0]) for who in order}
+        turned.append([taken[who] for who in range(len(groups))])
+    for pipes, processes in groups:
         for pipe in pipes:
             pipe.send(False)
         for process in processes:
             process.join(20)
-    ones, manys = [one[0] for one, _ in pairs], [many[0] for _, many in pairs]
+    ones, manys, aparts = ([taken[who][0] for taken in turned] for who in range(len(groups)))
     ratios = [one / many for one, many in zip(ones, manys, strict=True)]
     return {
         "one_ms": 1e3 * statistics.median(ones),
@@ -117,9 +120,11 @@ def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
         "faster": statistics.median(ones) / statistics.median(manys),
         "low": quantile(ratios, 0.1),
         "high": quantile(ratios, 0.9),
-        "processor": statistics.median(one[1] for one, _ in pairs) / statistics.median(many[1] for _, many in pairs),
-        "sent": statistics.median(many[2] for _, many in pairs),
-        "parameters": pairs[0][1][3],
+        "ceiling": statistics.median(ones) / statistics.median(aparts),
+        "processor": statistics.median(one[1] for one, _, _ in turned)
+        / statistics.median(many[1] for _, many, _ in turned),
+        "sent": statistics.median(many[2] for _, many, _ in turned),
+        "parameters": turned[0][1][3],
     }
 
 
@@ -138,6 +143,7 @@ def main() -> None:
             f"{row['one_ms']:.1f} ms",
             f"{row['ranks_ms']:.1f} ms",
             f"{row['faster']:.2f}x ({row['low']:.2f}-{row['high']:.2f})",
+            f"{row['ceiling']:.2f}x",
             f"{row['processor']:.2f}x",
             f"{row['sent'] / row['parameters']:.4f}x",
         ]
@@ -148,6 +154,7 @@ def main() -> None:
         "one process",
         f"{options.ranks} ranks",
         "faster",
+        "ceiling",
         "less processor time",
         "bytes per step / bytes of parameters",
     ]

@@ -1,6 +1,7 @@
 """Keys, generators, and the tails of the normal law."""
 
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from helpers import flat, private, tiny, toy_data, train
 from scipy import stats
 
 import zetaclip.randomness as randomness
-from zetaclip.randomness import TAIL, Stream, gaussian, generator, subkey
+from zetaclip.randomness import TAIL, Stream, few_gaussians, gaussian, generator, subkey
 
 
 def test_the_whole_state_comes_from_the_key():
@@ -118,6 +119,27 @@ def test_normals_are_standard(dtype, numel, source):
 def test_scaled_noise_is_the_same_noise_times_the_scale(dtype, source):
     assert torch.equal(gaussian(key(4), 1000, dtype, 0.37), gaussian(key(4), 1000, dtype) * 0.37)
     assert not gaussian(key(4), 1000, dtype, 0.0).any()
+
+
+def test_a_few_normals_are_standard_and_reach_far(monkeypatch):
+    values = np.array(few_gaussians(key(6), 50_000))
+    assert list(values) == few_gaussians(key(6), 50_000) and few_gaussians(key(6), 0) == []
+    assert list(values[:10]) == few_gaussians(key(6), 10) != few_gaussians(key(7), 10)
+    assert stats.kstest(values, "norm").pvalue > 1e-3 and stats.kstest(values * 1.04, "norm").pvalue < 1e-3
+    assert abs(np.corrcoef(np.sign(values), np.abs(values))[0, 1]) < 5 / len(values) ** 0.5
+    # Words by hand: the signs, the middle and both ends of the tail, against scipy's quantiles.
+    words = [0, -(2**63), 2**63 - 1, -1, 2**62, 12345, -(2**40)]
+
+    class Words:
+        def digest(self, size):
+            return struct.pack(f"<{len(words)}q", *words)
+
+    monkeypatch.setattr(randomness.hashlib, "shake_256", lambda data: Words())
+    found = few_gaussians(b"", len(words))
+    for value, word in zip(found, words, strict=True):
+        tail = stats.norm.isf(((word % 2**63) + 0.5) * 2.0**-64)
+        assert value == pytest.approx(tail if word >= 0 else -tail, rel=1e-12, abs=1e-12)
+    assert found[0] == -found[1] > 9.1 and found[2] == found[3] == 0.0
 
 
 def test_the_stream_cipher_is_chacha():

@@ -2,7 +2,7 @@
  *
  * On a small network the arithmetic of clipping takes less time than the calls that ask for it. Here all layers of a
  * chunk are one call: once for the norms, once for what the factors multiply. gradients/rows.py says which matrices
- * come here and what happens without this file.
+ * come here and what happens without this file. `combine` does the same for weights that are perturbed.
  *
  * Sums are taken in lanes, and a bounded number of values at a time, so that every processor rounds alike and wide rows
  * lose no digits.
@@ -190,16 +190,41 @@ static PyObject *flat(PyObject *self, PyObject *args)
 
 static PyObject *farthest(PyObject *self, PyObject *args)
 {
-    unsigned long long rows, norms, factors;
-    if (!PyArg_ParseTuple(args, "KKK", &rows, &norms, &factors)) return NULL;
+    unsigned long long rows, norms, factors, columns, width;
+    if (!PyArg_ParseTuple(args, "KKKKK", &rows, &norms, &factors, &columns, &width)) return NULL;
     const double *norm = (const double *)(uintptr_t)norms, *factor = (const double *)(uintptr_t)factors;
+    const double *column = (const double *)(uintptr_t)columns;
     double largest = 0.0;
     for (size_t i = 0; i < rows; i++) {
-        double moved = fabs(norm[i] * factor[i]);
+        double moved = norm ? fabs(norm[i] * factor[i]) : 0.0;
+        if (column) {
+            double squares = moved * moved;
+            for (size_t j = 0; j < width; j++, column++) squares += *column * *column;
+            moved = sqrt(squares);
+        }
         largest = moved <= largest ? largest : moved; /* takes nan, and stops there: it would be lost again */
         if (isnan(moved)) break;
     }
     return PyFloat_FromDouble(largest);
+}
+
+static PyObject *combine(PyObject *self, PyObject *args)
+{
+    PyObject *list;
+    int add;
+    Py_ssize_t tasks;
+    if (!PyArg_ParseTuple(args, "Op", &list, &add)) return NULL;
+    uint64_t *fields = read_tasks(list, &tasks);
+    if (fields == NULL) return NULL;
+    for (Py_ssize_t task = 0; task < tasks; task++) {
+        const uint64_t *f = fields + FIELDS * task;
+        float *restrict target = (float *)(uintptr_t)f[0];
+        const float *restrict source = (const float *)(uintptr_t)f[2];
+        if (!add) memcpy(target, source, f[1] * sizeof *target);
+        for (size_t i = 0; add && i < f[1]; i++) target[i] += source[i];
+    }
+    PyMem_Free(fields);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
@@ -213,7 +238,13 @@ static PyMethodDef methods[] = {
      "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
      "their sum; the last two may be 0. `factors` is the address of float64 values."},
     {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
-    {"farthest", farthest, METH_VARARGS, "farthest(rows, norms, factors) -> the largest |norm * factor|, or nan if one is."},
+    {"farthest", farthest, METH_VARARGS,
+     "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"
+     "A row's length is that of norm * factor together with its `width` columns; either the first two addresses or the third\n"
+     "may be 0. All are float64."},
+    {"combine", combine, METH_VARARGS,
+     "combine(tasks, add)\n\n"
+     "A task is (target, count, source, 0), float32: the source is added to the target, or else copied there."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .clipping import Extra, Flat
 
+_HALF = torch.tensor(0.5, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class AutoS:
@@ -94,7 +96,7 @@ class Counted:
         return 1.0 if self.normalised else clip
 
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
-        below = (norms <= self.tau * clip).double() - 0.5
+        below = torch.copysign(_HALF, self.tau * clip - norms)  # +1/2 also where the norm is τC to the last bit
         return {"count": Extra(below.unsqueeze(1), sensitivity=0.5, noise_multiplier=self.noise_multiplier)}
 
 
@@ -118,6 +120,7 @@ class Slack:
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
         root = math.sqrt(self.slots)
         width = clip / root
-        filled = root * (clip - norms).clamp_min(0).unsqueeze(1)
-        starts = width * torch.arange(self.slots, dtype=norms.dtype, device=norms.device)
-        return {"slack": Extra((filled - starts).clamp(0.0, width))}
+        # Slot j holds √K (C - n) - jλ, cut to [0, λ]; a norm beyond C fills none.
+        full = torch.tensor([root * clip - slot * width for slot in range(self.slots)], dtype=norms.dtype)
+        slots = torch.sub(full.to(norms.device), norms.unsqueeze(1), alpha=root)
+        return {"slack": Extra(slots.clamp_(0.0, width))}

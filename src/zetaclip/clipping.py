@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from .gradients import rows
@@ -101,11 +100,15 @@ class Flat:
 
 def check_factors(norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str) -> None:
     """Raises if an example could move the sum by more than the rule says."""
-    if joint is None:
-        farthest = rows.farthest(norms, factors)
-    else:
-        moved = torch.hypot(factors * norms, torch.linalg.vector_norm(joint, dim=1))
-        farthest = moved.amax().item() if len(moved) else 0.0
+    _check_farthest(rows.farthest(norms, factors, joint), sensitivity, rule)
+
+
+def check_columns(columns: Tensor, sensitivity: float, rule: str) -> None:
+    """Raises if an example could move a query of the rule's own by more than it says."""
+    _check_farthest(rows.longest(columns), sensitivity, rule)
+
+
+def _check_farthest(farthest: float, sensitivity: float, rule: str) -> None:
     # Written so that nan is refused too. The message names no number: they are private.
     if not farthest <= sensitivity * (1 + 1e-6):
         raise RuntimeError(

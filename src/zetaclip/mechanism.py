@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .clipping import Affine, ClipRule, Extra, check_factors
+from .clipping import Affine, ClipRule, Extra, check_columns, check_factors
 from .control import Released
 from .gradients import Chunk, Layout
-from .randomness import gaussian, generator, subkey
+from .randomness import few_gaussians, gaussian, generator, subkey
 
 if TYPE_CHECKING:
     from .distributed import Ranks
@@ -132,8 +132,7 @@ class Mechanism:
             else:
                 if extra.noise_multiplier is None:
                     raise ValueError(f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier")
-                own = torch.linalg.vector_norm(extra.columns, dim=1)
-                check_factors(own, torch.ones_like(own), None, extra.sensitivity, f"{self.rule.name}: {name}")
+                check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
             total = extra.columns.sum(0, dtype=torch.float64)
             self._extras[name] = self._extras[name] + total if name in self._extras else total
             self._kinds[name] = extra
@@ -168,8 +167,8 @@ class Mechanism:
 
         layout, owner = self.layout, ranks is None or ranks.first
         if owner:
-            noise = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype, std / divisor)
-            gradient = noise.to(layout.device)
+            drawn = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype, std / divisor)
+            gradient = drawn.to(layout.device)
         else:
             gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
         # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
@@ -184,10 +183,11 @@ class Mechanism:
         for name, values in self._extras.items():
             extra = self._kinds[name]
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
-            values = values.cpu()
             if owner:
-                values = values + scale * gaussian(subkey(draw.noise_key, f"extra {name}"), len(values), torch.float64)
-            released[name] = values / divisor
+                noise = few_gaussians(subkey(draw.noise_key, f"extra {name}"), len(values))
+                noised = [value + scale * z for value, z in zip(values.tolist(), noise, strict=True)]
+                values = torch.tensor(noised, dtype=torch.float64)
+            released[name] = values.cpu() / divisor
         if ranks is not None:
             released = self._add_up(ranks, gradient, released)
         if self.affine is not None:

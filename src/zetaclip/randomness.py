@@ -5,8 +5,8 @@ replaced, again one way: whoever sees a saved state can't recover an earlier dra
 can be run backwards, and its ``manual_seed`` keeps 32 bits, which anyone can try out.)
 
 **Guarantee.** Keys come from the operating system unless the user fixes a seed, and no key is used twice.
-**Edge cases.** float32 noise comes from a stream cipher (``_gaussian.c``) where that could be compiled. Batches, float64
-noise, and all noise where there was no compiler come from torch's Mersenne Twister with all of its state set from the
+**Edge cases.** float32 noise comes from a stream cipher (``_gaussian.c``) where that could be compiled, the few values beside a
+sum from SHAKE-256. Batches, float64 noise, and all noise where there was no compiler come from torch's Mersenne Twister with all of its state set from the
 key: good statistics, not cryptography. The arithmetic is floating point; see docs/sharp-edges.md.
 """
 
@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
+import statistics
+import struct
 
 import torch
 from torch import Tensor
@@ -28,6 +31,8 @@ _WORDS = 624  # of the Mersenne Twister's state
 _HEADER = 3  # 64-bit words before them in torch's serialised state: the seed, two flags, the position
 # Beyond this many standard deviations torch's float32 normals are too coarse, and at 5.77 they end.
 TAIL = 5.0
+_POSITIVE = (1 << 63) - 1
+_NORMAL = statistics.NormalDist()
 
 
 def _derive(key: bytes, label: bytes) -> bytes:
@@ -92,6 +97,18 @@ def generator(key: bytes) -> torch.Generator:
 def _blank_state() -> Tensor:
     """A state whose counters say that the words are fresh."""
     return torch.Generator().manual_seed(0).get_state()
+
+
+def few_gaussians(key: bytes, count: int) -> list[float]:
+    """A handful of standard normal values in float64, for what is released beside a sum.
+
+    Each is the normal quantile of 63 bits of SHAKE-256 with a sign of its own, so the tails reach 9.1 and no generator has to be set up,
+    which would take longer than the query.
+    """
+    words = struct.unpack(f"<{count}q", hashlib.shake_256(b"few\0" + key).digest(8 * count))
+    # In (0, 1/2]; float64 rounds the last of them up.
+    lower = (((word & _POSITIVE) + 0.5) * 2.0**-64 for word in words)
+    return [math.copysign(_NORMAL.inv_cdf(half), word) for half, word in zip(lower, words, strict=True)]
 
 
 def gaussian(key: bytes, numel: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .gradients import Layout
+from .gradients import Layout, rows
 
 
 class Weights:
@@ -21,15 +21,19 @@ class Weights:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._kept: list[Tensor] | None = None
+        self._spare: list[Tensor] | None = None  # where θ is kept, from one batch to the next
 
     @torch.no_grad()
     def move(self, direction: Tensor | None) -> None:
         """Adds a flat direction; None leaves the weights where they are."""
         if direction is None:
             return
-        self._kept = self._copies()
-        views = zip(self._layout.parameters, self._layout.views(direction), strict=True)
-        torch._foreach_add_(list(self._layout.parameters), [view.to(parameter.dtype) for parameter, view in views])
+        parameters: list[Tensor] = list(self._layout.parameters)
+        if self._spare is None:
+            self._spare = [torch.empty_like(p) for p in parameters]
+        rows.copy(self._spare, parameters)
+        self._kept = self._spare  # between the two: whatever interrupts them, θ is in place or kept
+        rows.add(parameters, self._layout.views(direction))
 
     def restore(self) -> None:
         if self._kept is not None:
@@ -54,4 +58,4 @@ class Weights:
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self._layout.parameters), values)
+        rows.copy(list(self._layout.parameters), values)

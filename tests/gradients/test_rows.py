@@ -5,7 +5,7 @@ import torch
 from helpers import assert_parity, mean_loss, recorded
 from torch import nn
 
-from zetaclip.clipping import check_factors
+from zetaclip.clipping import check_columns, check_factors
 from zetaclip.gradients import rows
 from zetaclip.gradients.contributions import Dense, Outer, Single
 
@@ -199,3 +199,46 @@ def test_the_check_of_factors_sees_every_record(way):
             with pytest.raises(RuntimeError, match="beyond the sensitivity"):
                 check_factors(norms, factors, None, 1.0, "test")
     check_factors(norms[:0], norms[:0], None, 1.0, "test")
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_lengths_of_rows_with_their_columns(way, width):
+    norms, factors = values(6).double().abs() * 3, values(6, seed=1).double()
+    columns = values(6, width, seed=2).double()
+    moved = (norms * factors).unsqueeze(1)
+    assert rows.farthest(norms, factors, columns) == pytest.approx(
+        float(torch.cat((moved, columns), 1).norm(dim=1).max())
+    )
+    assert rows.longest(columns) == pytest.approx(float(columns.norm(dim=1).max()))
+    assert rows.longest(columns[:0]) == 0.0
+    if width:
+        columns[3, width - 1] = float("nan")
+        assert rows.longest(columns) != rows.longest(columns) and rows.farthest(norms, factors, columns) != 0.0
+
+
+def test_columns_that_break_their_word_are_refused(way):
+    columns = torch.full((4, 1), 0.5, dtype=torch.float64)
+    check_columns(columns, 0.5, "rule")
+    columns[2] = -0.51
+    with pytest.raises(RuntimeError, match="beyond the sensitivity"):
+        check_columns(columns, 0.5, "rule")
+    columns[2] = float("nan")
+    with pytest.raises(RuntimeError, match="beyond the sensitivity"):
+        check_columns(columns, 0.5, "rule")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_weights_are_copied_and_moved_alike(way, dtype):
+    shapes = [(3, 4), (5,), (2, 3, 2, 2)]
+    targets = [values(*shape, seed=place).to(dtype) for place, shape in enumerate(shapes)]
+    targets.append(values(6, 5, seed=9).to(dtype).t())  # not contiguous
+    steps = [torch.full(t.shape, 0.25) for t in targets]
+    kept = [torch.empty_like(t) for t in targets]
+    before, versions = [t.clone() for t in targets], [t._version for t in targets]
+    rows.copy(kept, targets)
+    rows.add(targets, steps)
+    for target, old, copy, version in zip(targets, before, kept, versions, strict=True):
+        assert torch.equal(copy, old) and torch.equal(target, old + torch.tensor(0.25, dtype=dtype))
+        assert target._version > version  # whoever saved it for a backward is told
+    rows.copy(targets, kept)
+    assert all(torch.equal(target, old) for target, old in zip(targets, before, strict=True))

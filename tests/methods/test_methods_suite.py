@@ -185,6 +185,7 @@ def test_an_empty_batch_is_a_step_like_any_other(case, monkeypatch):
     monkeypatch.setattr(
         zetaclip.mechanism, "gaussian", lambda key, *rest: drawn.append(key) or torch.ones(rest[0], dtype=rest[1])
     )
+    monkeypatch.setattr(zetaclip.mechanism, "few_gaussians", lambda key, count: drawn.append(key) or [1.0] * count)
     engine, module, optimizer, loader = build(case, q=1e-9, epochs=1e-9)
     before = flat(module)
     assert train(module, optimizer, loader, loss, steps=1) == 1

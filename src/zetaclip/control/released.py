@@ -144,9 +144,9 @@ class SlackControl(_ReadsReleases):
         return MovingClip(_bounded(self.initial, self.bounds))
 
     def update(self, released: Released, state: MovingClip) -> MovingClip:
-        slots = released.extras["slack"]
+        slots = released.extras["slack"].tolist()
         width = released.clip / math.sqrt(len(slots))
-        first, last = float(slots[0]) / width, float(slots[-1]) / width
+        first, last = slots[0] / width, slots[-1] / width
         target = min(1.0, max(0.0, 1.0 - self.beta * (1.0 - last / released.clip)))
         clip = _moved(state.clip, self.gain * (target - first), self.bounds)
         return MovingClip(clip, released.step + 1, first)

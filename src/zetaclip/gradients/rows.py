@@ -1,4 +1,4 @@
-"""Norms and weighted sums of small float32 matrices, all layers of a chunk in one compiled call.
+"""Norms, weighted sums and copies of small float32 matrices, all layers of a chunk in one compiled call.
 
 On a small network torch spends more time on being called than on the numbers. Matrices that are large, lie on another
 device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
@@ -109,9 +109,61 @@ def flat_factors(norms: Tensor, clip: float) -> Tensor:
     return factors
 
 
-def farthest(norms: Tensor, factors: Tensor) -> float:
-    """The largest |norm * factor|; nan if there is one."""
+def farthest(norms: Tensor, factors: Tensor, columns: Tensor | None = None) -> float:
+    """The largest length of norm * factor together with a row's columns; nan if there is one."""
     rows = norms.shape[0]
     if numbers(norms, rows) and numbers(factors, rows):
-        return _compiled.farthest(rows, norms.data_ptr(), factors.data_ptr())
-    return (factors * norms).abs_().amax().item() if rows else 0.0
+        if columns is None:
+            return _compiled.farthest(rows, norms.data_ptr(), factors.data_ptr(), 0, 0)
+        if _table(columns, rows):
+            places = norms.data_ptr(), factors.data_ptr(), columns.data_ptr(), columns.shape[1]
+            return _compiled.farthest(rows, *places)
+    moved = (factors * norms).abs_()
+    if columns is not None:
+        moved = torch.hypot(moved, torch.linalg.vector_norm(columns, dim=1))
+    return moved.amax().item() if rows else 0.0
+
+
+def longest(columns: Tensor) -> float:
+    """The largest length of a row; nan if there is one."""
+    rows = columns.shape[0]
+    if _table(columns, rows):
+        return _compiled.farthest(rows, 0, 0, columns.data_ptr(), columns.shape[1])
+    return torch.linalg.vector_norm(columns, dim=1).amax().item() if rows else 0.0
+
+
+def _table(columns: Tensor, rows: int) -> bool:
+    """Whether these are some float64 numbers per row, where the compiled part can read them."""
+    return (
+        _compiled is not None
+        and columns.dtype is torch.float64
+        and columns.is_cpu
+        and columns.is_contiguous()
+        and columns.dim() == 2
+        and columns.shape[0] == rows
+    )
+
+
+def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Each source into its target, of the same shape."""
+    if not _combine(targets, sources, False):
+        torch._foreach_copy_(targets, sources)
+
+
+def add(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Each source to its target, of the same shape."""
+    if not _combine(targets, sources, True):
+        torch._foreach_add_(targets, [source.to(target.dtype) for target, source in zip(targets, sources, strict=True)])
+
+
+def _combine(targets: list[Tensor], sources: list[Tensor], add: bool) -> bool:
+    """Whether the compiled part has done it; else nothing has happened."""
+    tasks: list[int] = []
+    for target, source in zip(targets, sources, strict=True):
+        size = target.shape[0] if target.dim() else 0
+        if not (fits(target, size) and fits(source, size) and target.numel() == source.numel()):
+            return False
+        tasks += target.data_ptr(), target.numel(), source.data_ptr(), 0
+    _compiled.combine(tasks, add)
+    torch.autograd.graph.increment_version(targets)  # as torch's own writing would
+    return True
