@@ -152,6 +152,7 @@ def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder
         if value == "smoothed":
             ax.axhspan(2.0, 6.0, color="#000000", alpha=0.05, label="zone 2 to 6")
         ax.set_xlabel(series.KINDS[spec["kind"]][1])
+        ax.xaxis.get_major_locator().set_params(integer=True)  # epochs and probes are counted
         ax.set_ylabel(series.LABELS.get(value, value))
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
