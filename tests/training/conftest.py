@@ -1,5 +1,5 @@
 import pytest
-import runs
+import small_runs
 import torch
 
 
@@ -13,5 +13,5 @@ def _threads():
 def finished(tmp_path_factory):
     """One finished spectral run, to be read and copied, never written to."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    runs.run(folder)
+    small_runs.run(folder)
     return folder

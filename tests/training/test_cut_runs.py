@@ -10,7 +10,7 @@ import time
 import warnings
 
 import pytest
-import runs
+import small_runs
 import torch
 from safetensors.torch import load_file
 
@@ -33,7 +33,7 @@ def _child(out, changes, resume, pause, rekey=False):
         time.sleep(pause)
 
     PrivateSteps.moved = slowly
-    runs.run(out, runs.small(**changes), resume=resume, rekey=rekey)
+    small_runs.run(out, small_runs.small(**changes), resume=resume, rekey=rekey)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_never_cut(spawn, tmp_
     changes = {**LONG, "method": method, "weight_average": 0.9}
     if method != "ww-dp-sgd":
         changes["spectral"] = {}
-    whole = runs.run(tmp_path / "whole", runs.small(**changes))
+    whole = small_runs.run(tmp_path / "whole", small_runs.small(**changes))
     per_update = 2 if method == "dp-sam" else 1
     chance = random.Random(20240)
     cut = tmp_path / "cut"
@@ -81,7 +81,7 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_never_cut(spawn, tmp_
         kill_after(process, cut, per_update * chance.randint(2, 55))
         assert process.exitcode == -signal.SIGKILL, "the run was over before it could be killed"
         assert not (cut / "result.json").exists()
-    result = runs.run(cut, runs.small(**changes), resume=True)
+    result = small_runs.run(cut, small_runs.small(**changes), resume=True)
     assert contents(tmp_path / "whole") == contents(cut)
     assert result["epsilon"] == whole["epsilon"] and result["metric"] == whole["metric"]
     assert result["resumed"] >= 1 and result["clip"] == whole["clip"]
@@ -99,14 +99,14 @@ def _cut(spawn, out, changes=LONG, releases=25):
 def test_fresh_streams_keep_every_executed_step_in_the_ledger(spawn, tmp_path):
     out = tmp_path / "cut"
     executed = _cut(spawn, out)
-    result = runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+    result = small_runs.run(out, small_runs.small(**LONG), resume=True, rekey=True)
     ledger = Ledger.from_jsonl(out / "ledger.jsonl")
     streams = {row.stream for row in ledger.rows()}
     first = next(iter(ledger.rows())).stream
     assert len(streams) == 2
     assert sum(row.stream == first for row in ledger.rows()) == executed
     assert len(ledger) > 60 and result["steps"] == 60
-    whole = runs.run(tmp_path / "whole", runs.small(**LONG))
+    whole = small_runs.run(tmp_path / "whole", small_runs.small(**LONG))
     assert result["epsilon"] > whole["epsilon"]
     saved, other = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "whole"))
     assert not torch.equal(saved["fc1.weight"], other["fc1.weight"])
@@ -122,12 +122,12 @@ def test_what_can_not_be_replayed_is_refused_by_name(spawn, tmp_path):
         ({"seed": 8}, "seed"),
     ):
         with pytest.raises(FolderError, match=said):
-            runs.run(out, runs.small(**{**LONG, **changes}), resume=True)
+            small_runs.run(out, small_runs.small(**{**LONG, **changes}), resume=True)
     shutil.rmtree(out / "private")
     with pytest.raises(FolderError, match="--rekey"):
-        runs.run(out, runs.small(**LONG), resume=True)
+        small_runs.run(out, small_runs.small(**LONG), resume=True)
     assert {path: path.read_bytes() for path in sorted((out / "checkpoint").iterdir())} == before
-    result = runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+    result = small_runs.run(out, small_runs.small(**LONG), resume=True, rekey=True)
     assert result["steps"] == 60
 
 
@@ -138,14 +138,14 @@ def test_without_a_checkpoint_nobody_can_tell_what_was_executed(spawn, tmp_path)
         (out / "metrics.jsonl").write_text('{"epoch": 1, "step": 23}\n')
     shutil.rmtree(out / "checkpoint")
     with pytest.raises(FolderError, match="nobody can tell"):
-        runs.run(out, runs.small(**LONG), resume=True, rekey=True)
+        small_runs.run(out, small_runs.small(**LONG), resume=True, rekey=True)
 
 
 def test_a_run_that_is_not_finished_is_not_overwritten(spawn, tmp_path):
     out = tmp_path / "cut"
     _cut(spawn, out, releases=3)
     with pytest.raises(FolderError, match="--resume goes on"):
-        runs.run(out, runs.small(**LONG))
+        small_runs.run(out, small_runs.small(**LONG))
 
 
 def test_one_process_per_folder(spawn, tmp_path):
@@ -155,7 +155,7 @@ def test_one_process_per_folder(spawn, tmp_path):
         while process.is_alive() and journaled(out) < 2:
             time.sleep(0.01)
         with pytest.raises(FolderError, match=f"process {process.pid}"):
-            runs.run(out, runs.small(**LONG), resume=True)
+            small_runs.run(out, small_runs.small(**LONG), resume=True)
     finally:
         process.kill()
         process.join()
@@ -164,14 +164,14 @@ def test_one_process_per_folder(spawn, tmp_path):
 def test_resume_of_a_folder_where_nothing_was_executed_starts_the_run(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
-    assert runs.run(out, runs.small(steps=2), resume=True)["steps"] == 2
+    assert small_runs.run(out, small_runs.small(steps=2), resume=True)["steps"] == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, number):
     from zetaclip.training.steps import PrivateSteps
 
-    whole = runs.run(tmp_path / "whole")
+    whole = small_runs.run(tmp_path / "whole")
     moved = PrivateSteps.moved
 
     def interrupted(self, clip=None):
@@ -182,11 +182,11 @@ def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(PrivateSteps, "moved", interrupted)
         with pytest.raises(Interrupted):
-            runs.run(tmp_path / "cut")
+            small_runs.run(tmp_path / "cut")
     status = json.loads((tmp_path / "cut" / "status.json").read_text())
     assert status["state"] == "stopped" and status["step"] == 11 and "--resume" in status["resume"]
     assert signal.getsignal(number) is not None
-    result = runs.run(tmp_path / "cut", resume=True)
+    result = small_runs.run(tmp_path / "cut", resume=True)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and result["metric"] == whole["metric"]
 
 
@@ -208,18 +208,18 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
         with pytest.raises(FolderError, match=r"No space left.*--resume"):
-            runs.run(tmp_path / "cut")
+            small_runs.run(tmp_path / "cut")
     assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
-    runs.run(tmp_path / "cut", resume=True)
-    runs.run(tmp_path / "whole")
+    small_runs.run(tmp_path / "cut", resume=True)
+    small_runs.run(tmp_path / "whole")
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 def test_plain_training_resumes_bit_equal_too(tmp_path, monkeypatch):
     from zetaclip.training.steps import PlainSteps
 
-    config = runs.small(method="sgd", spectral={}, sigma=None, momentum=0.9)
-    runs.run(tmp_path / "whole", config)
+    config = small_runs.small(method="sgd", spectral={}, sigma=None, momentum=0.9)
+    small_runs.run(tmp_path / "whole", config)
     moved = PlainSteps.moved
 
     def interrupted(self, clip=None):
@@ -230,7 +230,7 @@ def test_plain_training_resumes_bit_equal_too(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PlainSteps, "moved", interrupted)
         with pytest.raises(Interrupted):
-            runs.run(tmp_path / "cut", config)
-    runs.run(tmp_path / "cut", config, resume=True)
+            small_runs.run(tmp_path / "cut", config)
+    small_runs.run(tmp_path / "cut", config, resume=True)
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
     assert all(torch.equal(a[name], b[name]) for name in a)

@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-import runs
+import small_runs
 import torch
 
 from zetaclip import Spectral
@@ -24,13 +24,13 @@ from zetaclip.training.recipe import (
 
 
 def resolved(**values):
-    config = runs.small(**values)
+    config = small_runs.small(**values)
     return resolve(config, load_data(config), build_method(config))
 
 
 def test_the_schedules_start_at_the_rate_and_end_where_they_say():
     for schedule, last in (("linear", 0.1), ("cosine", 0.5 * (1 + math.cos(0.9 * math.pi))), ("constant", 1.0)):
-        config = runs.small(lr=1.0, schedule=schedule)
+        config = small_runs.small(lr=1.0, schedule=schedule)
         assert rate_at(config, 0, 10) == 1.0
         assert rate_at(config, 9, 10) == pytest.approx(last, rel=1e-12)
 
@@ -64,12 +64,12 @@ def test_the_paper_rate_of_sgd_like_methods_moves_with_the_data():
     from zetaclip.data import Split
 
     tabular = replace(adult, name="adult", train=Split(x, torch.zeros(40)), task="binary", outputs=1, nominal_size=40)
-    config = runs.small(recipe="paper", method="dp-sgd", spectral={}, model="mlp")
+    config = small_runs.small(recipe="paper", method="dp-sgd", spectral={}, model="mlp")
     assert resolve(config.changed(batch_size=8), tabular, build_method(config)).lr == pytest.approx(0.1)
 
 
 def test_settings_of_a_controller_that_is_not_used_are_refused():
-    config = runs.small(method="dp-sgd")
+    config = small_runs.small(method="dp-sgd")
     with pytest.raises(ConfigError, match="does not use it"):
         build_clipping(config, build_method(config))
 
@@ -85,15 +85,15 @@ def test_a_budget_for_plain_training_is_refused():
 
 
 def test_a_validation_part_is_taken_from_the_training_records_and_disjoint():
-    whole = load_data(runs.small())
-    part = load_data(runs.small(validation=0.25))
+    whole = load_data(small_runs.small())
+    part = load_data(small_runs.small(validation=0.25))
     held = round(0.25 * len(whole.train))
     assert len(part.test) == held and len(part.train) == len(whole.train) - held
     rows = {tuple(row.flatten().tolist()) for row in whole.train.x}
     assert all(tuple(row.flatten().tolist()) in rows for row in part.test.x)
     both = torch.cat((part.train.x.flatten(1), part.test.x.flatten(1)))
     assert torch.equal(both.sum(0), whole.train.x.flatten(1).sum(0))
-    assert nominal_size(runs.small(), part) == (len(part.train), True)
+    assert nominal_size(small_runs.small(), part) == (len(part.train), True)
 
 
 def test_steps_and_epochs_mean_the_same():
@@ -112,7 +112,7 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     clips = json.loads((finished / "result.json").read_text())["clip"]
 
     def controller(kind):
-        config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": kind, "run": str(finished)})
+        config = small_runs.small(method="dp-sgd", spectral={}, clipping={"kind": kind, "run": str(finished)})
         return build_clipping(config, build_method(config))
 
     replayed = controller("replay")
@@ -124,6 +124,6 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     assert sum(values) / 30 == pytest.approx(clips["mean"], rel=1e-12)
     steps = [math.log(b / a) for a, b in itertools.pairwise(values)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
-    config = runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
+    config = small_runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
     with pytest.raises(ConfigError, match="not a finished run"):
         build_clipping(config, build_method(config))

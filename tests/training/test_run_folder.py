@@ -6,7 +6,7 @@ import stat
 import subprocess
 
 import pytest
-import runs
+import small_runs
 import torch
 from safetensors.torch import load_file
 
@@ -43,8 +43,8 @@ def test_the_epsilon_is_opacus_own(finished):
 
 def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path):
     """The same run without the trainer: engine, optimizer, loop."""
-    config = runs.small(method="dp-sgd", spectral={}, steps=5, schedule="linear", clip=0.5)
-    runs.run(tmp_path / "run", config)
+    config = small_runs.small(method="dp-sgd", spectral={}, steps=5, schedule="linear", clip=0.5)
+    small_runs.run(tmp_path / "run", config)
     torch.manual_seed(7)
     data = load("digits")
     model = build("mlp-2", tuple(data.train.x.shape[1:]), 10)
@@ -95,8 +95,8 @@ def test_every_probe_is_kept_with_its_eigenvalues(finished):
 
 
 def test_without_a_seed_none_is_written_and_two_runs_differ(tmp_path):
-    config = runs.small(seed=None, steps=2)
-    first, second = (runs.run(tmp_path / name, config) for name in ("a", "b"))
+    config = small_runs.small(seed=None, steps=2)
+    first, second = (small_runs.run(tmp_path / name, config) for name in ("a", "b"))
     assert "seed" not in first and first["noise_seed_known"] is False
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("a", "b"))
     assert not torch.equal(a["fc1.weight"], b["fc1.weight"])
@@ -107,23 +107,23 @@ def test_batch_facts_are_written_only_when_asked_for(finished, tmp_path):
     for path in finished.iterdir():
         text = path.read_bytes()
         assert b"batch_losses" not in text and b"clip_fraction" not in text
-    result = runs.run(tmp_path / "told", runs.small(steps=4, non_private_diagnostics=True))
+    result = small_runs.run(tmp_path / "told", small_runs.small(steps=4, non_private_diagnostics=True))
     lines = RunFolder(tmp_path / "told").read_lines("diagnostics.jsonl")
     assert sum(len(line["batch_sizes"]) for line in lines) == 4
     assert len({size for line in lines for size in line["batch_sizes"]}) > 1
     assert all(0 <= value <= 1 for line in lines for value in line["clip_fractions"])
     assert any("diagnostics.jsonl" in note for note in result["notes"])
-    plain = runs.run(tmp_path / "plain", runs.small(steps=4))
+    plain = small_runs.run(tmp_path / "plain", small_runs.small(steps=4))
     assert plain["metric"] == result["metric"]
 
 
 def test_no_eval_writes_no_metric(tmp_path):
-    result = runs.run(tmp_path / "run", runs.small(steps=2, no_eval=True))
+    result = small_runs.run(tmp_path / "run", small_runs.small(steps=2, no_eval=True))
     assert result["metric"]["value"] is None and result["metrics"] == {} and result["reliability"] is None
 
 
 def test_the_paper_s_literal_form_claims_nothing(tmp_path):
-    result = runs.run(tmp_path / "run", runs.small(steps=2, normalize="realized"))
+    result = small_runs.run(tmp_path / "run", small_runs.small(steps=2, normalize="realized"))
     assert result["epsilon"] is None and result["claim"].startswith("none: ")
     assert Ledger.from_jsonl(tmp_path / "run" / "ledger.jsonl").header.claims_privacy is False
 
@@ -131,12 +131,12 @@ def test_the_paper_s_literal_form_claims_nothing(tmp_path):
 def test_max_epsilon_stops_before_it_is_exceeded(tmp_path, finished):
     whole = result_of(finished)["epsilon"]
     limit = 0.8 * whole
-    result = runs.run(tmp_path / "run", runs.small(max_epsilon=limit))
+    result = small_runs.run(tmp_path / "run", small_runs.small(max_epsilon=limit))
     assert 0 < result["steps"] < 30 and result["epsilon"] <= limit
-    more = runs.run(tmp_path / "more", runs.small(sigma=2.0, steps=result["steps"] + 1))
+    more = small_runs.run(tmp_path / "more", small_runs.small(sigma=2.0, steps=result["steps"] + 1))
     assert more["epsilon"] > limit
     with pytest.raises(ConfigError, match="not allow a single step"):
-        runs.run(tmp_path / "none", runs.small(max_epsilon=1e-3))
+        small_runs.run(tmp_path / "none", small_runs.small(max_epsilon=1e-3))
 
 
 @pytest.mark.parametrize("method", ["dp-sam", "quantile", "adp-adamw", "dp-is"])
@@ -145,7 +145,7 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
     from zetaclip.training.recipe import build_method, load_data, resolve
     from zetaclip.training.steps import PrivateSteps
 
-    config = runs.small(method=method, spectral={}, steps=6, batch_size=500)
+    config = small_runs.small(method=method, spectral={}, steps=6, batch_size=500)
     data, made = load_data(config), build_method(config)
     config = resolve(config, data, made)
     steps = PrivateSteps(config, data, made, build("mlp-2", (1, 8, 8), 10))
@@ -160,8 +160,8 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
 
 
 def test_plain_training_is_torch_s_own(tmp_path):
-    config = runs.small(method="sgd", spectral={}, sigma=None, steps=4, lr=0.1, schedule="constant")
-    result = runs.run(tmp_path / "run", config)
+    config = small_runs.small(method="sgd", spectral={}, sigma=None, steps=4, lr=0.1, schedule="constant")
+    result = small_runs.run(tmp_path / "run", config)
     assert result["epsilon"] is None and "ledger.jsonl" not in {p.name for p in (tmp_path / "run").iterdir()}
     torch.manual_seed(7)
     data = load("digits")
@@ -178,8 +178,8 @@ def test_plain_training_is_torch_s_own(tmp_path):
 
 def test_physical_batches_change_nothing_in_plain_training(tmp_path):
     common = {"method": "sgd", "spectral": {}, "sigma": None, "steps": 3}
-    runs.run(tmp_path / "whole", runs.small(**common))
-    runs.run(tmp_path / "parts", runs.small(**common, physical_batch_size=17))
+    small_runs.run(tmp_path / "whole", small_runs.small(**common))
+    small_runs.run(tmp_path / "parts", small_runs.small(**common, physical_batch_size=17))
     whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     for name, value in whole.items():
         assert torch.allclose(value, parts[name], rtol=1e-4, atol=1e-6), name
@@ -188,18 +188,18 @@ def test_physical_batches_change_nothing_in_plain_training(tmp_path):
 def test_a_finished_folder_is_never_overwritten_without_force(finished, tmp_path):
     before = (finished / "result.json").read_bytes()
     with pytest.raises(FolderError, match="finished run"):
-        runs.run(finished)
-    assert runs.run(finished, resume=True) == json.loads(before)
+        small_runs.run(finished)
+    assert small_runs.run(finished, resume=True) == json.loads(before)
     assert (finished / "result.json").read_bytes() == before
-    runs.run(tmp_path / "run", runs.small(steps=2))
+    small_runs.run(tmp_path / "run", small_runs.small(steps=2))
     (tmp_path / "run" / "mine.txt").write_text("keep me")
-    runs.run(tmp_path / "run", runs.small(steps=3), force=True)
+    small_runs.run(tmp_path / "run", small_runs.small(steps=3), force=True)
     assert result_of(tmp_path / "run")["steps"] == 3
     assert (tmp_path / "run" / "mine.txt").read_text() == "keep me"
 
 
 def test_kept_state_is_readable_by_its_owner_alone(tmp_path):
-    runs.run(tmp_path / "run", runs.small(steps=2), keep_state=True)
+    small_runs.run(tmp_path / "run", small_runs.small(steps=2), keep_state=True)
     private = tmp_path / "run" / "private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private.iterdir())
@@ -209,18 +209,18 @@ def test_a_folder_that_can_not_be_written_is_refused_before_training(tmp_path, m
     place = tmp_path / "file"
     place.write_text("in the way")
     with pytest.raises(FolderError, match="cannot write"):
-        runs.run(place / "run", runs.small(steps=2))
+        small_runs.run(place / "run", small_runs.small(steps=2))
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(FolderError, match="MiB free"):
-        runs.run(tmp_path / "full", runs.small(steps=2))
+        small_runs.run(tmp_path / "full", small_runs.small(steps=2))
 
 
 def test_the_average_of_the_weights_is_what_is_saved_and_judged(tmp_path):
-    result = runs.run(tmp_path / "run", runs.small(steps=6, weight_average=0.9))
-    plain = runs.run(tmp_path / "plain", runs.small(steps=6))
+    result = small_runs.run(tmp_path / "run", small_runs.small(steps=6, weight_average=0.9))
+    plain = small_runs.run(tmp_path / "plain", small_runs.small(steps=6))
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "plain"))
     assert not torch.equal(a["fc1.weight"], b["fc1.weight"])
     assert any("moving average" in note for note in result["notes"])
