@@ -33,7 +33,9 @@ class Weights:
             self._spare = [torch.empty_like(p) for p in parameters]
         rows.copy(self._spare, parameters)
         self._kept = self._spare  # between the two: whatever interrupts them, θ is in place or kept
-        rows.add(parameters, self._layout.views(direction))
+        if not rows.add(parameters, direction):
+            views = zip(parameters, self._layout.views(direction), strict=True)
+            torch._foreach_add_(parameters, [view.to(p.dtype) for p, view in views])
 
     def restore(self) -> None:
         if self._kept is not None:

@@ -6,8 +6,9 @@ from helpers import assert_parity, mean_loss, recorded
 from torch import nn
 
 from zetaclip.clipping import check_columns, check_factors
-from zetaclip.gradients import rows
+from zetaclip.gradients import Layout, rows
 from zetaclip.gradients.contributions import Dense, Outer, Single
+from zetaclip.weights import Weights
 
 needs_compiler = pytest.mark.skipif(rows._compiled is None, reason="zetaclip was built without a C compiler")
 
@@ -40,7 +41,7 @@ compiled = rows._compiled
 
 
 def values(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def mlp():
@@ -228,17 +229,25 @@ def test_columns_that_break_their_word_are_refused(way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_weights_are_copied_and_moved_alike(way, dtype):
-    shapes = [(3, 4), (5,), (2, 3, 2, 2)]
-    targets = [values(*shape, seed=place).to(dtype) for place, shape in enumerate(shapes)]
-    targets.append(values(6, 5, seed=9).to(dtype).t())  # not contiguous
-    steps = [torch.full(t.shape, 0.25) for t in targets]
-    kept = [torch.empty_like(t) for t in targets]
-    before, versions = [t.clone() for t in targets], [t._version for t in targets]
-    rows.copy(kept, targets)
-    rows.add(targets, steps)
-    for target, old, copy, version in zip(targets, before, kept, versions, strict=True):
-        assert torch.equal(copy, old) and torch.equal(target, old + torch.tensor(0.25, dtype=dtype))
-        assert target._version > version  # whoever saved it for a backward is told
-    rows.copy(targets, kept)
-    assert all(torch.equal(target, old) for target, old in zip(targets, before, strict=True))
+@pytest.mark.parametrize("whole", [True, False], ids=["contiguous", "strided"])
+def test_weights_move_and_come_back_bit_for_bit(way, dtype, whole):
+    shapes = [(3, 4), (5,), (2, 3, 2, 2), ()]
+    parameters = [nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)]
+    if not whole:
+        parameters.append(nn.Parameter(values(6, 5, seed=9).to(dtype).t()))
+    layout = Layout.of({str(place): p for place, p in enumerate(parameters)})
+    before = [p.detach().clone() for p in parameters]
+    weights = Weights(layout)
+    for seed in (1, 2):
+        direction = values(layout.numel, seed=seed).to(layout.dtype)
+        versions = [p._version for p in parameters]
+        weights.move(direction)
+        parts = direction.split([p.numel() for p in parameters])
+        for p, old, part, version in zip(parameters, before, parts, versions, strict=True):
+            assert torch.equal(p, old + part.view(p.shape).to(dtype))
+            assert p._version > version  # whoever saved it for a backward is told
+        with weights.restored():
+            assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+        assert not torch.equal(parameters[0], before[0])
+        weights.restore()
+        assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))

@@ -9,6 +9,8 @@ The two ways agree to rounding, not bit for bit.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -146,24 +148,35 @@ def _table(columns: Tensor, rows: int) -> bool:
 
 def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Each source into its target, of the same shape."""
-    if not _combine(targets, sources, False):
+    if all(_plain(target) and _plain(source) for target, source in zip(targets, sources, strict=True)):
+        _combine(targets, [source.data_ptr() for source in sources], False)
+    else:
         torch._foreach_copy_(targets, sources)
 
 
-def add(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Each source to its target, of the same shape."""
-    if not _combine(targets, sources, True):
-        torch._foreach_add_(targets, [source.to(target.dtype) for target, source in zip(targets, sources, strict=True)])
+def add(targets: list[Tensor], flat: Tensor) -> bool:
+    """Adds to the targets what stands for each, one after the other, in a flat vector; False: not for the compiled part."""
+    if not (flat.dtype is torch.float32 and flat.is_cpu and flat.is_contiguous() and all(map(_plain, targets))):
+        return False
+    places = itertools.accumulate((4 * target.numel() for target in targets), initial=flat.data_ptr())
+    _combine(targets, list(places)[:-1], True)
+    return True
 
 
-def _combine(targets: list[Tensor], sources: list[Tensor], add: bool) -> bool:
-    """Whether the compiled part has done it; else nothing has happened."""
+def _plain(tensor: Tensor) -> bool:
+    """Whether the compiled part may read and write this tensor from its first to its last number."""
+    return (
+        _compiled is not None
+        and tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.numel() <= LARGEST
+    )
+
+
+def _combine(targets: list[Tensor], sources: list[int], add: bool) -> None:
     tasks: list[int] = []
     for target, source in zip(targets, sources, strict=True):
-        size = target.shape[0] if target.dim() else 0
-        if not (fits(target, size) and fits(source, size) and target.numel() == source.numel()):
-            return False
-        tasks += target.data_ptr(), target.numel(), source.data_ptr(), 0
+        tasks += target.data_ptr(), target.numel(), source, 0
     _compiled.combine(tasks, add)
     torch.autograd.graph.increment_version(targets)  # as torch's own writing would
-    return True
