@@ -243,7 +243,11 @@ def slow(monkeypatch):
 def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     out = tmp_path / "out"
     process = subprocess.Popen(
-        command(mini_file, out, "--only", "seed=1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command(mini_file, out, "--only", "seed=1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever starts these tests in the background may have Ctrl-C ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         wait_for(lambda: len(list(out.glob("runs/*/private"))) == 2)
