@@ -79,9 +79,10 @@ def run_all(
             outcomes[run.key] = Outcome("failed", _edited(store, run, problems)) if problems else Outcome("reused")
     waiting = [run for run in runs if run.key not in outcomes]
     running: dict[str, tuple[PlannedRun, Any]] = {}
+    ended: list[tuple[PlannedRun, int]] = []  # not yet verified, which takes a second: the next ones start first
     progress.begin(len(runs), outcomes)
     try:
-        while waiting or running:
+        while waiting or running or ended:
             for run in list(waiting):
                 states = [outcomes[key].state if key in outcomes else None for key in run.after]
                 if any(state in ("failed", "blocked") for state in states):
@@ -91,16 +92,19 @@ def run_all(
                 elif len(running) < backend.slots and all(state in ("done", "reused") for state in states):
                     waiting.remove(run)
                     running[run.key] = (run, backend.start(_job(store, run, threads)))
+            while ended:
+                run, code = ended.pop()
+                outcomes[run.key] = _outcome(store, run, code)
+                progress.ended(run, outcomes)
             for key, (run, handle) in list(running.items()):
                 code = backend.poll(handle)
                 if code is not None:
                     del running[key]
-                    outcomes[key] = _outcome(store, run, code)
-                    progress.ended(run, outcomes)
+                    ended.append((run, code))
             progress.show(store, [run for run, _ in running.values()], outcomes)
             if running:
-                time.sleep(0.05)
-            elif waiting and not any(_ready(run, outcomes) for run in waiting):
+                time.sleep(0.0 if ended else 0.05)
+            elif waiting and not ended and not any(_ready(run, outcomes) for run in waiting):
                 raise AssertionError("runs wait for runs that are not planned")
     except KeyboardInterrupt:
         progress.note("stopping: the running trainings save their state")
