@@ -93,8 +93,8 @@ def run_all(
                     waiting.remove(run)
                     running[run.key] = (run, backend.start(_job(store, run, threads)))
             while ended:
-                run, code = ended.pop()
-                outcomes[run.key] = _outcome(store, run, code)
+                run, exit_code = ended.pop()
+                outcomes[run.key] = _outcome(store, run, exit_code)
                 progress.ended(run, outcomes)
             for key, (run, handle) in list(running.items()):
                 code = backend.poll(handle)
