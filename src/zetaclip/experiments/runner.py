@@ -1,7 +1,7 @@
 """Runs what is missing: finished runs are reused, cut ones resumed, failed ones reported while the rest goes on.
 
-Each run is a process of its own, ``python -m zetaclip train --config FILE --out FOLDER``. The loop here only decides what
-starts next; where it starts is a backend's affair (this machine, or Ray).
+Each run is a process of its own, ``zetaclip train --config FILE --out FOLDER``. The loop here only decides what starts next;
+where it starts is a backend's affair (this machine, or Ray).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import CommandError
+from . import nursery
+from .nursery import Nursery
 from .plan import PlannedRun
 from .progress import Progress
 from .store import Store, read_json
@@ -119,15 +121,24 @@ def train_command(config: str, folder: str, resume: bool) -> list[str]:
     """The command line of one training."""
     stand_in = os.environ.get(TRAIN_VARIABLE)
     command = shlex.split(stand_in) if stand_in else [sys.executable, "-m", "zetaclip", "train"]
-    return [*command, "--config", config, "--out", folder, "--quiet", *(["--resume"] if resume else [])]
+    return [*command, *_train_words(config, folder, resume)]
+
+
+def _train_words(config: str, folder: str, resume: bool) -> list[str]:
+    return ["--config", config, "--out", folder, "--quiet", *(["--resume"] if resume else [])]
+
+
+def _begun(folder: str) -> bool:
+    return any((Path(folder) / name).exists() for name in ("status.json", "config.json", "private"))
+
+
+def environment_of(job: Job) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads)}
 
 
 def start_training(job: Job) -> subprocess.Popen[bytes]:
-    """Starts one training as a process on a leash; what it says goes to its log."""
-    folder = Path(job.folder)
-    resume = any((folder / name).exists() for name in ("status.json", "config.json", "private"))
-    command = train_command(job.config, job.folder, resume)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads)}
+    """Starts one training from nothing, as a process on a leash; what it says goes to its log."""
+    command = train_command(job.config, job.folder, _begun(job.folder))
     # By its path and isolated: the leash itself must not wait for the package (and torch) to be imported.
     leashed = [sys.executable, "-I", str(Path(__file__).with_name("leash.py")), str(os.getpid()), *command]
     with open(job.log, "ab") as log:
@@ -135,8 +146,15 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
         log.flush()
         # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to save.
         return subprocess.Popen(
-            leashed, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            leashed, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment_of(job), start_new_session=True
         )
+
+
+class Training(Protocol):
+    """A process, or a fork of the nursery."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int, /) -> None: ...
 
 
 class LocalBackend:
@@ -146,21 +164,30 @@ class LocalBackend:
         if workers < 1:
             raise CommandError(f"--workers must be at least 1, not {workers}")
         self.slots = workers
+        self._nursery: Nursery | None = None
 
-    def start(self, job: Job) -> subprocess.Popen[bytes]:
-        return start_training(job)
+    def start(self, job: Job) -> Training:
+        if TRAIN_VARIABLE in os.environ or not nursery.available():
+            return start_training(job)
+        if self._nursery is None:
+            self._nursery = Nursery(environment_of(job))
+        with open(job.log, "ab") as log:
+            log.write(_ATTEMPT.encode() + b"\n")
+        return self._nursery.start(["train", *_train_words(job.config, job.folder, _begun(job.folder))], job.log)
 
-    def poll(self, handle: subprocess.Popen[bytes]) -> int | None:
+    def poll(self, handle: Training) -> int | None:
         return handle.poll()
 
-    def stop(self, handles: Sequence[subprocess.Popen[bytes]]) -> None:
+    def stop(self, handles: Sequence[Training]) -> None:
         stop_processes(handles)
 
     def close(self) -> None:
-        pass
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
 
 
-def stop_processes(processes: Sequence[subprocess.Popen[bytes]], patience: float = 30.0) -> None:
+def stop_processes(processes: Sequence[Training], patience: float = 30.0) -> None:
     """Asks politely, then less politely."""
     for sent, wait in ((signal.SIGINT, patience), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
         for process in processes:
