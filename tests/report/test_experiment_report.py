@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from fake_experiment import experiment, table
@@ -10,8 +11,9 @@ from test_report_page import figures, outline
 from zetaclip.cli import main
 from zetaclip.errors import CommandError
 from zetaclip.report import write_report
-from zetaclip.report.curves import mean_curve
+from zetaclip.report.curves import budget_charts, mean_curve
 from zetaclip.report.experiment import read_experiment, sentences
+from zetaclip.report.read import Follower
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,9 @@ def test_the_figures_and_the_origin(page):
         "accuracy (%)",
         "ECE (%)",
     ]
+    # All rows spend the same here: side by side, not on top of one another.
+    assert [trace["x"] for trace in drawn["budget-0"]["data"]] == [[1.0], [2.0]]
+    assert "Accuracy at ε = 1.24" in page and "against ε" not in page
     for text in (
         "0123abc",
         "zetaclip reproduce iid --profile lite",
@@ -76,6 +81,24 @@ def test_the_figures_and_the_origin(page):
         "accountant rdp",
     ):
         assert text in page
+
+
+def test_different_budgets_are_an_axis(root):
+    runs = [Follower(folder).read() for folder in sorted((root / "runs").iterdir())]
+    spent = {"a": runs[:1], "b": [replace(runs[1], result={**runs[1].result, "epsilon": 3.0})]}
+    chart = budget_charts({("digits", ""): spent})[0]
+    assert chart.title == "Accuracy against ε, digits"
+    assert [series.x for series in chart.series] == [(runs[0].epsilon,), (3.0,)]
+
+
+def test_nothing_of_the_paper_to_compare_with(tmp_path):
+    rows = table()["rows"]
+    for row in rows:
+        for cell in row["cells"]:
+            if cell:
+                cell["published"] = None
+    experiment(tmp_path, seeds=1, rows=rows)
+    assert sentences(read_experiment(tmp_path, "iid"))[2] == "The paper reports none of the cells that have been run."
 
 
 def test_seeds_are_averaged_where_they_have_points():

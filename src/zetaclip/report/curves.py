@@ -9,10 +9,12 @@ from pathlib import Path
 from .charts import CLIP, EPOCH, EPSILON, PART_NAMES, PARTS, STEP, ZETA, clip_path
 from .figure import Axis, Bars, Chart, Series, Value, thin
 from .read import Follower, Run, number
-from .words import NAMES
+from .words import NAMES, epsilon_text
 
 # Panels (data set and condition) per kind of figure; the table has them all.
 MAX_PANELS = 6
+# Budgets whose largest is within this of the smallest are one budget to the eye.
+ALIKE = 1.02
 
 Pairs = list[tuple[float, float]]
 Panel = tuple[str, str]
@@ -141,17 +143,21 @@ def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
                 found.setdefault((name, group), {}).setdefault(row, []).append(point)
     made: list[Chart] = []
     for (name, group), methods in sorted(found.items(), key=lambda one: one[0][0] == "ece"):
+        spent = [point[0] for points in methods.values() for point in points]
+        alike = max(spent) <= ALIKE * min(spent)  # then rows stand side by side, or all would stand on one another
         series = []
-        for row, unordered in methods.items():
+        for place, (row, unordered) in enumerate(methods.items(), 1):
             x, y, error = zip(*sorted(unordered, key=lambda point: point[:2]))
-            series.append(Series(row, x, y, slots[row], "marked" if len(x) > 1 else "points", error))
+            x = tuple(float(place) for _ in x) if alike else x
+            series.append(Series(row, x, y, slots[row], "marked" if len(x) > 1 and not alike else "points", error))
         unit = {"accuracy": "%", "ece": "%", "auc": "no unit, 0.5 is guessing"}.get(name, "unit of the target")
         shown = NAMES.get(name, name)
+        title = f"{shown[0].upper()}{shown[1:]} " + (f"at ε = {epsilon_text(max(spent))}" if alike else "against ε")
         made.append(
             Chart(
                 f"budget-{len(made)}",
-                _titled(f"{shown[0].upper()}{shown[1:]} against ε", (group, "")),
-                Axis(EPSILON),
+                _titled(title, (group, "")),
+                Axis("row of the table (count)" if alike else EPSILON),
                 Axis(f"{shown} ({unit})"),
                 tuple(series),
                 summary="ε from the ledgers, at the last epoch.",

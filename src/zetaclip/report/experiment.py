@@ -201,6 +201,8 @@ def sentences(experiment: Experiment) -> list[str]:
     relative = [100 * abs(ours - theirs) / abs(theirs) for ours, theirs in both if theirs]
     middle = f", and differs from it by {statistics.median(relative):.1f} % in the median" if relative else ""
     third = f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in {len(both) - above}{middle}."
+    if not both:
+        third = "The paper reports none of the cells that have been run."
     return [first, second, third]
 
 
