@@ -110,6 +110,7 @@ def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch)
     cells = {line["label"]: line["cells"][0] for line in table["rows"]}
     assert cells["Plain"]["ours"]["n"] == 3
     assert cells["Plain"]["difference"] is None and cells["Plain"]["better"] is None
+    assert cells["Plain"]["delta"] is None and cells["Spectral"]["delta"] == 1e-5
     assert cells["Spectral"]["better"] is True
 
 

@@ -146,7 +146,7 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "difference": None if difference is None else vars(difference),
         "better": _better(difference, direction(measure, finished)),
         "epsilon": [min(spent), max(spent)] if spent else None,
-        "delta": next((run.result.get("delta") for run in finished if run.result.get("delta")), None),
+        "delta": next((run.result.get("delta") for run in finished if run.result.get("epsilon") is not None), None),
         "finished": len(finished),
         "planned": len(planned),
     }
