@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import torch
 
-from zetaclip import Spectral
+from zetaclip import Spectral, methods
 from zetaclip.data import load
 from zetaclip.training import ConfigError
 from zetaclip.training.recipe import (
@@ -40,6 +40,17 @@ def test_the_default_recipe_is_decoupled_with_linear_decay_and_the_methods_rate(
     assert (config.decouple, config.schedule, config.lr, config.epsilon) == (True, "linear", 1.0, None)
     adam = resolved(method="dp-adam", spectral={})
     assert adam.lr == 1e-3
+
+
+@pytest.mark.parametrize("method", ["sgd", "adam", *methods.names(private=True)])
+def test_weight_decay_is_that_of_the_methods_optimizer(method):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    own = methods.get(method).optimizer([parameter]).defaults["weight_decay"]
+    given = {"sigma": None} if method in ("sgd", "adam") else {}
+    assert resolved(method=method, spectral={}, **given).weight_decay == own
+    if "adamw" in method:
+        assert own == torch.optim.AdamW([parameter]).defaults["weight_decay"] > 0
+    assert resolved(method=method, spectral={}, weight_decay=0.0, **given).weight_decay == 0.0
 
 
 def test_the_papers_recipe_is_constant_coupled_and_literal():

@@ -75,7 +75,9 @@ class Config:
         None, "of the learning rate (default: linear, to zero)", kind=str, choices=("linear", "cosine", "constant")
     )
     momentum: float | None = _option(None, "momentum of SGD (default: 0)", kind=float)
-    weight_decay: float | None = _option(None, "weight decay of the optimizer (default: 0)", kind=float)
+    weight_decay: float | None = _option(
+        None, "weight decay of the optimizer (default: its own, 0.01 for AdamW and else 0)", kind=float
+    )
     decouple: bool | None = _option(
         None, "divide the private gradient by C, so that C does not move the step size", kind=bool
     )

@@ -114,6 +114,7 @@ def build_method(config: Config) -> Method:
 def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     """``config`` with every choice made that was left open. What was set stays as it was set."""
     from ..models import default_for
+    from ..updates import defaults
 
     size, _ = nominal_size(config, dataset)
     batch, epochs = _LENGTHS.get(dataset.name, (min(256, max(16, size // 40)), 20.0))
@@ -125,7 +126,7 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
         "schedule": "constant" if paper else "linear",
         "decouple": method.private and not paper,
         "momentum": 0.0,
-        "weight_decay": float(method.update.get("weight_decay", 0.0)),
+        "weight_decay": float({**defaults(method.family), **method.update}["weight_decay"]),
         "weight_average": method.weight_average,
         "delta": min(1e-5, size**-1.1),
     }
