@@ -11,3 +11,14 @@ import torch
 def _seeded():
     torch.set_num_threads(1)
     torch.manual_seed(1234)
+
+
+@pytest.fixture
+def own_rules():
+    """Layer rules that a test registers are gone after it."""
+    from zetaclip.gradients import LAYER_RULES
+
+    known = dict(LAYER_RULES)
+    yield
+    LAYER_RULES.clear()
+    LAYER_RULES.update(known)

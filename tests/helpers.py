@@ -1,6 +1,8 @@
 """What many tests need: the loop over examples that everything is compared with, and small private runs."""
 
+import re
 import warnings
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import PrivacyEngine
 from zetaclip.gradients import Chunk, Layout, Recorder, make_shadows
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def code_of(page):
+    """The Python of a page, all its blocks as one text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks, page
+    return "\n".join(blocks)
 
 
 def looped_gradients(module, batch, loss_fn):

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT, code_of, private
 from torch import nn
 
-from zetaclip.gradients import LAYER_RULES
-
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "docs/architecture.md",
@@ -24,15 +22,8 @@ GUIDES = ["docs/guides/lightning.md", "docs/guides/transformers.md"]  # their co
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook is firing")  # Opacus's own
 @pytest.mark.parametrize("page", PAGES)
-def test_code_blocks_run(page, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks
-    known = dict(LAYER_RULES)
-    try:
-        exec(compile("\n".join(blocks), page, "exec"), {"__name__": "docs"})
-    finally:
-        LAYER_RULES.clear()
-        LAYER_RULES.update(known)
+def test_code_blocks_run(page, capsys, own_rules):
+    exec(compile(code_of(page), page, "exec"), {"__name__": "docs"})
     if page == "README.md":
         printed = capsys.readouterr().out
         epsilon, steps = re.search(r"ε = ([\d.]+) after (\d+) steps", printed).groups()
@@ -41,11 +32,8 @@ def test_code_blocks_run(page, capsys):
 
 
 def test_the_slow_container_is_slow_and_the_advice_helps():
-    from helpers import private
-
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sharp-edges.md").read_text(), re.DOTALL)
     names = {"torch": torch, "nn": nn, "__name__": "docs"}
-    exec("\n".join(blocks), names)
+    exec(code_of("docs/sharp-edges.md"), names)
     data = (torch.randn(8, 64), torch.randint(0, 2, (8,)))
     slow, *_ = private(names["Slow"](), data)
     fast, *_ = private(names["Fast"](), data)

@@ -136,9 +136,7 @@ class Presence:
         """After a moment of waiting: is anybody gone, or waiting for something else?"""
         try:
             self.store.set(f"at/{self.rank}", f"{serial}\n{what}")
-            self._told_of_loss()
-            ended = [rank for rank in self._others() if self.read(f"ended/{rank}")]
-            silent = self._silence()
+            ended, silent = self._watch()
             places = {rank: self.read(f"at/{rank}") for rank in self._others()}
         except RankError:
             raise
@@ -166,21 +164,20 @@ class Presence:
         """What somebody has left in the store; empty if nobody has. Never waits."""
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
-    def _silence(self) -> dict[int, float]:
-        """Seconds for which each other rank has shown no sign of life, as far as this one has watched."""
+    def _watch(self) -> tuple[list[int], dict[int, float]]:
+        """Who has ended; and for how many seconds each other rank has shown no sign of life, as far as this one has watched."""
+        found = self.read("lost")
+        if found:
+            raise RankError(found, told=True)
+        ended = [rank for rank in self._others() if self.read(f"ended/{rank}")]
         now = time.monotonic()
         for rank in self._others():
             beat = self.read(f"beat/{rank}").encode()
             if rank not in self._seen or self._seen[rank][0] != beat:
                 self._seen[rank] = (beat, now)
-        return {rank: now - since for rank, (_, since) in self._seen.items()}
+        return ended, {rank: now - since for rank, (_, since) in self._seen.items()}
 
     # -- verdicts
-
-    def _told_of_loss(self) -> None:
-        found = self.read("lost")
-        if found:
-            raise RankError(found, told=True)
 
     def _broken(self, what: str, error: Exception) -> NoReturn:
         """A connection broke: finds the rank at its other end, and raises."""
@@ -188,17 +185,16 @@ class Presence:
         started = time.monotonic()
         while time.monotonic() - started < 2 * GONE:
             try:
-                self._told_of_loss()
-                ended = [rank for rank in self._others() if self.read(f"ended/{rank}")]
-                silent = [rank for rank, seconds in self._silence().items() if seconds > GONE]
+                ended, silent = self._watch()
             except RankError:
                 raise
             except Exception as problem:
                 self._store_is_gone(what, problem)
             if ended:
                 self._lose(ended, what, "has ended")
-            if silent:
-                self._lose(silent, what, "was killed, or its machine is gone")
+            gone = [rank for rank, seconds in silent.items() if seconds > GONE]
+            if gone:
+                self._lose(gone, what, "was killed, or its machine is gone")
             time.sleep(BEAT / 2)
         raise RankError(f"a connection between the ranks broke during {what}, though all of them are alive: {error}")
 

@@ -28,6 +28,8 @@ class Weights:
         """Adds a flat direction; None leaves the weights where they are."""
         if direction is None:
             return
+        if direction.shape != (self._layout.numel,):
+            raise ValueError(f"a direction of shape {tuple(direction.shape)} for {self._layout.numel} parameters")
         parameters: list[Tensor] = list(self._layout.parameters)
         if self._spare is None:
             self._spare = [torch.empty_like(p) for p in parameters]

@@ -12,11 +12,11 @@ transformers = pytest.importorskip("transformers", reason="the extra `transforme
 
 from zetaclip import PrivacyEngine, check_parity  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
-from zetaclip.gradients import LAYER_RULES  # noqa: E402
 from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("own_rules"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
@@ -24,14 +24,6 @@ pytestmark = [
 
 N, L, T, WORDS = 40, 8, 7, 19
 PER_EPOCH = 5
-
-
-@pytest.fixture(autouse=True)
-def _own_rules():
-    known = dict(LAYER_RULES)
-    yield
-    LAYER_RULES.clear()
-    LAYER_RULES.update(known)
 
 
 def gpt2(**options):

@@ -1,5 +1,7 @@
 """The compiled part for small matrices: it agrees with float64, takes only what it may read, and can be left out."""
 
+import math
+
 import pytest
 import torch
 from helpers import assert_parity, mean_loss, recorded
@@ -214,7 +216,7 @@ def test_lengths_of_rows_with_their_columns(way, width):
     assert rows.longest(columns[:0]) == 0.0
     if width:
         columns[3, width - 1] = float("nan")
-        assert rows.longest(columns) != rows.longest(columns) and rows.farthest(norms, factors, columns) != 0.0
+        assert math.isnan(rows.longest(columns)) and math.isnan(rows.farthest(norms, factors, columns))
 
 
 def test_columns_that_break_their_word_are_refused(way):
@@ -251,3 +253,14 @@ def test_weights_move_and_come_back_bit_for_bit(way, dtype, whole):
         assert not torch.equal(parameters[0], before[0])
         weights.restore()
         assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("count", [6, 8])
+def test_what_is_added_must_have_a_number_for_every_place(way, count):
+    """By address there would be no error, only numbers from elsewhere."""
+    weights = Weights(Layout.of({"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(4))}))
+    with pytest.raises(ValueError, match="for 7 parameters"):
+        weights.move(torch.ones(count))
+    assert not rows.add([torch.zeros(3), torch.zeros(4)], torch.ones(count))
+    with pytest.raises(RuntimeError):
+        rows.copy([torch.zeros(7)], [torch.ones(count)])

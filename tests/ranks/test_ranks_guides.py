@@ -1,20 +1,14 @@
 """The code of the guides runs as it stands there."""
 
 import re
-from pathlib import Path
 
 import rank_work
 import torch
-
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
-
-
-def blocks(page):
-    return "\n".join(re.findall(r"```python\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL))
+from helpers import code_of
 
 
 def test_the_loop_of_several_processes(two):
-    (first, weights), (second, others) = two.run(rank_work.page, blocks("distributed.md"))
+    (first, weights), (second, others) = two.run(rank_work.page, code_of("docs/guides/distributed.md"))
     found = re.fullmatch(r"rank 0: ε = ([\d.]+), C = ([\d.]+)\n", first)
     assert 2.9 < float(found[1]) <= 3.0
     assert second == first.replace("rank 0", "rank 1") and torch.equal(weights, others)
@@ -22,7 +16,7 @@ def test_the_loop_of_several_processes(two):
 
 def test_a_ray_worker_begins_and_resumes(tmp_path):
     names = {}
-    exec(blocks("ray.md"), names)
+    exec(code_of("docs/guides/ray.md"), names)
     wholes = []
     for _ in range(2):
         engine, module, optimizer, loader = rank_work.make(seed=3, steps=4)

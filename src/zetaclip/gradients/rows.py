@@ -33,16 +33,14 @@ def source() -> str:
     return "torch" if _compiled is None else "compiled"
 
 
+def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the compiled part may go through this tensor from its first to its last number."""
+    return _compiled is not None and tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous()
+
+
 def fits(matrix: Tensor, rows: int) -> bool:
     """Whether the compiled part can take this tensor as a matrix of so many rows."""
-    return (
-        _compiled is not None
-        and matrix.dtype is torch.float32
-        and matrix.is_cpu
-        and matrix.is_contiguous()
-        and 0 < matrix.numel() <= LARGEST
-        and matrix.shape[0] == rows
-    )
+    return _plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
 
 
 def norm_task(part: Contribution, rows: int) -> Task | None:
@@ -82,18 +80,12 @@ def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
 
 def numbers(values: Tensor, rows: int) -> bool:
     """Whether this is one float64 number per row, where the compiled part can read it."""
-    return (
-        _compiled is not None
-        and values.dtype is torch.float64
-        and values.is_cpu
-        and values.is_contiguous()
-        and values.shape == (rows,)
-    )
+    return _plain(values, torch.float64) and values.shape == (rows,)
 
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     """Whether ``weigh`` can take these factors, and add to this vector."""
-    return total.dtype is torch.float32 and total.is_cpu and total.is_contiguous() and numbers(factors, rows)
+    return _plain(total, torch.float32) and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
@@ -136,19 +128,12 @@ def longest(columns: Tensor) -> float:
 
 def _table(columns: Tensor, rows: int) -> bool:
     """Whether these are some float64 numbers per row, where the compiled part can read them."""
-    return (
-        _compiled is not None
-        and columns.dtype is torch.float64
-        and columns.is_cpu
-        and columns.is_contiguous()
-        and columns.dim() == 2
-        and columns.shape[0] == rows
-    )
+    return _plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
 def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Each source into its target, of the same shape."""
-    if all(_plain(target) and _plain(source) for target, source in zip(targets, sources, strict=True)):
+    if all(_pair(target, source) for target, source in zip(targets, sources, strict=True)):
         _combine(targets, [source.data_ptr() for source in sources], False)
     else:
         torch._foreach_copy_(targets, sources)
@@ -156,22 +141,21 @@ def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 def add(targets: list[Tensor], flat: Tensor) -> bool:
     """Adds to the targets what stands for each, one after the other, in a flat vector; False: not for the compiled part."""
-    if not (flat.dtype is torch.float32 and flat.is_cpu and flat.is_contiguous() and all(map(_plain, targets))):
+    if not (_plain(flat, torch.float32) and all(map(_small, targets))):
         return False
-    places = itertools.accumulate((4 * target.numel() for target in targets), initial=flat.data_ptr())
-    _combine(targets, list(places)[:-1], True)
+    *places, end = itertools.accumulate((4 * target.numel() for target in targets), initial=flat.data_ptr())
+    if end != flat.data_ptr() + 4 * flat.numel():
+        return False
+    _combine(targets, places, True)
     return True
 
 
-def _plain(tensor: Tensor) -> bool:
-    """Whether the compiled part may read and write this tensor from its first to its last number."""
-    return (
-        _compiled is not None
-        and tensor.dtype is torch.float32
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and tensor.numel() <= LARGEST
-    )
+def _small(tensor: Tensor) -> bool:
+    return _plain(tensor, torch.float32) and tensor.numel() <= LARGEST
+
+
+def _pair(target: Tensor, source: Tensor) -> bool:
+    return _small(target) and _small(source) and target.shape == source.shape
 
 
 def _combine(targets: list[Tensor], sources: list[int], add: bool) -> None:

@@ -171,8 +171,7 @@ class Privacy(Callback):
         self._secrets[public["identity"]] = (run, secret)
 
     def _resume(self, trainer: Trainer, pl_module: LightningModule, loaded: dict[str, Any]) -> None:
-        assert self.engine is not None
-        run = self.engine._private()
+        assert self._updates is not None
         if _KEY not in loaded:
             warnings.warn(
                 "the checkpoint holds no private state: what was trained before it is not in the ledger, and ε does not count it",
@@ -182,19 +181,7 @@ class Privacy(Callback):
         public = {**loaded[_KEY], "module": loaded["state_dict"], "optimizer": loaded["optimizer_states"][0]}
         # A link to a checkpoint (save_last="link") has its secrets beside the file that it points to.
         path = Path(os.path.realpath(str(trainer.ckpt_path)))
-        hidden = secret_path(path)
-        if hidden.exists():
-            checkpoints.restore(run, public, path.parent, hidden)
-            assert self._updates is not None
-            # Lightning draws from torch's stream before the first batch; dropout must go on where it was.
-            self._updates.rewind = public["public_streams"][0]
-        else:
-            checkpoints.restore(run, public, path.parent, None)
-            warnings.warn(
-                f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
-                "after the checkpoint counts as well. With the file it would be repeated bit for bit",
-                stacklevel=2,
-            )
+        self._updates.resume(public, path.parent, secret_path(path))
 
 
 class _WholeStep(PrivateOptimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -155,6 +156,20 @@ class Updates:
                 self._chunks = iter(self.loader)
                 continue
             yield chunk
+
+    def resume(self, public: dict[str, Any], place: Path, hidden: Path) -> None:
+        """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in ``hidden``, else with fresh ones."""
+        found = hidden.exists()
+        checkpoint.restore(self._run, public, place, hidden if found else None)
+        if found:
+            # Frameworks draw from torch's stream before the first batch; dropout must go on where it was.
+            self.rewind = public["public_streams"][0]
+            return
+        warnings.warn(
+            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
+            "after the checkpoint counts as well. With the file it would be repeated bit for bit",
+            stacklevel=3,
+        )
 
     def rest(self) -> Iterator[Any]:
         """What is still to be run forward, backward and stepped, after the item that is out was."""

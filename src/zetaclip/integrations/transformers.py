@@ -250,17 +250,7 @@ class PrivateTrainer(Trainer):
         public = torch.load(folder / _STATE, map_location=run.layout.device, weights_only=True)
         # The trainer has loaded both already.
         public |= {"module": run.module.state_dict(), "optimizer": copy.deepcopy(run.optimizer.state_dict())}
-        hidden = secret_path(Path(os.path.abspath(folder)))
-        if hidden.exists():
-            checkpoints.restore(run, public, folder.parent, hidden)
-            self._updates.rewind = public["public_streams"][0]
-            return
-        checkpoints.restore(run, public, folder.parent, None)
-        warnings.warn(
-            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
-            "after the checkpoint counts as well. With the file it would be repeated bit for bit",
-            stacklevel=2,
-        )
+        self._updates.resume(public, folder.parent, secret_path(Path(os.path.abspath(folder))))
 
 
 class _Taken(PrivateOptimizer):
