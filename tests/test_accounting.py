@@ -402,3 +402,44 @@ def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
 
     exact = epsilon([Event(1.0, 20.0 / 3, 10)], 1e-5, "pld")
     assert group_epsilon([Event(1.0, 20.0, 10)], 1e-5, 3) == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [[(Q, 1.1, T)], [(0.04, 0.76, 230)], [(0.3, 12.0, 40), (0.01, 1.0, 500)]],
+    ids=["mnist", "small data", "two kinds"],
+)
+@pytest.mark.filterwarnings("ignore:Optimal order is the")  # said by Opacus of its own accountant
+def test_prv_is_opacus_own_to_the_last_bit(kinds: list[tuple[float, float, int]]) -> None:
+    """The width of the grid comes from divergences that are kept from one call to the next; the grid must not change by it."""
+    from opacus.accountants import PRVAccountant
+
+    import zetaclip.accountants as ours
+
+    events = [Event(*kind) for kind in kinds]
+    theirs = PRVAccountant()
+    theirs.history = [(sigma, q, count) for q, sigma, count in kinds]
+    room, (_, error, _) = DELTA - ours.set_aside(events, DELTA), ours.prv_size(events, DELTA)
+    expected = theirs.get_epsilon(room, eps_error=error, delta_error=DELTA / 1000)
+    for _ in range(2):
+        assert ours.prv_epsilon(events, DELTA) == expected
+
+
+def test_divergences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second ε of a run, after more steps of the same kind, asks Opacus for no divergence that it gave before."""
+    import opacus.accountants.analysis.rdp as analysis
+
+    import zetaclip.accountants as ours
+
+    asked: list[tuple[float, float, float]] = []
+    compute = analysis.compute_rdp
+
+    def counted(*, q: float, noise_multiplier: float, steps: int, orders: list[float]) -> object:
+        asked.extend((q, noise_multiplier, order) for order in orders)
+        return compute(q=q, noise_multiplier=noise_multiplier, steps=steps, orders=orders)
+
+    monkeypatch.setattr(analysis, "compute_rdp", counted)
+    ours._divergence.cache_clear()
+    epsilon([Event(0.04, 0.76, 230)], DELTA, "prv")
+    epsilon([Event(0.04, 0.76, 460)], DELTA, "prv")
+    assert asked and len(asked) == len(set(asked))

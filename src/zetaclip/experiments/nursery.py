@@ -113,6 +113,7 @@ def _serve() -> None:
 def _preload() -> None:
     """What every training loads, with the parts that are loaded at first use."""
     import safetensors.torch  # noqa: F401
+    import torch
 
     from .. import accounting, data, models  # noqa: F401
     from ..commands import train  # noqa: F401
@@ -120,6 +121,7 @@ def _preload() -> None:
     from ..training import loop  # noqa: F401
 
     accounting.epsilon([Event(0.01, 1.0, 10)], 1e-5, "prv")
+    torch.optim.SGD([torch.zeros(1)])  # loads torch's compiler
 
 
 def _reap(pid: int) -> int | None:
