@@ -208,20 +208,18 @@ static PyObject *farthest(PyObject *self, PyObject *args)
     return PyFloat_FromDouble(largest);
 }
 
-static PyObject *combine(PyObject *self, PyObject *args)
+static PyObject *add(PyObject *self, PyObject *args)
 {
     PyObject *list;
-    int add;
     Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "Op", &list, &add)) return NULL;
+    if (!PyArg_ParseTuple(args, "O", &list)) return NULL;
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        float *restrict target = (float *)(uintptr_t)f[0];
-        const float *restrict source = (const float *)(uintptr_t)f[2];
-        if (!add) memcpy(target, source, f[1] * sizeof *target);
-        for (size_t i = 0; add && i < f[1]; i++) target[i] += source[i];
+        float *sum = (float *)(uintptr_t)f[0];
+        const float *one = (const float *)(uintptr_t)f[2], *other = (const float *)(uintptr_t)f[3];
+        for (size_t i = 0; i < f[1]; i++) sum[i] = one[i] + other[i];
     }
     PyMem_Free(fields);
     Py_RETURN_NONE;
@@ -242,9 +240,7 @@ static PyMethodDef methods[] = {
      "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"
      "A row's length is that of norm * factor together with its `width` columns; either the first two addresses or the third\n"
      "may be 0. All are float64."},
-    {"combine", combine, METH_VARARGS,
-     "combine(tasks, add)\n\n"
-     "A task is (target, count, source, 0), float32: the source is added to the target, or else copied there."},
+    {"add", add, METH_VARARGS, "add(tasks): a task is (sum, count, one, other), float32; the sum may be one of the two."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -122,7 +122,7 @@ class Run:
         self.recorder = recorder
         self.shadows = shadows
         self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
-        self.weights = Weights(self.layout)
+        self.weights = Weights(self.layout, self.module)
         self.dataset = dataset
         self.records = len(dataset)
         self.settings = settings
@@ -567,7 +567,7 @@ class Run:
         """Other trained parameters from now on."""
         self.layout, self.shadows = Layout.of(named), shadows
         self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)
-        self.weights = Weights(self.layout)
+        self.weights = Weights(self.layout, self.module)
 
     @property
     def between_batches(self) -> bool:

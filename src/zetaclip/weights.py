@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .gradients import Layout, rows
 
@@ -14,14 +15,18 @@ from .gradients import Layout, rows
 class Weights:
     """Moves the trained parameters while a batch is out, and puts them back.
 
-    **Guarantee.** After ``restore`` the parameters are bit for bit what they were before ``move``: copied back, not
+    On the CPU the moved weights are written to memory of their own, and the parameters point there meanwhile: θ itself is neither
+    copied nor touched. Elsewhere, or where other tensors share a parameter's memory and must move along, θ is copied away and back.
+
+    **Guarantee.** After ``restore`` the parameters are bit for bit what they were before ``move``, in the same memory: nothing is
     subtracted. θ is kept before anything moves, so an interrupt in between can't lose it.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, module: nn.Module) -> None:
         self._layout = layout
-        self._kept: list[Tensor] | None = None
-        self._spare: list[Tensor] | None = None  # where θ is kept, from one batch to the next
+        self._theta: list[Tensor] | None = None  # while the weights are moved
+        self._spare: list[Tensor] | None = None  # kept from one batch to the next: moved weights, or a copy of θ
+        self._lent = _lendable(layout.parameters, module)
 
     @torch.no_grad()
     def move(self, direction: Tensor | None) -> None:
@@ -33,33 +38,55 @@ class Weights:
         parameters: list[Tensor] = list(self._layout.parameters)
         if self._spare is None:
             self._spare = [torch.empty_like(p) for p in parameters]
-        rows.copy(self._spare, parameters)
-        self._kept = self._spare  # between the two: whatever interrupts them, θ is in place or kept
-        if not rows.add(parameters, direction):
-            views = zip(parameters, self._layout.views(direction), strict=True)
-            torch._foreach_add_(parameters, [view.to(p.dtype) for p, view in views])
+        if self._lent:
+            self._add(self._spare, parameters, direction)
+            self._theta = [p.data for p in parameters]
+            self._point(self._spare)
+        else:
+            torch._foreach_copy_(self._spare, parameters)
+            self._theta = self._spare
+            self._add(parameters, parameters, direction)
 
     def restore(self) -> None:
-        if self._kept is not None:
-            self._put(self._kept)
-            self._kept = None
+        if self._theta is not None:
+            self._put(self._theta)
+            self._theta = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """The module holds θ inside, whatever is out."""
-        if self._kept is None:
+        if self._theta is None:
             yield
             return
-        moved = self._copies()
-        self._put(self._kept)
+        moved = [p.data if self._lent else p.detach().clone() for p in self._layout.parameters]
+        self._put(self._theta)
         try:
             yield
         finally:
             self._put(moved)
 
-    def _copies(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self._layout.parameters]
+    def _add(self, targets: list[Tensor], parameters: list[Tensor], direction: Tensor) -> None:
+        if not rows.add(targets, parameters, direction):
+            for target, p, view in zip(targets, parameters, self._layout.views(direction), strict=True):
+                torch.add(p, view.to(p.dtype), out=target)
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
-        rows.copy(list(self._layout.parameters), values)
+        if self._lent:
+            self._point(values)
+        else:
+            torch._foreach_copy_(list(self._layout.parameters), values)
+
+    def _point(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._layout.parameters, values, strict=True):
+            parameter.data = value
+        # A graph that was built on the other weights is as stale as if they had been written over.
+        torch.autograd.graph.increment_version(self._layout.parameters)
+
+
+def _lendable(parameters: Sequence[Tensor], module: nn.Module) -> bool:
+    """Whether no other tensor of the module, and no other process, would still see θ where a parameter points elsewhere."""
+    users = Counter(
+        tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers()) if tensor.is_cpu
+    )
+    return all(p.is_cpu and not p.is_shared() and users[p.untyped_storage().data_ptr()] == 1 for p in parameters)

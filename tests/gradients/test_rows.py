@@ -230,16 +230,24 @@ def test_columns_that_break_their_word_are_refused(way):
         check_columns(columns, 0.5, "rule")
 
 
+def held(*parameters):
+    """The parameters as those of a module, and their layout."""
+    module = nn.ParameterList(parameters)
+    return module, Layout.of(dict(module.named_parameters()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("whole", [True, False], ids=["contiguous", "strided"])
-def test_weights_move_and_come_back_bit_for_bit(way, dtype, whole):
+@pytest.mark.parametrize("kind", ["contiguous", "strided", "viewed"])
+def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
     shapes = [(3, 4), (5,), (2, 3, 2, 2), ()]
     parameters = [nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)]
-    if not whole:
+    if kind == "strided":
         parameters.append(nn.Parameter(values(6, 5, seed=9).to(dtype).t()))
-    layout = Layout.of({str(place): p for place, p in enumerate(parameters)})
-    before = [p.detach().clone() for p in parameters]
-    weights = Weights(layout)
+    module, layout = held(*parameters)
+    if kind == "viewed":
+        module.register_buffer("seen", parameters[0].detach())
+    before, places = [p.detach().clone() for p in parameters], [p.data_ptr() for p in parameters]
+    weights = Weights(layout, module)
     for seed in (1, 2):
         direction = values(layout.numel, seed=seed).to(layout.dtype)
         versions = [p._version for p in parameters]
@@ -248,19 +256,52 @@ def test_weights_move_and_come_back_bit_for_bit(way, dtype, whole):
         for p, old, part, version in zip(parameters, before, parts, versions, strict=True):
             assert torch.equal(p, old + part.view(p.shape).to(dtype))
             assert p._version > version  # whoever saved it for a backward is told
+        if kind == "viewed":  # whatever the forward reads of them has moved along
+            assert torch.equal(module.seen, parameters[0])
         with weights.restored():
             assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
-        assert not torch.equal(parameters[0], before[0])
+        assert torch.equal(parameters[0], before[0] + parts[0].view(3, 4).to(dtype))
         weights.restore()
         assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+        assert [p.data_ptr() for p in parameters] == places
+
+
+def test_a_graph_from_before_the_move_is_stale():
+    """Its backward would take the gradient of one set of weights with the values of another."""
+    parameter = nn.Parameter(values(3, 3))
+    module, layout = held(parameter)
+    loss = (parameter * parameter).sum()
+    Weights(layout, module).move(torch.ones(9))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_interrupt_while_the_weights_move_loses_nothing(monkeypatch):
+    parameters = [nn.Parameter(values(4, seed=seed)) for seed in range(3)]
+    before = [p.detach().clone() for p in parameters]
+    module, layout = held(*parameters)
+    weights = Weights(layout, module)
+
+    def interrupted(values):
+        parameters[0].data = values[0]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_point", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            weights.move(torch.ones(12))
+    assert not torch.equal(parameters[0], before[0])
+    weights.restore()
+    assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
 
 
 @pytest.mark.parametrize("count", [6, 8])
 def test_what_is_added_must_have_a_number_for_every_place(way, count):
     """By address there would be no error, only numbers from elsewhere."""
-    weights = Weights(Layout.of({"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(4))}))
+    module, layout = held(nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4)))
     with pytest.raises(ValueError, match="for 7 parameters"):
-        weights.move(torch.ones(count))
-    assert not rows.add([torch.zeros(3), torch.zeros(4)], torch.ones(count))
-    with pytest.raises(RuntimeError):
-        rows.copy([torch.zeros(7)], [torch.ones(count)])
+        Weights(layout, module).move(torch.ones(count))
+    zeros = [torch.zeros(3), torch.zeros(4)]
+    assert not rows.add(zeros, zeros, torch.ones(count))
+    assert not rows.add([torch.zeros(3), torch.zeros(3)], zeros, torch.ones(7))
+    assert way == "torch" or rows.add(zeros, zeros, torch.ones(7))

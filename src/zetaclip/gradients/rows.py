@@ -9,8 +9,6 @@ The two ways agree to rounding, not bit for bit.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -131,36 +129,23 @@ def _table(columns: Tensor, rows: int) -> bool:
     return _plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
-def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Each source into its target, of the same shape."""
-    if all(_pair(target, source) for target, source in zip(targets, sources, strict=True)):
-        _combine(targets, [source.data_ptr() for source in sources], False)
-    else:
-        torch._foreach_copy_(targets, sources)
-
-
-def add(targets: list[Tensor], flat: Tensor) -> bool:
-    """Adds to the targets what stands for each, one after the other, in a flat vector; False: not for the compiled part."""
-    if not (_plain(flat, torch.float32) and all(map(_small, targets))):
+def add(sums: list[Tensor], terms: list[Tensor], flat: Tensor) -> bool:
+    """Each term, and what stands for it in a flat vector, into its sum; False: not for the compiled part."""
+    if not _plain(flat, torch.float32):
         return False
-    *places, end = itertools.accumulate((4 * target.numel() for target in targets), initial=flat.data_ptr())
-    if end != flat.data_ptr() + 4 * flat.numel():
+    tasks: list[int] = []
+    place = flat.data_ptr()
+    for total, term in zip(sums, terms, strict=True):
+        if not (_small(total) and _small(term) and total.shape == term.shape):
+            return False
+        tasks += total.data_ptr(), term.numel(), term.data_ptr(), place
+        place += 4 * term.numel()
+    if place != flat.data_ptr() + 4 * flat.numel():
         return False
-    _combine(targets, places, True)
+    _compiled.add(tasks)
+    torch.autograd.graph.increment_version(sums)  # as torch's own writing would
     return True
 
 
 def _small(tensor: Tensor) -> bool:
     return _plain(tensor, torch.float32) and tensor.numel() <= LARGEST
-
-
-def _pair(target: Tensor, source: Tensor) -> bool:
-    return _small(target) and _small(source) and target.shape == source.shape
-
-
-def _combine(targets: list[Tensor], sources: list[int], add: bool) -> None:
-    tasks: list[int] = []
-    for target, source in zip(targets, sources, strict=True):
-        tasks += target.data_ptr(), target.numel(), source, 0
-    _compiled.combine(tasks, add)
-    torch.autograd.graph.increment_version(targets)  # as torch's own writing would
