@@ -64,9 +64,14 @@ def _digests(folder: RunFolder, result: dict[str, Any]) -> list[str]:
 
 def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     lines = folder.read_lines("metrics.jsonl")
-    said = result.get("metric", {}).get("value")
-    found = lines[-1].get("metric") if lines else None
-    return [] if said == found else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
+    last = lines[-1] if lines else {}
+    said, found = result.get("metric", {}).get("value"), last.get("metric")
+    problems = [] if said == found else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
+    if last.get("step") != result.get("steps"):
+        problems.append(
+            f"the last metrics are those of step {last.get('step')}, and the run ended at step {result.get('steps')}"
+        )
+    return problems
 
 
 def _close(a: float | None, b: float | None) -> bool:

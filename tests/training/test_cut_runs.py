@@ -39,7 +39,9 @@ def _child(out, changes, resume, pause, rekey=False):
 @pytest.fixture(scope="module")
 def spawn():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["zetaclip.training.loop", "zetaclip.data", "zetaclip.models", "runs", "opacus"])
+    context.set_forkserver_preload(
+        ["zetaclip.training.loop", "zetaclip.data", "zetaclip.models", "small_runs", "opacus"]
+    )
 
     def start(*arguments):
         process = context.Process(target=_child, args=arguments)
@@ -188,6 +190,64 @@ def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, 
     assert signal.getsignal(number) is not None
     result = small_runs.run(tmp_path / "cut", resume=True)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and result["metric"] == whole["metric"]
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "sgd"])
+@pytest.mark.parametrize("at", [23, 46])
+def test_a_cut_right_after_an_epoch_loses_none_of_its_metrics(tmp_path, monkeypatch, method, at):
+    """23 updates are an epoch; the signal comes after its last one, before it is evaluated."""
+    from zetaclip.training.steps import PlainSteps, PrivateSteps
+    from zetaclip.verify import verify
+
+    changes = {"sigma": None, "steps": 46} if method == "sgd" else {"steps": 46}
+    config = small_runs.small(method=method, spectral={}, **changes)
+    whole = small_runs.run(tmp_path / "whole", config)
+    kind = PlainSteps if method == "sgd" else PrivateSteps
+    moved = kind.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if self.done == at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "moved", interrupted)
+        with pytest.raises(Interrupted):
+            small_runs.run(tmp_path / "cut", config)
+    result = small_runs.run(tmp_path / "cut", config, resume=True)
+    assert result["metric"] == whole["metric"] and verify(tmp_path / "cut") == []
+    lines = [
+        [
+            (line["epoch"], line["step"], line["metric"])
+            for line in RunFolder(tmp_path / name).read_lines("metrics.jsonl")
+        ]
+        for name in ("whole", "cut")
+    ]
+    assert lines[0] == lines[1] and [step for _, step, _ in lines[0]] == [23, 46]
+
+
+def test_a_checkpoint_inside_an_epoch_knows_the_time_of_its_steps(tmp_path, monkeypatch):
+    """Each update takes a tenth of a second of a clock that only the updates move; the run is cut in the middle of its epoch."""
+    from zetaclip.training import loop
+    from zetaclip.training.steps import PrivateSteps
+
+    moved, now = PrivateSteps.moved, [0.0]
+
+    def timed(self, clip=None):
+        moved(self, clip)
+        now[0] += 0.1
+        if self.done == 11 and not resuming:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(PrivateSteps, "moved", timed)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    config = small_runs.small(steps=20, method="dp-sgd", spectral={})
+    resuming = False
+    with pytest.raises(Interrupted):
+        small_runs.run(tmp_path / "cut", config)
+    resuming = True
+    result = small_runs.run(tmp_path / "cut", config, resume=True)
+    assert result["seconds"]["train"] == pytest.approx(2.0)
 
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def _train(
         raise FolderError(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
         )
-    with _threads(config, folder if going_on else None):
+    with _threads(config.threads):
         return _run(config, folder, going_on, rekey, keep_state, display, series, begun, leader)
 
 
@@ -194,6 +194,7 @@ class _Training:
         self.epsilon: float | None = None
         self._saved_at = -math.inf
         self._save_cost = 0.0
+        self._clock = (0.0, 0.0)  # since when steps are timed, and the probes' seconds then
         self._signals = Signals()
         steps.wish = self._wish
         if isinstance(steps, PrivateSteps):
@@ -268,24 +269,41 @@ class _Training:
         self.save()
         together = isinstance(steps, PrivateSteps) and steps.engine.ranks is not None
         with self._signals.noted(patient=together), self.display.bar(steps.done, steps.total) as bar:
+            if self._cut_before_its_line(stop):
+                self._end_of_epoch(stop)
             while steps.done < stop:
-                begun, probed, saved = time.perf_counter(), steps.probe_seconds, self.seconds["saving"]
+                self._start_clock()
                 for done in steps.updates(stop):
                     bar.step(done, self._postfix)
                     agreed = steps.agreed()
-                    if agreed % SAVE:
-                        self.seconds["train"] += time.perf_counter() - begun
-                        self.save()
-                        raise Interrupted(agreed % SAVE)
                     if self.status.due():
                         self.status.write(**self.standing())
                     if agreed:
+                        self._book()
                         self.save()
-                probe = steps.probe_seconds - probed
-                self.seconds["probe"] += probe
-                self.seconds["train"] += time.perf_counter() - begun - probe - (self.seconds["saving"] - saved)
+                        self._start_clock()
+                    if agreed % SAVE:
+                        raise Interrupted(agreed % SAVE)
+                self._book()
                 self._end_of_epoch(stop)
+            self.save()
         return self._finish(stop)
+
+    def _cut_before_its_line(self, stop: int) -> bool:
+        """Whether the run was cut between the last update of an epoch and the line of metrics that is due there."""
+        done = self.steps.done
+        at_end = done > 0 and (done % self.steps.per_epoch == 0 or done >= stop)
+        return at_end and self.last.get("step") != done
+
+    def _start_clock(self) -> None:
+        self._clock = (time.perf_counter(), self.steps.probe_seconds)
+
+    def _book(self) -> None:
+        """What has passed since the clock was started goes to training and probing: also into a checkpoint inside an epoch."""
+        begun, probed = self._clock
+        probe = self.steps.probe_seconds - probed
+        self.seconds["probe"] += probe
+        self.seconds["train"] += time.perf_counter() - begun - probe
 
     def _end_of_epoch(self, stop: int) -> None:
         steps, config = self.steps, self.config
@@ -311,8 +329,6 @@ class _Training:
             self.series("metrics", line)
         self.status.write(**self.standing())
         self.display.epoch(line, steps.task.metric, math.ceil(stop / steps.per_epoch))
-        if final:
-            self.save()
 
     def _evaluate(self) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -431,9 +447,8 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
 
 
 @contextmanager
-def _threads(config: Config, saved: RunFolder | None) -> Iterator[None]:
-    """torch's number of threads for this run: as asked, or as it was when the run began, since sums depend on it."""
-    wanted = config.threads
+def _threads(wanted: int | None) -> Iterator[None]:
+    """torch's number of threads for this run, if one was asked for."""
     before = torch.get_num_threads()
     if wanted is not None:
         torch.set_num_threads(wanted)
