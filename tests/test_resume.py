@@ -362,6 +362,36 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     assert [(r.batch, r.query) for r in engine.ledger.rows()] == [(0, "sum, try 2")]
 
 
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(tmp_path, monkeypatch, tries):
+    """The first run looks at its batch before it trains on it, the replay does not: batch by batch the noise must stay in step."""
+    import zetaclip.mechanism as mechanism
+
+    drawn = []
+    draw = mechanism.gaussian
+
+    def noted(*args):
+        drawn.append(draw(*args).clone())
+        return drawn[-1].clone()
+
+    engine, module, optimizer, loader = build()
+    engine.save(tmp_path / "run.pt")
+    monkeypatch.setattr(mechanism, "gaussian", noted)
+    for _ in range(tries):
+        module(next(iter(loader))[0])  # draws dropout masks
+    train(module, optimizer, loader, steps=1)
+    other, copy, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    finish(copy, opt, their, 5)
+    first, *replayed = drawn
+    assert len(replayed) == 5
+    assert torch.equal(first, replayed[0]) == (tries == 0)  # the same noise only on the very same sum
+    assert not any(torch.equal(first, noise) for noise in replayed[1:])
+    # What the first run released stays counted, beside the other release from the same records.
+    rows = {(row.batch, row.query) for row in other.ledger.rows()}
+    assert rows == {(0, f"sum, try {tries + 1}" if tries else "sum"), *((batch, "sum") for batch in range(5))}
+
+
 def test_older_checkpoints_count_what_came_after_them(tmp_path):
     engine, module, optimizer, loader = build()
     for number in range(3):

@@ -33,7 +33,7 @@ from .guard import Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
-from .randomness import Stream
+from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .updates import scaled_rates
 from .weights import Weights
@@ -157,7 +157,7 @@ class Run:
         self._turn: _Turn | None = None
         self._start: Position | None = None  # of the turn that is out
         self._same_batch: bytes | None = None
-        self._noise_key = b""
+        self._drawn = self._noise_key = b""  # for the turn's batch, and for this try of it
         self.tries = 0  # of the next batch, where a checkpoint says so
         self._ticket = 0
         self._resumed = False
@@ -209,7 +209,8 @@ class Run:
         fresh = self.method.passes[self.phase].batch == "fresh"
         key = self.sampling.draw() if fresh or self._same_batch is None else self._same_batch
         turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
-        self._noise_key = self._draw_noise_key(key)
+        self._drawn = b"" if self.noise is None else self.noise.draw()
+        self._noise_key = self._key_of_try(key)
         turn.mechanism = self._mechanism(turn)
         self._turn = turn
         perturb = self.method.passes[self.phase].perturb
@@ -233,18 +234,23 @@ class Run:
         if self.ranks is not None:  # the noise covers the sum of all ranks
             other = any(self.ranks.gather(other, f"a batch of update {self.step_count + 1} that is begun again"))
         if other:
-            state = b"" if self.noise is None else self.noise.state
-            self._start = replace(self._start, noise=state, public=public, tries=self._start.tries + 1)
-            self._noise_key = self._draw_noise_key(turn.key)
+            self._start = replace(self._start, public=public, tries=self._start.tries + 1)
+            self._noise_key = self._key_of_try(turn.key)
         turn.done = 0
         turn.mechanism = self._mechanism(turn)
 
-    def _draw_noise_key(self, key: bytes) -> bytes:
-        """The key of this batch's noise and coins. Other ranks than the first toss coins of their own and draw no noise."""
+    def _key_of_try(self, key: bytes) -> bytes:
+        """The key of this batch's noise and coins. Other ranks than the first toss coins of their own and draw no noise.
+
+        A batch takes one draw of the stream, however often it is tried. If each try took one, a replay that needs fewer tries would
+        be a draw ahead ever after, and put noise that was released with one batch on the sum of another.
+        """
+        assert self._start is not None
+        tries = self._start.tries
         if self.noise is not None:
-            return self.noise.draw()
-        assert self.ranks is not None and self._start is not None
-        return self.ranks.own_key(key, f"coins of pass {self.phase}, try {self._start.tries}")
+            return subkey(self._drawn, f"try {tries}") if tries else self._drawn
+        assert self.ranks is not None
+        return self.ranks.own_key(key, f"coins of pass {self.phase}, try {tries}")
 
     def _chunks(self, key: bytes) -> list[Tensor]:
         if self.ranks is None:
