@@ -160,7 +160,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_rates_are_chosen_on_the_grid_and_kept(mini, store):
     (grid,) = plan.make_plan(mini, "lite").tunings
     run_all(grid.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
-    assert tuning.decide([grid], store) == []
+    assert tuning.decide([grid], store) == {}
     rates = tuning.load_rates(store)
     assert tuning.values(rates) == {"lite/mnist/paper/dp-sgd": 0.25}  # the stand-in is best there
     entry = rates["lite/mnist/paper/dp-sgd"]
@@ -173,21 +173,64 @@ def test_rates_are_chosen_on_the_grid_and_kept(mini, store):
     assert not tuning.settled(other, rates)
 
 
-def test_the_smallest_rmse_is_the_best(store):
-    def finished(name, value):
-        folder = store.folder(name)
-        folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({"metric": {"name": "rmse", "value": value}}))
-        return plan.PlannedRun(name, {"lr": float(len(name))}, {})
+def a_grid(store, metric, *values):
+    """A grid of rates 1, 2, ... whose runs have ended with these values."""
+    runs = []
+    for lr, value in enumerate(values, 1):
+        config = {"lr": float(lr), "seed": plan.TUNING_SEED}
+        run = plan.PlannedRun(plan.config_key(config), config, {})
+        store.folder(run.key).mkdir(parents=True)
+        (store.folder(run.key) / "config.json").write_text(json.dumps(config))
+        result = {"metric": {"name": metric, "value": value}}
+        (store.folder(run.key) / "result.json").write_text(json.dumps(result))
+        runs.append(run)
+    return plan.Tuning("x", tuple(runs))
 
-    grid = plan.Tuning("x", (finished("a", 0.5), finished("bb", None), finished("ccc", 0.3)))
-    assert tuning.decide([grid], store) == []
+
+def test_the_smallest_rmse_is_the_best(store):
+    assert tuning.decide([a_grid(store, "rmse", 0.5, None, 0.3)], store) == {}
     assert tuning.load_rates(store)["x"]["rate"] == 3.0 and tuning.load_rates(store)["x"]["at_edge_of_grid"]
+
+
+@pytest.mark.parametrize("diverged", [None, float("nan")])
+def test_a_diverged_run_has_finished_and_cannot_win(store, diverged):
+    grid = a_grid(store, "accuracy", diverged, 0.6, diverged)
+    assert tuning.decide([grid], store) == {}
+    rates = tuning.load_rates(store)
+    assert rates["x"]["rate"] == 2.0 and rates["x"]["at_edge_of_grid"] is False and tuning.settled(grid, rates)
+    assert [point["value"] for point in rates["x"]["grid"]] == [None, 0.6, None]
+
+
+def test_a_grid_that_diverged_is_undecided(store):
+    assert tuning.decide([a_grid(store, "accuracy", None, None)], store) == {"x": "every run of its grid diverged"}
+
+
+def test_a_grid_with_a_failed_run_is_not_settled(store):
+    grid = a_grid(store, "accuracy", 0.5, 0.6, 0.7)
+    assert tuning.decide([grid], store) == {} and tuning.load_rates(store)["x"]["rate"] == 3.0
+    (store.folder(grid.runs[2].key) / "result.json").unlink()
+    assert tuning.decide([grid], store) == {
+        "x": "1 of 3 runs of its grid have no result (the rate 3, chosen before, is dropped)"
+    }
+    assert tuning.load_rates(store) == {}
+
+
+def test_a_choice_without_a_failed_run_is_made_again(store):
+    grid = a_grid(store, "accuracy", 0.5, 0.6)
+    points = [{"lr": 1.0, "value": 0.5, "run": grid.runs[0].key}, {"lr": 2.0, "value": None, "run": grid.runs[1].key}]
+    assert not tuning.settled(grid, {"x": {"rate": 1.0, "at_edge_of_grid": True, "grid": points}})
+
+
+def test_a_grid_with_an_edited_run_is_not_decided(store):
+    grid = a_grid(store, "accuracy", 0.5, 0.6)
+    config = store.folder(grid.runs[0].key) / "config.json"
+    config.write_text(config.read_text().replace("1.0", "8.0"))
+    assert "1 of 2 runs" in tuning.decide([grid], store)["x"] and tuning.load_rates(store) == {}
 
 
 def test_a_grid_without_any_result_is_named(mini, store):
     (grid,) = plan.make_plan(mini, "lite").tunings
-    assert tuning.decide([grid], store) == [grid.name]
+    assert list(tuning.decide([grid], store)) == [grid.name]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3, "3 s"), (600, "10 min"), (7200, "2.0 h"), (864000, "10.0 days")])

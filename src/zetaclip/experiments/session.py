@@ -174,7 +174,8 @@ def _tune(
     outcomes = run_all(runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates"))
     undecided = tuning.decide(grids, store)
     failures = _failures({run.key: run for run in runs}, outcomes)
-    return failures | dict.fromkeys(undecided, "no learning rate could be chosen, so its runs are left out")
+    told = {name: f"no learning rate was chosen, so its runs are left out: {why}" for name, why in undecided.items()}
+    return failures | told
 
 
 def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Learning rates: three on a grid, one seed, half the length, judged on records held out of the training data.
 
-What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes.
+What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes. Nothing is chosen before the whole grid has
+finished: a run that failed might have been the best. One that diverged has finished, and can't win.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +27,11 @@ def load_rates(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def settled(tuning: Tuning, rates: dict[str, dict[str, Any]]) -> bool:
-    """True if this very grid has been decided."""
+    """True if this very grid has been decided, by all of its runs."""
     entry = rates.get(tuning.name)
-    return entry is not None and [point["run"] for point in entry["grid"]] == [run.key for run in tuning.runs]
+    if entry is None or [point["run"] for point in entry["grid"]] != [run.key for run in tuning.runs]:
+        return False
+    return all(point["value"] is not None or point.get("diverged") for point in entry["grid"])
 
 
 def open_tunings(tunings: Sequence[Tuning], names: set[str], rates: dict[str, dict[str, Any]]) -> list[Tuning]:
@@ -35,16 +39,25 @@ def open_tunings(tunings: Sequence[Tuning], names: set[str], rates: dict[str, di
     return [tuning for tuning in tunings if tuning.name in names and not settled(tuning, rates)]
 
 
-def decide(tunings: Sequence[Tuning], store: Store) -> list[str]:
-    """Chooses the best rate of each grid and stores it; returns the names for which no run gave a number."""
+def decide(tunings: Sequence[Tuning], store: Store) -> dict[str, str]:
+    """Chooses the best rate of each grid and stores it; returns those that can't be decided, and why.
+
+    An undecided grid loses what was chosen for it before: that rate is one of another grid, or of a part of this one.
+    """
     rates = load_rates(store)
-    undecided = []
+    undecided = {}
     for tuning in tunings:
-        entry = _choose(tuning, store)
-        if entry is None:
-            undecided.append(tuning.name)
-        else:
-            rates[tuning.name] = entry
+        grid, metric, missing = _measured(tuning, store)
+        if not missing and any(point["value"] is not None for point in grid):
+            rates[tuning.name] = _chosen(grid, metric)
+            continue
+        why = (
+            f"{missing} of {len(grid)} runs of its grid have no result" if missing else "every run of its grid diverged"
+        )
+        dropped = rates.pop(tuning.name, None)
+        undecided[tuning.name] = why + (
+            f" (the rate {dropped['rate']:g}, chosen before, is dropped)" if dropped else ""
+        )
     write_json(store.out / "tuning.json", {"note": NOTE, "rates": dict(sorted(rates.items()))})
     return undecided
 
@@ -54,19 +67,26 @@ def values(rates: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {name: float(entry["rate"]) for name, entry in rates.items()}
 
 
-def _choose(tuning: Tuning, store: Store) -> dict[str, Any] | None:
-    metric = ""
+def _measured(tuning: Tuning, store: Store) -> tuple[list[dict[str, Any]], str, int]:
+    """A grid's points, its metric, and how many runs have not finished or can't be trusted."""
+    metric, missing = "", 0
     grid: list[dict[str, Any]] = []
     for run in tuning.runs:
-        value = None
-        if store.finished(run.key):
+        point: dict[str, Any] = {"lr": run.config["lr"], "value": None, "run": run.key}
+        if not store.finished(run.key) or store.problems(run):
+            missing += 1
+        else:
             found = Run.read(store.folder(run.key)).result.get("metric") or {}
-            metric, value = found.get("name", metric), found.get("value")
-        grid.append({"lr": run.config["lr"], "value": value, "run": run.key})
-    good = [point for point in grid if point["value"] is not None]
-    if not good:
-        return None
+            value = found.get("value")
+            metric = found.get("name", metric)
+            point |= {"value": value} if value is not None and math.isfinite(value) else {"diverged": True}
+        grid.append(point)
+    return grid, metric, missing
+
+
+def _chosen(grid: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     better = min if metric == "rmse" else max
-    best = better(good, key=lambda point: point["value"])
+    best = better((point for point in grid if point["value"] is not None), key=lambda point: point["value"])
+    # A neighbour that diverged was tried too, so it does not make an edge.
     edge = len(grid) > 1 and best["lr"] in (grid[0]["lr"], grid[-1]["lr"])
     return {"rate": best["lr"], "metric": metric, "at_edge_of_grid": edge, "grid": grid}
