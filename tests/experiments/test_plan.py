@@ -139,6 +139,17 @@ def test_grids_are_short_runs_on_held_out_records():
     assert plan.TUNING_SEED not in {run.config["seed"] for run in planned.runs}
 
 
+def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise():
+    shared = {"clip-sweep", "zone", "components", "smoothing", "probe-layer", "runtime", "controls"}
+    for name in spec.names():
+        planned = plan.make_plan(spec.load(name), "lite")
+        rates = {(run.labels["method"], plan.tuning_of(run).rpartition("/")[2]) for run in planned.runs}
+        if name in shared:
+            assert {rate for _, rate in rates} == {"dp-sgd"}
+        else:
+            assert all(method == rate for method, rate in rates)
+
+
 def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
     assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {"@tuned:lite/mnist/paper/dp-sgd"}
 

@@ -273,9 +273,7 @@ class _Planner:
 
     def _tuning(self, data_name: str, recipe: str, method_name: str) -> str:
         """The name of this rate; its grid is remembered."""
-        method_name = self.experiment.tuning.get("rate_of") or self.common["methods"][method_name].get(
-            "rate_of", method_name
-        )
+        method_name = self.experiment.tuning.get("rate_of") or method_name
         name = f"{self.profile}/{data_name}/{recipe}/{method_name}"
         if name in self.tunings:
             return name
