@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from zetaclip.accounting import ACCOUNTANTS, AccountingError, calibrate, epsilon, noise_multiplier_for
+from zetaclip.accounting import ACCOUNTANTS, AccountingError, affordable, calibrate, epsilon, noise_multiplier_for
 from zetaclip.ledger import Event, Header, Ledger, Row
 
 # Setting A: 60000 records, expected batch 256, 8 epochs of 235 steps, δ = 1e-5. The numbers of this and of
@@ -443,3 +443,21 @@ def test_divergences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon([Event(0.04, 0.76, 230)], DELTA, "prv")
     epsilon([Event(0.04, 0.76, 460)], DELTA, "prv")
     assert asked and len(asked) == len(set(asked))
+
+
+def test_what_max_epsilon_allows_is_found_far_below_a_limit_without_end() -> None:
+    """10^7 updates are more than PRV can compose; the answer is found all the same, and nothing beyond it fits."""
+
+    def events(count: int) -> list[Event]:
+        return [Event(0.01, 1.0, count)]
+
+    found = affordable(events, 0, 10**7, 3.0, DELTA, "prv")
+    assert epsilon(events(found), DELTA, "prv") <= 3.0 < epsilon(events(found + 1), DELTA, "prv")
+    assert affordable(events, 0, found - 5, 3.0, DELTA, "prv") == found - 5
+    assert affordable(events, found - 2, 10**7, 3.0, DELTA, "prv") == found
+    assert affordable(events, 0, 10**7, 1e-4, DELTA, "rdp") == 0
+
+
+def test_what_can_not_be_told_at_all_is_an_error_and_not_zero() -> None:
+    with pytest.raises(AccountingError, match="rdp"):
+        affordable(lambda count: [Event(0.01, 1.0, count)], 0, 1000, 3.0, 1e-13, "prv")

@@ -195,18 +195,50 @@ def affordable(
     """The largest number of updates, from ``done`` to ``most``, whose ε is at or below ``limit``.
 
     ``events_up_to(count)`` is everything that will have been released after ``count`` updates. What is done is taken as given.
+
+    **Edge cases.** A number of updates for which the accountant can't tell is one too many. If it can't tell for any, its error is
+    raised. ``most`` may be far beyond what fits: the search goes up from where RDP, which is fast, says that it ends.
     """
+    failed: AccountingError | None = None
 
-    def fits(count: int) -> bool:
-        events = events_up_to(count)
-        return not events or epsilon(events, delta, accountant) <= limit
+    def fits(count: int, by: str = accountant) -> bool:
+        nonlocal failed
+        try:
+            events = events_up_to(count)
+            return not events or epsilon(events, delta, by) <= limit
+        except AccountingError as error:
+            failed = error
+            return False
 
-    low, high = done, most
-    if fits(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the PRV accountant will take about", category=UserWarning)
+        low = done
+        if accountant != "rdp":
+            guess = _largest(lambda count: fits(count, "rdp"), done, most)
+            failed = None
+            if guess > done:
+                if not fits(guess):  # tight as it is, the other one rounds up
+                    most = guess - 1
+                else:
+                    low = guess
+        found = _largest(fits, low, most)
+    if found == done and failed is not None:
+        raise failed
+    return found
+
+
+def _largest(fits: Callable[[int], bool], low: int, most: int) -> int:
+    """The largest number up to ``most`` that fits, if ``low`` does: in steps that double, then by halves."""
+    step = 1 + low // 8
+    while low < most:
+        trial = min(low + step, most)
+        if not fits(trial):
+            most = trial - 1
+            break
+        low, step = trial, 2 * step
+    while low < most:
+        middle = (low + most + 1) // 2
+        low, most = (middle, most) if fits(middle) else (low, middle - 1)
     return low
 
 

@@ -520,7 +520,8 @@ class Run:
         rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
         beside = getattr(self.method.rule, "noise_multiplier", None)
         counts: Counter[float] = Counter()
-        for step in range(start, stop):
+        moving = any(callable(schedule) for schedule in self.plan.noise_multipliers)
+        for step in range(start, stop) if moving else range(start, min(start + 1, stop)):
             batches: list[float] = []  # 1/s² of each batch
             for part, schedule in zip(self.method.passes, self.plan.noise_multipliers, strict=True):
                 cost = sum(math.inf if s == 0 else s**-2 for s in (at(schedule, step), beside) if s is not None)
@@ -529,7 +530,8 @@ class Run:
                 else:
                     batches[-1] += cost
             counts.update(0.0 if cost == math.inf else cost**-0.5 for cost in batches)
-        return [Event(rate, multiplier, count) for multiplier, count in counts.items()]
+        each = 1 if moving else stop - start
+        return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
 
     def _check_attached(self) -> None:
         if self.detached:

@@ -290,11 +290,24 @@ def test_training_metrics_are_warned_of_once_and_noted(tmp_path):
     assert not any("not covered" in note for note in silent.engine.ledger.header.notes)
 
 
-def test_a_second_fit_goes_on_in_the_same_ledger(tmp_path):
-    told, net = privacy(seed=None), Net()
-    trainer(tmp_path, told).fit(net, loader())
-    trainer(tmp_path, told).fit(net, loader())
-    assert told.engine.ledger.steps == 32 and told.engine.updates == 16
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_second_fit_goes_on_in_the_same_ledger_with_other_noise(tmp_path, monkeypatch, seed):
+    import zetaclip.mechanism as mechanism
+
+    drawn, draw = [], mechanism.gaussian
+
+    def noted(*arguments):
+        noise = draw(*arguments)
+        drawn.append(noise.clone())
+        return noise
+
+    monkeypatch.setattr(mechanism, "gaussian", noted)
+    told, net = privacy(seed=seed), Net()
+    for fit in (1, 2, 3):
+        trainer(tmp_path, told).fit(net, loader())
+        assert told.engine.ledger.steps == 16 * fit and told.engine.updates == 16
+    assert len(drawn) == 48 and len({tuple(noise.tolist()) for noise in drawn}) == 48
+    assert 0 < told.engine.get_epsilon(1e-5) < float("inf")
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -343,11 +343,14 @@ def test_the_users_arguments_are_left_alone(tmp_path):
     assert args.max_grad_norm == 1.0
 
 
-def test_a_second_train_goes_on_in_the_same_ledger(tmp_path):
-    made = trainer(tmp_path, llama(), privacy(seed=None))
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_second_train_goes_on_in_the_same_ledger(tmp_path, seed):
+    made = trainer(tmp_path, llama(), privacy(seed=seed))
     made.train()
     made.train()
     assert made.engine.ledger.steps == 20
+    assert len({row.stream for row in made.engine.ledger.rows()}) == 2
+    assert 0 < made.engine.get_epsilon(1e-5) < float("inf")
 
 
 def test_an_overridden_training_step_is_found_out(tmp_path):

@@ -117,6 +117,41 @@ def test_batch_facts_are_written_only_when_asked_for(finished, tmp_path):
     assert plain["metric"] == result["metric"]
 
 
+@pytest.mark.parametrize("method", ["adaclip", "adadpigu", "dp-adam-ac", "quantile", "bounded-adaptive", "slaclip"])
+def test_the_share_that_was_clipped_is_noted_for_every_rule(tmp_path, method):
+    changes = {"method": method, "steps": 4, "spectral": {}, "non_private_diagnostics": True}
+    small_runs.run(tmp_path / "told", small_runs.small(**changes))
+    lines = RunFolder(tmp_path / "told").read_lines("diagnostics.jsonl")
+    shares = [share for line in lines for share in line["clip_fractions"]]
+    assert len(shares) >= 4 and all(0 <= share <= 1 for share in shares)  # a batch may come in several pieces
+
+
+def test_an_epsilon_that_can_not_be_told_is_found_before_training(tmp_path):
+    config = small_runs.small(sigma=1.0, delta=1e-13, method="dp-sgd", spectral={})
+    with pytest.raises(ConfigError, match="accountant='rdp'"):
+        small_runs.run(tmp_path / "run", config)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    result = small_runs.run(tmp_path / "run", config.changed(accountant="rdp"), force=True)
+    assert result["epsilon"] > 0 and result["epsilon_by"]["prv"] is None
+
+
+def test_an_epsilon_that_can_not_be_told_on_the_way_ends_no_training(tmp_path, monkeypatch):
+    from zetaclip.accounting import AccountingError
+    from zetaclip.training.steps import PrivateSteps
+
+    tell = PrivateSteps.epsilon
+
+    def failing(self, accountant=None):
+        if self.done < self.total:
+            raise AccountingError("not now")
+        return tell(self, accountant)
+
+    monkeypatch.setattr(PrivateSteps, "epsilon", failing)
+    result = small_runs.run(tmp_path / "run", small_runs.small(steps=30))
+    told = [line["epsilon"] for line in RunFolder(tmp_path / "run").read_lines("metrics.jsonl")]
+    assert told == [None, result["epsilon"]] and result["epsilon"] > 0
+
+
 def test_no_eval_writes_no_metric(tmp_path):
     result = small_runs.run(tmp_path / "run", small_runs.small(steps=2, no_eval=True))
     assert result["metric"]["value"] is None and result["metrics"] == {} and result["reliability"] is None

@@ -33,7 +33,7 @@ from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
 from ..optimizer import PrivateOptimizer
 from ..run import Run
-from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
+from .terms import Teller, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy"]
 
@@ -89,8 +89,9 @@ class Privacy(Callback):
         loader = _train_loader(trainer)
         steps = _total_steps(trainer, self.terms.steps_per_epoch(loader))
         earlier = released_before(self.engine)
-        self.engine, private, poisson = self.terms.make_private(pl_module, trainer.optimizers[0], loader, steps)
-        add_earlier(self.engine, earlier)
+        self.engine, private, poisson = self.terms.make_private(
+            pl_module, trainer.optimizers[0], loader, steps, earlier
+        )
         self._updates = Updates(poisson, private)
         self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
         trainer.strategy.optimizers = [self._optimizer]

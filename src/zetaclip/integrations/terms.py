@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 from .. import checkpoint, methods
 from ..accounting import affordable
 from ..engine import PrivacyEngine
-from ..errors import NoGuarantee
+from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..optimizer import PrivateOptimizer
+from ..randomness import Stream
 from ..run import set_public_streams
 from ..sampling import PoissonLoader, check_loader
 
@@ -80,10 +81,19 @@ class Terms:
         return max(1, -(-size // loader.batch_size))
 
     def make_private(
-        self, module: nn.Module, optimizer: Optimizer, loader: DataLoader, steps: int | None
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        loader: DataLoader,
+        steps: int | None,
+        earlier: Ledger | None = None,
     ) -> tuple[PrivacyEngine, PrivateOptimizer, PoissonLoader]:
-        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader."""
-        engine = PrivacyEngine(accountant=self.accountant, seed=self.seed)
+        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader.
+
+        ``earlier`` is what a run before this one has released from the same data: this one goes on in its ledger, and never with
+        its noise.
+        """
+        engine = PrivacyEngine(accountant=self.accountant, seed=self._seed_after(earlier))
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own}
         options |= {"module": module, "optimizer": optimizer, "data_loader": loader}
@@ -95,7 +105,16 @@ class Terms:
             raise ValueError("target_epsilon= needs an end of training to find σ for: set a number of epochs or steps")
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
+        if earlier is not None:
+            engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
+            engine.ledger.merge(earlier.rows())
         return engine, made[1], made[2]
+
+    def _seed_after(self, earlier: Ledger | None) -> int | None:
+        runs = len({row.stream for row in earlier.rows()}) if earlier is not None else 0
+        if self.seed is None or not runs:
+            return self.seed
+        return int.from_bytes(Stream.seeded(self.seed, f"run {runs + 1}").draw()[:8], "little")
 
     def allowed(self, engine: PrivacyEngine, steps: int | None) -> int | None:
         """How many updates in all ``max_epsilon`` allows; None if it was not given."""
@@ -201,7 +220,7 @@ class Teller:
         if exact or now - self._told >= _SHARE * self._cost:
             try:
                 self._value = self.engine.get_epsilon(self.delta)
-            except NoGuarantee:
+            except (NoGuarantee, AccountingError):  # no reason to end the training
                 self._value = None
             self._told = time.perf_counter()
             self._cost = self._told - now
@@ -215,13 +234,6 @@ def released_before(engine: PrivacyEngine | None) -> Ledger | None:
     if not engine._private().detached:
         engine.detach()
     return engine.ledger
-
-
-def add_earlier(engine: PrivacyEngine, earlier: Ledger | None) -> None:
-    """A further run on the same data goes on in the ledger of the one before."""
-    if earlier is not None:
-        engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
-        engine.ledger.merge(earlier.rows())
 
 
 def secret_path(path: Path) -> Path:

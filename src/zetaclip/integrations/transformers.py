@@ -35,7 +35,7 @@ from ..engine import PrivacyEngine
 from ..ledger import replace_file
 from ..optimizer import PrivateOptimizer
 from .language import record_loss, register_rules
-from .terms import Teller, Terms, Updates, add_earlier, released_before, secret_path
+from .terms import Teller, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
@@ -129,9 +129,8 @@ class PrivateTrainer(Trainer):
             )
         register_rules(model)
         self.engine, self._private, loader = self.privacy.make_private(
-            model, self.optimizer.optimizer, train_dataloader, max_steps
+            model, self.optimizer.optimizer, train_dataloader, max_steps, earlier
         )
-        add_earlier(self.engine, earlier)
         self._updates = Updates(loader, self._private)
         if resume_from_checkpoint is not None:
             self._restore(Path(resume_from_checkpoint))

@@ -345,7 +345,10 @@ class _Training:
         if not final and spent > _ACCOUNTING_SHARE * self.seconds["train"]:
             return None
         begun = time.perf_counter()
-        self.epsilon = self.steps.epsilon()
+        try:
+            self.epsilon = self.steps.epsilon()
+        except AccountingError:  # no reason to lose what is trained; the result says what each accountant can tell
+            self.epsilon = None
         if self.epsilon is not None and (spent or final):  # the first time, most of it is importing
             self.seconds["accounting"] += time.perf_counter() - begun
         return self.epsilon

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from .folder import RunFolder
 from .recipe import build_clipping, nominal_size, rate_at, steps_per_epoch, total_steps
 
 if TYPE_CHECKING:
+    from ..composition import Budget, Plan
     from ..data import Dataset
     from ..methods import Method
 
@@ -66,6 +68,16 @@ class _NotingRule:
 
     def sensitivity(self, clip: float) -> float:
         return self._rule.sensitivity(clip)
+
+
+def _noting(method: Method, notes: Diagnostics) -> Method:
+    """The method with a rule that takes notes, also where its plan brings another rule."""
+
+    def plan(budget: Budget) -> Plan:
+        found = method.plan(budget)
+        return found if found.rule is None else replace(found, rule=_NotingRule(found.rule, notes))
+
+    return replace(method, rule=_NotingRule(method.rule, notes), plan=plan)
 
 
 class _Steps:
@@ -134,7 +146,7 @@ class PrivateSteps(_Steps):
     """Updates by ``PrivacyEngine``."""
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
-        from ..accounting import noise_multiplier_for
+        from ..accounting import epsilon, noise_multiplier_for
         from ..distributed import on_first_rank
         from ..engine import PrivacyEngine
 
@@ -148,9 +160,7 @@ class PrivateSteps(_Steps):
             target = (config.epsilon, config.delta, rate, self.total, config.accountant)
             self.sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
         if self.diagnostics is not None:
-            from dataclasses import replace
-
-            method = replace(method, rule=_NotingRule(method.rule, self.diagnostics))
+            method = _noting(method, self.diagnostics)
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
         loader = DataLoader(TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size)
         with warnings.catch_warnings(record=True) as caught:
@@ -172,6 +182,10 @@ class PrivateSteps(_Steps):
             )
         self.notes += [str(warning.message) for warning in caught]
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
+        if config.sigma is not None and self.engine.ledger.header.claims_privacy:
+            # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
+            planned = (self.engine.planned_events(0, self.total), config.delta, config.accountant)
+            on_first_rank(lambda: epsilon(*planned), "the question what the noise costs")
 
     @property
     def sample_rate(self) -> float:
