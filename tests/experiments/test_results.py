@@ -242,10 +242,20 @@ def test_the_rules(tmp_path):
     assert (
         verdict(tmp_path, only, a_table([feedback, baseline, a_cell(2, 0.5, 1.5, True)], rows=three)) == "does not hold"
     )
-    narrower = {"rule": "narrower", "rows": ["A", "B"], "against": ["C", "D"]}
-    four = [a_cell(1), a_cell(1.1), a_cell(1), a_cell(2)]
-    assert verdict(tmp_path, narrower, a_table(four, rows=("A", "B", "C", "D"))) == "holds"
-    assert verdict(tmp_path, narrower, a_table(four[::-1], rows=("A", "B", "C", "D"))) == "does not hold"
+
+
+def test_comparable_is_narrower_and_near(tmp_path):
+    rows = ("A", "B", "C", "D")
+    rule = {"rule": "narrower", "row": "A", "rows": ["A", "B"], "against": ["C", "D"], "limit": 1.0}
+    cells = [a_cell(1), a_cell(1.5), a_cell(1), a_cell(9)]
+    assert verdict(tmp_path, rule, a_table(cells, rows=rows)) == "holds"
+    assert verdict(tmp_path, rule, a_table(cells[::-1], rows=rows)) == "does not hold"
+    far = [a_cell(1), a_cell(8.0), a_cell(1), a_cell(12)]  # narrower than 11, and seven points apart
+    assert verdict(tmp_path, rule, a_table(far, rows=rows)) == "does not hold"
+    found = claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **rule}, tmp_path)
+    assert "range 7.00 against 11.00, up to 7.00 from A (limit 1)" in found.measured
+    missing = [a_cell(1), {"ours": None, "difference": None, "better": None}, a_cell(1), a_cell(12)]
+    assert verdict(tmp_path, rule, a_table(missing, rows=rows)) == "not tested here"
 
 
 def test_best_is_among_the_papers_private_rows(tmp_path):
@@ -266,6 +276,24 @@ def test_claims_name_rows_and_columns_that_exist():
         assert claim["measure"] in {column.measure for column in plan.make_plan(experiment, "lite").columns}
         assert set(claim.get("groups", [])) <= {group["label"] for group in experiment.groups}
         assert claim["rule"] in claims._RULES
+
+
+PAPER = ROOT.parent / "shared/seed/000_32f4d8cacd2adeeb.txt"
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+def test_claims_name_the_section_of_their_table():
+    numbers, where = [0, 0, 0], {}
+    for level, label in re.findall(r"\\((?:sub)*section)\{|\\label\{tab:(\w+)\}", PAPER.read_text(encoding="utf-8")):
+        if label:
+            where[label] = ".".join(str(number) for number in numbers if number)
+        else:
+            depth = level.count("sub")
+            numbers = [*numbers[:depth], numbers[depth] + 1, *[0] * (2 - depth)]
+    told = [claim["where"] for claim in spec.read_toml(spec.FOLDER / "_claims.toml")["claims"]]
+    named = [re.fullmatch(r"Section ([\d.]+), Table (\w+)", text) for text in told]
+    assert sum(match is not None for match in named) == 6
+    assert all(where[match[2]] == match[1] for match in named if match)
 
 
 def test_the_papers_epsilon(tmp_path):
