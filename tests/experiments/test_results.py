@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from zetaclip.experiments import claims, plan, results, session, spec, tables, tuning
-from zetaclip.experiments.measures import MEASURES, Run
+from zetaclip.experiments.measures import MEASURES, Run, diverged
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
 
@@ -125,6 +125,42 @@ def test_the_page_says_what_it_must(done):
     assert (
         "cells.png" in page and (done / "mini/clip.csv").exists() and "| probe |" in (done / "mini/clip.md").read_text()
     )
+
+
+def diverge(out, row, seeds):
+    """These seeds of a row end without a number, as `zetaclip train` writes it."""
+    for line in lines(out / "mini/runs.csv"):
+        if line["row"] == row and int(line["seed"]) in seeds:
+            path = out / "runs" / line["run"] / "result.json"
+            result = json.loads(path.read_text(encoding="utf-8"))
+            result["metric"]["value"] = result["metrics"]["accuracy"] = None
+            path.write_text(json.dumps(result), encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", ["Spectral", "DP-SGD"])
+def test_a_seed_that_diverged_is_counted(mini, done, row):
+    diverge(done, row, [2])
+    session.tables_only(session.Request(mini, "lite", str(done)))
+    table = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
+    cells = {line["label"]: line["cells"] for line in table["rows"]}
+    assert cells[row][0]["ours"]["n"] == 2 and cells[row][0]["diverged"] == 1 and cells[row][0]["finished"] == 3
+    assert cells["Spectral"][0]["difference"] is None and cells["Spectral"][0]["better"] is None
+    page = (done / "mini/table.md").read_text(encoding="utf-8")
+    assert "(1 of 3 diverged)" in page and "a seed that diverged has no value" in page
+    assert "have finished" not in page and "**" not in page.replace("**Lite profile**", "")
+
+
+def test_a_cell_of_which_nothing_is_left(mini, done):
+    diverge(done, "Spectral", [1, 2, 3])
+    session.tables_only(session.Request(mini, "lite", str(done)))
+    page = (done / "mini/table.md").read_text(encoding="utf-8")
+    assert "| Spectral | 3 of 3 diverged [95.99 ± 0.08] |" in page and "not run" not in page
+
+
+def test_what_a_run_was_never_asked_for_is_no_divergence():
+    run = Run(Path(), {"metric": {"name": "accuracy", "value": 0.9}, "metrics": {"accuracy": 0.9, "ece": None}})
+    told = {name: diverged(run, measure) for name, measure in MEASURES.items()}
+    assert [name for name, value in told.items() if value] == ["ece"]
 
 
 def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
@@ -264,6 +300,13 @@ def test_best_is_among_the_papers_private_rows(tmp_path):
     assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=rows)) == "holds"
     assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=rows)) == "does not hold"
     assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=rows)) == "holds"
+
+
+def test_a_diverged_row_proves_nothing(tmp_path):
+    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00")
+    table = a_table([a_cell(2) | {"diverged": 1}, a_cell(1)], rows=rows)
+    for rule in ({"rule": "best"}, {"rule": "below", "limit": 3.0}, {"rule": "rising", "rows": rows[::-1]}):
+        assert verdict(tmp_path, {"row": rows[0], **rule}, table) == "not tested here"
 
 
 def test_claims_name_rows_and_columns_that_exist():

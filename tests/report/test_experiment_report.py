@@ -91,6 +91,25 @@ def test_different_budgets_are_an_axis(root):
     assert [series.x for series in chart.series] == [(runs[0].epsilon,), (3.0,)]
 
 
+def test_a_cell_without_a_value_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
+    rows = table()["rows"]
+    rows[0]["cells"][1] |= {"ours": None, "finished": 3, "published": None}
+    rows[1]["cells"][0] |= {"ours": None, "finished": 3, "diverged": 3, "published": None, "difference": None}
+    rows[1]["cells"][1] |= {"finished": 3, "diverged": 1, "published": None, "difference": None}
+    rows[2]["cells"][0] |= {"ours": None, "finished": 0, "published": None, "difference": None}
+    experiment(tmp_path, seeds=1, rows=rows)
+    page = write_report([tmp_path], experiment="iid").read_text(encoding="utf-8")
+    shown = re.findall(r"<td[^>]*>([^<]*)</td>", page.partition("id=figures")[0])
+    assert [text for text in shown if "diverged" in text or text in ("–", "not run")] == [
+        "–",
+        "3 of 3 diverged",
+        "80.20 ± 1.10 (1 of 3 diverged)",
+        "not run",
+    ]
+    assert "A seed that diverged has no value" in page
+
+
 def test_nothing_of_the_paper_to_compare_with(tmp_path):
     rows = table()["rows"]
     for row in rows:

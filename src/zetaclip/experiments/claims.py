@@ -81,7 +81,8 @@ def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
     text = "; ".join(text for _, text in cells)
     missing = len(found) - len(cells)
     if missing:
-        text += f"; {missing} of {len(found)} not run"
+        lost = any(cell and cell.get("diverged") for line in table["rows"] for cell in line["cells"])
+        text += f"; {missing} of {len(found)} not run" + (" or diverged" if lost else "")
     return Verdict(HOLDS if all(good for good, _ in cells) else FAILS, text, frozenset({table["profile"]}))
 
 
@@ -109,30 +110,32 @@ def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
     """The best mean of all private rows that the paper's table has."""
-    cell = _cell(table, group, claim["row"], place)
-    if cell is None or cell["ours"] is None:
+    own = _means(table, group, [claim["row"]], place)
+    if not own:
         return None
     published = load(table["name"]).published.get(group, {})
     lines = [line for line in table["rows"] if line["group"] == group and line["label"] in published]
     others = {
-        line["label"]: line["cells"][place]["ours"]["mean"]
+        line["label"]: means[0]
         for line in lines
-        if line["method"] != "sgd" and line["label"] != claim["row"] and (line["cells"][place] or {}).get("ours")
+        if line["method"] != "sgd"
+        and line["label"] != claim["row"]
+        and (means := _means(table, group, [line["label"]], place))
     }
     if not others:
         return None
     good = table["column_details"][place]["good"]
     best = max(others, key=lambda label: good * others[label])
-    mean, digits = cell["ours"]["mean"], _digits(table, place)
+    mean, digits = own[0], _digits(table, place)
     text = f"{_place(table, group, place)} {mean:.{digits}f}, best of {len(others)} others {best} {others[best]:.{digits}f}"
     return good * mean > good * others[best], text
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    cell = _cell(table, group, claim["row"], place)
-    if cell is None or cell["ours"] is None:
+    own = _means(table, group, [claim["row"]], place)
+    if not own:
         return None
-    mean = cell["ours"]["mean"]
+    (mean,) = own
     return mean <= claim["limit"], f"{_place(table, group, place)} {mean:.{_digits(table, place)}f}"
 
 
@@ -201,9 +204,9 @@ def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping
 
 
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
-    """The means of these rows; none at all if one of them has not been run."""
+    """The means of these rows; none at all if one of them has not been run, or has a seed that diverged."""
     cells = [_cell(table, group, row, place) for row in rows]
-    means = [cell["ours"]["mean"] for cell in cells if cell is not None and cell["ours"]]
+    means = [cell["ours"]["mean"] for cell in cells if cell is not None and cell["ours"] and not cell.get("diverged")]
     return means if len(means) == len(cells) else []
 
 

@@ -39,6 +39,15 @@ class Measure:
     digits: int = 2
     # Relative to the baseline's run of the same seed, in per cent; then the difference says nothing more.
     relative: bool = False
+    # The entry of the result's metrics that is read; other numbers may be missing for better reasons than divergence.
+    metric: str = ""
+
+
+def diverged(run: Run, measure: Measure) -> bool:
+    """True for a finished run that was asked for a number and reached none: its weights or its outputs are no numbers any more."""
+    if _main(run) is None:
+        return True
+    return measure.metric in run.result.get("metrics", {}) and measure.read(run) is None
 
 
 def _metric(name: str, scale: float = 1.0) -> Callable[[Run], float | None]:
@@ -85,10 +94,10 @@ def _number(value: Any, scale: float = 1.0) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "metric": Measure(_main, "metric", good=1, digits=3),
-    "accuracy": Measure(_metric("accuracy", 100.0), "accuracy, %", good=1),
-    "ece": Measure(_metric("ece", 100.0), "ECE, %", good=-1),
-    "auc": Measure(_metric("auc"), "AUC", good=1, digits=3),
-    "rmse": Measure(_metric("rmse"), "RMSE", good=-1, digits=3),
+    "accuracy": Measure(_metric("accuracy", 100.0), "accuracy, %", good=1, metric="accuracy"),
+    "ece": Measure(_metric("ece", 100.0), "ECE, %", good=-1, metric="ece"),
+    "auc": Measure(_metric("auc"), "AUC", good=1, digits=3, metric="auc"),
+    "rmse": Measure(_metric("rmse"), "RMSE", good=-1, digits=3, metric="rmse"),
     "clip_mean": Measure(_clip("mean"), "mean C"),
     "clip_median": Measure(_clip("median"), "median C"),
     "clip_final": Measure(_clip("final"), "last C"),

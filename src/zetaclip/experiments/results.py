@@ -1,6 +1,7 @@
 """From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with the baseline.
 
-Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so.
+Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so, and so does
+one with a seed that diverged: a mean over the others would flatter it, so nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .measures import MEASURES, Measure, Run
+from .measures import MEASURES, Measure, Run, diverged
 from .plan import Column, Plan
 from .store import Store
 
@@ -134,10 +135,7 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         return None
     values = cell_values(plan, runs, group, row, column)
     measure = MEASURES[column.measure]
-    difference = None
-    if plan.experiment.baseline and row != plan.experiment.baseline and measure.good and _is_private(plan, row):
-        base = cell_values(plan, runs, group, plan.experiment.baseline, column)
-        difference = paired_difference(values, base)
+    difference = _difference(plan, runs, group, row, column)
     finished = [runs[key] for key in planned.values() if key in runs]
     spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
     return {
@@ -148,8 +146,26 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "epsilon": [min(spent), max(spent)] if spent else None,
         "delta": next((run.result.get("delta") for run in finished if run.result.get("epsilon") is not None), None),
         "finished": len(finished),
+        "diverged": _diverged(plan, runs, group, row, column),
         "planned": len(planned),
     }
+
+
+def _difference(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> Difference | None:
+    """With the baseline, where both are to be compared and none of their seeds diverged."""
+    baseline = plan.experiment.baseline
+    if not baseline or row == baseline or not MEASURES[column.measure].good or not _is_private(plan, row):
+        return None
+    if any(_diverged(plan, runs, group, one, column) for one in (row, baseline)):
+        return None
+    ours, theirs = (cell_values(plan, runs, group, one, column) for one in (row, baseline))
+    return paired_difference(ours, theirs)
+
+
+def _diverged(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> int:
+    """How many finished seeds of a cell have no number."""
+    keys = plan.cells.get((group, row, column.condition), {}).values()
+    return sum(diverged(runs[key], MEASURES[column.measure]) for key in keys if key in runs)
 
 
 def _is_private(plan: Plan, row: str) -> bool:

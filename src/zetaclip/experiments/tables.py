@@ -63,9 +63,14 @@ def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], column
     head = ["", *(table["columns"][place] for place in columns)]
     body = [[line["label"], *(_value(table, line, place) for place in columns)] for line in lines]
     caption = "Mean ± standard deviation over seeds, last epoch"
-    if any(cell and cell["ours"] and cell["ours"]["n"] < cell["planned"] for line in lines for cell in line["cells"]):
+    cells = [cell for line in lines for cell in line["cells"] if cell]
+    if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
         caption += "; (2/5): two of five seeds have finished"
-    if any(cell and cell["published"] for line in lines for cell in line["cells"]):
+    if any(cell["diverged"] for cell in cells):
+        caption += (
+            "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
+        )
+    if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
     if table["baseline"]:
         caption += f". Bold: better than {table['baseline']} by the 95 % interval of the paired difference"
@@ -78,12 +83,14 @@ def _value(table: Mapping[str, Any], line: Mapping[str, Any], place: int) -> str
         return ""
     digits = MEASURES[table["column_details"][place]["measure"]].digits
     ours, theirs = cell["ours"], cell["published"]
+    lost = f"{cell['diverged']} of {cell['finished']} diverged" if cell["diverged"] else ""
     if ours is None:
-        text = "–" if cell["finished"] else "not run"  # plain training has no C, the baseline no overhead
+        text = lost or ("–" if cell["finished"] else "not run")  # plain training has no C, the baseline no overhead
     else:
         text = number(ours["mean"], digits) + (f" ± {number(ours['std'], digits)}" if ours["std"] is not None else "")
         text = f"**{text}**" if cell["better"] else text
-        text += f" ({ours['n']}/{cell['planned']})" if ours["n"] < cell["planned"] else ""
+        text += f" ({cell['finished']}/{cell['planned']})" if cell["finished"] < cell["planned"] else ""
+        text += f" ({lost})" if lost else ""
     if theirs is not None:
         text += f" [{theirs['mean']:g}" + (f" ± {theirs['std']:g}" if theirs["std"] is not None else "") + "]"
     return text

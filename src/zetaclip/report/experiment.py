@@ -35,6 +35,8 @@ class Place:
     difference: float | None = None
     interval: tuple[float, float] | None = None
     better: bool | None = None
+    finished: int = 0
+    diverged: int = 0
 
     @property
     def decided(self) -> bool:
@@ -131,6 +133,8 @@ def _place(cell: Any) -> Place | None:
         number(difference.get("mean")),
         None if low is None or high is None else (low, high),
         better if isinstance(better, bool) else None,
+        int(number(cell.get("finished")) or 0),
+        int(number(cell.get("diverged")) or 0),
     )
 
 
@@ -236,6 +240,10 @@ def _tables(experiment: Experiment) -> list[str]:
         caption = "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published, and how much ours is above or below."
         if experiment.baseline:
             caption += f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired difference."
+        if any(cell is not None and cell.diverged for line in lines for cell in line.cells):
+            caption += (
+                " A seed that diverged has no value: the mean is that of the others, and nothing is concluded from it."
+            )
         made.append(f"<h3>{escape(group)}</h3>" if group else "")
         made.append(table(["row", *(experiment.columns[place] for place in shown)], rows, caption, sortable=True))
     return made
@@ -250,7 +258,11 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
     if place is None:
         return Cell("")
     spread = "" if place.spread is None else f" ± {place.spread:.{digits}f}"
-    ours = "not run" if place.ours is None else f"{place.ours:.{digits}f}{spread}"
+    lost = f"{place.diverged} of {place.finished} diverged" if place.diverged else ""
+    if place.ours is None:
+        ours = lost or ("–" if place.finished else "not run")  # plain training has no C, the baseline no overhead
+    else:
+        ours = f"{place.ours:.{digits}f}{spread}" + (f" ({lost})" if lost else "")
     if place.better is True and place.decided:
         ours = f"<strong>{ours}</strong>"
     parts = [ours]
