@@ -114,6 +114,19 @@ def test_an_edited_run_is_not_trusted(mini, store):
     assert "another sigma: 0.9, not 1.1" in outcomes[key].message and "Delete the folder" in outcomes[key].message
 
 
+def test_a_results_folder_may_be_moved(mini, store, tmp_path):
+    planned, _, _ = go(mini, store)
+    store.out.rename(tmp_path / "elsewhere")
+    moved = Store.open(tmp_path / "elsewhere", verify=lambda folder: [])
+    _, outcomes, _ = go(mini, moved)
+    assert states(outcomes) == ["reused"] * 9
+    # What it follows still matters.
+    replay = next(run for run in planned.runs if run.labels["row"] == "Replay")
+    config = moved.folder(replay.key) / "config.json"
+    config.write_text(config.read_text().replace(replay.after[0], planned.runs[0].key))
+    assert "another clipping" in moved.problems(replay)[0]
+
+
 def test_verify_is_asked_once_per_content(mini, tmp_path):
     asked = []
 

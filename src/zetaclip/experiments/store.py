@@ -5,6 +5,10 @@ OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
 OUT/tuning.json     chosen learning rates
 OUT/NAME/           tables, CSV and plots of one experiment
+
+The folder may be moved: finished runs stay what they are. Only a run that follows another one and was cut before the move can't be
+resumed, because `zetaclip train` goes on with the very configuration it began with, and that names the followed run by its whole
+path. Delete its folder to run it again.
 """
 
 from __future__ import annotations
@@ -115,7 +119,8 @@ class Store:
             if config_key(run.config, run.alone) != run.key:
                 return ["its name is not the hash of its configuration"]
             found = read_json(folder / "config.json")
-            wanted = self.materialise(run.config)
+            # Whole but for the paths of other runs: what they were when this one ran says nothing about it.
+            wanted = {**run.config, "lr": self.materialise({"lr": run.config["lr"]})["lr"]}
         except (OSError, ValueError, KeyError) as error:
             return [f"its files can't be read: {error}"]
         other = [key for key, value in wanted.items() if key in found and not _same(found[key], value)]
@@ -207,6 +212,8 @@ def _same(found: Any, wanted: Any) -> bool:
         return all(_same(found[key], value) for key, value in wanted.items() if key in found)
     if isinstance(wanted, (list, tuple)) and isinstance(found, (list, tuple)):
         return len(found) == len(wanted) and all(map(_same, found, wanted))
+    if isinstance(wanted, str) and wanted.startswith("@run:"):
+        return isinstance(found, str) and Path(found).name == wanted.removeprefix("@run:")
     if isinstance(wanted, str) and isinstance(found, list):
         return found == [wanted]
     return bool(found == wanted)
