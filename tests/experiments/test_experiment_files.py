@@ -251,6 +251,18 @@ def test_a_mistake_in_a_file_is_named(tmp_path, before, after, message):
         spec.load(str(tmp_path / "own.toml"))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("iid", "iid is an experiment of this package"), ("runs", "rename"), ("mine-paper", "rename")],
+)
+def test_a_name_that_is_taken_is_refused(tmp_path, name, message):
+    text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8")
+    (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CommandError, match=message):
+        spec.load(str(tmp_path / f"{name}.toml"))
+    assert spec.load(str(spec.FOLDER / "iid.toml")).name == "iid"
+
+
 def test_a_key_that_train_does_not_know_is_refused(tmp_path):
     text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8").replace("decouple = true", "decuple = true")
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")

@@ -157,6 +157,13 @@ def test_a_cell_of_which_nothing_is_left(mini, done):
     assert "| Spectral | 3 of 3 diverged [95.99 ± 0.08] |" in page and "not run" not in page
 
 
+def test_each_profile_has_its_own_folder(mini, done):
+    lite = (done / "mini/table.json").read_text(encoding="utf-8")
+    session.tables_only(session.Request(mini, "paper", str(done)))
+    assert (done / "mini/table.json").read_text(encoding="utf-8") == lite
+    assert json.loads((done / "mini-paper/table.json").read_text(encoding="utf-8"))["profile"] == "paper"
+
+
 def test_what_a_run_was_never_asked_for_is_no_divergence():
     run = Run(Path(), {"metric": {"name": "accuracy", "value": 0.9}, "metrics": {"accuracy": 0.9, "ece": None}})
     told = {name: diverged(run, measure) for name, measure in MEASURES.items()}
@@ -300,6 +307,20 @@ def test_best_is_among_the_papers_private_rows(tmp_path):
     assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=rows)) == "holds"
     assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=rows)) == "does not hold"
     assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=rows)) == "holds"
+
+
+def test_the_full_protocol_speaks_first(tmp_path):
+    claim = {"experiment": "clip-sweep", "measure": "accuracy", "rule": "better", "row": "A"}
+    assert verdict(tmp_path, claim, a_table([a_cell(2, 0.5, 1.5, True), a_cell(1)])) == "holds"
+    (tmp_path / "clip-sweep-paper").mkdir()
+    for cell, word, profile in (
+        (a_cell(2), "holds", "lite"),  # without an interval the other table has nothing to say
+        (a_cell(2, -0.5, 1.5, None), "does not hold", "paper"),
+    ):
+        table = a_table([cell, a_cell(1)]) | {"profile": "paper"}
+        (tmp_path / "clip-sweep-paper/table.json").write_text(json.dumps(table))
+        found = claims.judge(claim, tmp_path)
+        assert (found.word, set(found.profiles)) == (word, {profile})
 
 
 def test_a_diverged_row_proves_nothing(tmp_path):

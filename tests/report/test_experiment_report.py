@@ -33,6 +33,15 @@ def test_the_page_goes_beside_the_table(root, capsys, monkeypatch):
     assert capsys.readouterr().out.strip() == str(root / "iid" / "report.html")
 
 
+def test_the_full_protocol_is_preferred(tmp_path, monkeypatch):
+    monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
+    experiment(tmp_path, seeds=1)
+    (tmp_path / "iid-paper").mkdir()
+    (tmp_path / "iid-paper/table.json").write_text(json.dumps(table(profile="paper")))
+    assert read_experiment(tmp_path, "iid").profile == "paper"
+    assert write_report([tmp_path], experiment="iid") == tmp_path / "iid-paper/report.html"
+
+
 def test_bold_only_where_the_interval_leaves_zero_out(page):
     outline(page)
     # "claimed" says better=true with an interval from -1 to 18: not bold

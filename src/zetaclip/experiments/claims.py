@@ -1,7 +1,7 @@
 """The paper claim by claim: what it says, what we measured, and whether it holds.
 
 Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
-checked, at any time. A claim holds only if every cell that was run supports it; cells that were not run are counted beside it.
+checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim holds only if every cell that was run supports it; cells that were not run are counted beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .measures import MEASURES
-from .spec import FOLDER, load, read_toml
+from .spec import FOLDER, load, read_toml, tables_of
 from .store import read_json, write_text
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
@@ -65,10 +65,11 @@ def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
     """The verdict on one claim."""
     if claim["rule"] == "epsilon":
         return _epsilon(claim)
-    path = out / claim["experiment"] / "table.json"
-    if not path.exists():
-        return Verdict(UNTESTED)
-    table = read_json(path)
+    verdicts = [_judge_table(claim, read_json(folder / "table.json")) for folder in tables_of(out, claim["experiment"])]
+    return next((verdict for verdict in verdicts if verdict.word != UNTESTED), Verdict(UNTESTED))
+
+
+def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
     found = []
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         if "groups" not in claim or group in claim["groups"]:
@@ -77,7 +78,7 @@ def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
                     found.append(_RULES[claim["rule"]](claim, table, group, place))
     cells = [cell for cell in found if cell is not None]
     if not cells:
-        return Verdict(UNTESTED, profiles=frozenset({table["profile"]}))
+        return Verdict(UNTESTED)
     text = "; ".join(text for _, text in cells)
     missing = len(found) - len(cells)
     if missing:

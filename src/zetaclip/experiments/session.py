@@ -14,7 +14,7 @@ from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
 from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
-from .spec import Experiment
+from .spec import Experiment, folder_of
 from .store import Store, write_json, write_text
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
@@ -195,7 +195,7 @@ def _estimate(
 
 def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]) -> str:
     """All that an experiment leaves in its folder; returns what to print."""
-    folder = store.out / plan.experiment.name
+    folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)
     table = results.table(plan, runs, command_line(request))
     left = [run for run in plan.runs if run.key not in runs]

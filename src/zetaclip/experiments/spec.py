@@ -34,6 +34,9 @@ ORDER = (
 # What `zetaclip train` takes; a plan may set nothing else.
 CONFIG_KEYS = frozenset(setting.name for setting in fields(Config))
 
+# What else lies in a results folder; see store.py.
+_TAKEN = ("runs", "configs", "logs")
+
 _EXPERIMENT_KEYS = frozenset(
     [
         "title",
@@ -111,7 +114,31 @@ def load(name: str) -> Experiment:
         raise CommandError(f"there is no experiment {name!r}{hint} There are: {', '.join(names())}")
     if not path.exists():
         raise CommandError(f"there is no file {path}")
+    _check_own_name(path)
     return _experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml"))
+
+
+def folder_of(name: str, profile: str) -> str:
+    """The folder of an experiment's tables. Each profile has its own: what one writes is not the other's to replace."""
+    return f"{name}-{profile}" if profile == "paper" else name
+
+
+def tables_of(out: Path, name: str) -> list[Path]:
+    """The folders under ``out`` that hold tables of this experiment, those of the full protocol first."""
+    folders = [out / folder_of(name, profile) for profile in ("paper", "lite")]
+    return [folder for folder in folders if (folder / "table.json").is_file()]
+
+
+def _check_own_name(path: Path) -> None:
+    """A file of one's own must not write where another experiment's tables are."""
+    if path.resolve().parent == FOLDER:
+        return
+    if path.stem in names():
+        raise CommandError(
+            f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder of that name; rename the file"
+        )
+    if path.stem in _TAKEN or path.stem.endswith("-paper"):
+        raise CommandError(f"{path}: {path.stem} is a folder that results have for something else; rename the file")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ OUT/runs/KEY/       a run folder of `zetaclip train`
 OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
 OUT/tuning.json     chosen learning rates
-OUT/NAME/           tables, CSV and plots of one experiment
+OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
+OUT/NAME-paper/     the same under the paper's
 
 The folder may be moved: finished runs stay what they are. Only a run that follows another one and was cut before the move can't be
 resumed, because `zetaclip train` goes on with the very configuration it began with, and that names the followed run by its whole

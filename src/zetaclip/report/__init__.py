@@ -34,8 +34,9 @@ def write_report(
         page = page_for(read_runs(folders), verify=verify)
         default = first / "report.html"
     else:
-        page = page_for_experiment(read_experiment(first, experiment))
-        default = first / experiment / "report.html"
+        found = read_experiment(first, experiment)
+        page = page_for_experiment(found)
+        default = found.folder / "report.html"
     target = Path(out) if out is not None else default
     if target.is_dir():
         raise CommandError(f"{target} is a folder; give the name of a file to write, e.g. {target / 'report.html'}")

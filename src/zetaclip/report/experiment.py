@@ -1,7 +1,7 @@
 """The page of one experiment: the paper's table with our numbers beside it, the figures, and where all of it comes from.
 
 ``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json`` and ``runs.csv`` in a folder
-named after the experiment, and the run folders beside it.
+named after the experiment and its profile, and the run folders beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from ..experiments.spec import tables_of
 from .curves import figures
 from .page import Page, Section
 from .read import number, parse_object
@@ -56,6 +57,7 @@ class Experiment:
     """``runs`` are the rows of runs.csv, ``folders`` the run folder of each, or None where there is none."""
 
     name: str
+    folder: Path
     title: str
     profile: str
     command: str
@@ -70,11 +72,14 @@ class Experiment:
 
 
 def read_experiment(root: Path, name: str) -> Experiment:
-    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing."""
-    folder = root / name
-    path = folder / "table.json"
-    if not path.is_file():
+    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing.
+
+    Where both profiles have been run, the full protocol's tables are shown.
+    """
+    folder = next(iter(tables_of(root, name)), None)
+    if folder is None:
         raise CommandError(_missing(root, name))
+    path = folder / "table.json"
     found = parse_object(path.read_bytes())
     rows = found.get("rows") if found else None
     columns = found.get("columns") if found else None
@@ -87,6 +92,7 @@ def read_experiment(root: Path, name: str) -> Experiment:
     planned = number(counted.get("planned")) if isinstance(counted, dict) else None
     return Experiment(
         name,
+        folder,
         str(found.get("title") or name),
         str(found.get("profile") or "unknown"),
         str(found.get("command") or f"zetaclip reproduce {name}"),
