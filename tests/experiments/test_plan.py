@@ -155,14 +155,35 @@ def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
 
 
 def test_only():
-    assert session.parse_only("method=dp-sgd,ww-dp-sgd,data=mnist,seed=1") == {
+    assert session.parse_only("method=dp-sgd,ww-dp-sgd, data=mnist,seed=1", {}) == {
         "method": ["dp-sgd", "ww-dp-sgd"],
         "data": ["mnist"],
         "seed": ["1"],
     }
-    assert session.parse_only(None) == {}
+    assert session.parse_only(None, {}) == {}
     with pytest.raises(CommandError, match="KEY=VALUE"):
-        session.parse_only("methods=dp-sgd")
+        session.parse_only("methods=dp-sgd", {})
+
+
+def test_only_takes_labels_with_commas_in_them():
+    experiment = spec.load("clip-sweep")
+    known = session.known_labels(experiment, "lite")
+    text = "row=DP-SGD, C=1.00,WW-DP-SGD, C_0=0.25,seed=1,2"
+    only = session.parse_only(text, known)
+    assert only == {"row": ["DP-SGD, C=1.00", "WW-DP-SGD, C_0=0.25"], "seed": ["1", "2"]}
+    chosen = session.select(plan.make_plan(experiment, "lite", RATES), only)
+    assert {run.labels["row"] for run in chosen} == set(only["row"])
+    # The longest label wins, and a value that is no label ends at the comma.
+    assert session.parse_only("row=a, b,a", {"row": ["a", "a, b"]}) == {"row": ["a, b", "a"]}
+    assert session.parse_only("row=x, b", {"row": ["a", "a, b"]}) == {"row": ["x", "b"]}
+
+
+def test_only_knows_every_place_of_a_run():
+    planned = plan.make_plan(spec.load("iid"), "lite")
+    rows = [
+        {run.labels["row"] for run in session.select(planned, {"reading": [name]})} for name in ("sigma", "epsilon")
+    ]
+    assert rows[0] == rows[1] and "Non-private (SGD)" in rows[1]
 
 
 def test_only_selects(mini):

@@ -63,11 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("say which experiment; `zetaclip reproduce --list` names them")
     if arguments.data_root:
         os.environ["ZETACLIP_DATA"] = os.path.abspath(arguments.data_root)  # the trainings inherit it
+    experiment = spec.load(arguments.name)
     request = session.Request(
-        experiment=spec.load(arguments.name),
+        experiment=experiment,
         profile=arguments.profile,
         out=arguments.out,
-        only=session.parse_only(arguments.only),
+        only=session.parse_only(arguments.only, session.known_labels(experiment, arguments.profile)),
         workers=arguments.workers,
         ray=arguments.ray,
         strict=arguments.strict,

@@ -65,7 +65,10 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an experiment needs under one profile. ``cells``: (group, row, condition) -> seed -> run."""
+    """All that an experiment needs under one profile. ``cells``: (group, row, condition) -> seed -> run.
+
+    ``places`` are the labels of each cell. Cells may share a run, whose own labels are those of the first one.
+    """
 
     experiment: Experiment
     profile: str
@@ -76,6 +79,7 @@ class Plan:
     tunings: tuple[Tuning, ...] = ()
     left_out: tuple[str, ...] = ()
     by_key: dict[str, PlannedRun] = field(default_factory=dict)
+    places: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
 
 def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
@@ -138,6 +142,7 @@ class _Planner:
         if not blocks:
             raise CommandError(f"{experiment.name} has nothing to run under the profile {self.profile}")
         cells: dict[tuple[str, str, str], dict[int, str]] = {}
+        places: dict[tuple[str, str, str], dict[str, Any]] = {}
         order: list[PlannedRun] = []
         most = max(self._seeds(group, column) for group, column, _, _ in blocks)
         for seed in range(1, most + 1):  # one seed of all rows before the second of any
@@ -146,7 +151,9 @@ class _Planner:
                     continue
                 for row in experiment.rows:
                     run = self._run(group, column, reading, row, seed)
-                    cells.setdefault((group["label"], row["label"], condition), {})[seed] = run.key
+                    place = (group["label"], row["label"], condition)
+                    cells.setdefault(place, {})[seed] = run.key
+                    places[place] = self._labels(group, column, reading, row)
                     order.append(run)
         comparable = {
             (group["label"], condition): self.profile not in self._data(group, column)[1].get("not_comparable", ())
@@ -162,6 +169,7 @@ class _Planner:
             tunings=tuple(self.tunings.values()),
             left_out=tuple(left_out),
             by_key=self.by_key,
+            places=places,
         )
         return Plan(**{**vars(plan), "runs": tuple(with_dependencies(plan, order))})
 
@@ -221,7 +229,15 @@ class _Planner:
         for key in config:
             if key not in CONFIG_KEYS:
                 raise CommandError(f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not know")
-        labels = {
+        labels = {**self._labels(group, column, reading, row), "seed": seed, "rate": rate_name}
+        key = config_key(config, self.experiment.exclusive)
+        run = PlannedRun(key, config, labels, tuple(after), self.experiment.exclusive)
+        return self.by_key.setdefault(key, run)
+
+    def _labels(
+        self, group: dict[str, Any], column: dict[str, Any], reading: str | None, row: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
             "experiment": self.experiment.name,
             "profile": self.profile,
             "group": group["label"],
@@ -229,15 +245,10 @@ class _Planner:
             "column": column["label"],
             "reading": reading or "",
             "condition": self._condition(column, reading),
-            "data": name,
-            "method": method_name,
-            "recipe": recipe,
-            "seed": seed,
-            "rate": rate_name,
+            "data": self._data(group, column)[0],
+            "method": row["method"],
+            "recipe": group.get("recipe", "paper"),
         }
-        key = config_key(config, self.experiment.exclusive)
-        run = PlannedRun(key, config, labels, tuple(after), self.experiment.exclusive)
-        return self.by_key.setdefault(key, run)
 
     def _with_runs(self, value: Any, place: tuple[Any, ...], asked_by: tuple[str, ...], after: list[str]) -> Any:
         """The configuration with every ``@run:ROW`` replaced by ``@run:KEY``; "none" becomes None."""

@@ -117,11 +117,10 @@ def column_title(column: Column) -> str:
 def csv_text(plan: Plan, runs: Mapping[str, Run]) -> str:
     """One line per run and place in the table, finished or not."""
     lines = []
-    for (group, row, condition), seeds in plan.cells.items():
+    for place, seeds in plan.cells.items():
         for seed, key in seeds.items():
-            planned, run = plan.by_key[key], runs.get(key)
-            place = {**planned.labels, "group": group, "row": row, "condition": condition, "seed": seed}
-            lines.append(_line(place, planned.config, key, run))
+            labels = {**plan.places[place], "seed": seed}
+            lines.append(_line(labels, plan.by_key[key].config, key, runs.get(key)))
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
     writer.writeheader()

@@ -45,7 +45,7 @@ def points(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any]) -> list
     found = []
     for (group, row, condition), seeds in plan.cells.items():
         for seed, key in seeds.items():
-            labels = plan.by_key[key].labels
+            labels = plan.places[group, row, condition]
             if key not in runs or (methods and labels["method"] not in methods) or (data and labels["data"] != data):
                 continue
             for line in runs[key].lines(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,31 +33,44 @@ class Request:
     strict: bool = False
 
 
-def parse_only(text: str | None) -> dict[str, list[str]]:
-    """``method=dp-sgd,ww-dp-sgd,seed=1``: a word without "=" is one more value of the key before it."""
+def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """``method=dp-sgd,ww-dp-sgd,seed=1``: what follows a comma is one more value of the same key, unless it names another key.
+
+    Labels may hold commas and equal signs of their own, so the longest of the ``known`` ones is taken before a comma ends a value.
+    """
     chosen: dict[str, list[str]] = {}
-    key = ""
-    for word in (text or "").split(","):
-        if not word:
-            continue
-        before, equals, after = word.partition("=")
+    key, rest = "", (text or "").strip(" ,")
+    while rest:
+        before, equals, after = rest.partition("=")
         if equals and before.strip() in _ONLY:
-            key = before.strip()
-            chosen.setdefault(key, []).append(after.strip())
-        elif key:  # row labels may hold commas and equal signs of their own
-            chosen[key].append(word.strip())
-        else:
-            raise CommandError(f"--only takes KEY=VALUE with one of {', '.join(_ONLY)}, not {word!r}")
+            key, rest = before.strip(), after.lstrip()
+        elif not key:
+            raise CommandError(f"--only takes KEY=VALUE with one of {', '.join(_ONLY)}, not {rest!r}")
+        labels = [label for label in known.get(key, ()) if f"{rest},".startswith(f"{label},")]
+        value = max(labels, key=len, default=rest.partition(",")[0])
+        chosen.setdefault(key, []).append(value.strip())
+        rest = rest[len(value) :].lstrip(" ,")
     return chosen
+
+
+def known_labels(experiment: Experiment, profile: str) -> dict[str, set[str]]:
+    """What ``--only`` may name, by key."""
+    places = [labels for found in _places(make_plan(experiment, profile)).values() for labels in found]
+    return {key: {str(labels[key]) for labels in places} for key in _ONLY}
+
+
+def _places(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """run -> the labels of every place that it fills."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for place, seeds in plan.cells.items():
+        for seed, key in seeds.items():
+            places.setdefault(key, []).append({**plan.places[place], "seed": seed})
+    return places
 
 
 def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
     """The runs that a filter names, without what they need."""
-    places: dict[str, list[dict[str, Any]]] = {}
-    for (group, row, condition), seeds in plan.cells.items():
-        for seed, key in seeds.items():
-            labels = {**plan.by_key[key].labels, "group": group, "row": row, "condition": condition, "seed": seed}
-            places.setdefault(key, []).append(labels)
+    places = _places(plan)
     for key, values in only.items():
         known = {str(labels[key]) for found in places.values() for labels in found}
         for value in values:
