@@ -270,32 +270,53 @@ def test_a_key_that_train_does_not_know_is_refused(tmp_path):
         plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
 
 
+OWN = """
+baseline = "DP-SGD"
+data = "mine"
+measures = ["accuracy"]
+[tuning]
+factors = [1.0]
+[datasets.mine]
+size = 1000
+rates = { sgd = 0.1 }
+tuning = { epsilon = 3.0 }
+seeds = { lite = 2, paper = 2 }
+set = { data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0 }
+[methods.half-clip]
+rate = "sgd"
+set = { method = "dp-sgd", clip = 0.5 }
+[[rows]]
+label = "DP-SGD"
+method = "dp-sgd"
+[[rows]]
+label = "half"
+method = "half-clip"
+"""
+
+
 def test_a_method_and_a_data_set_of_ones_own(tmp_path):
-    (tmp_path / "own.toml").write_text(
-        """
-        baseline = "DP-SGD"
-        data = "mine"
-        measures = ["accuracy"]
-        [tuning]
-        factors = [1.0]
-        [datasets.mine]
-        size = 1000
-        rates = { sgd = 0.1 }
-        tuning = { epsilon = 3.0 }
-        seeds = { lite = 2, paper = 2 }
-        set = { data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0 }
-        [methods.half-clip]
-        rate = "sgd"
-        set = { method = "dp-sgd", clip = 0.5 }
-        [[rows]]
-        label = "DP-SGD"
-        method = "dp-sgd"
-        [[rows]]
-        label = "half"
-        method = "half-clip"
-        """,
-        encoding="utf-8",
-    )
+    (tmp_path / "own.toml").write_text(OWN, encoding="utf-8")
     planned = plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
     assert [(run.labels["row"], run.config["clip"]) for run in planned.runs] == [("DP-SGD", 1.0), ("half", 0.5)] * 2
     assert planned.runs[0].config["target"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("size = 1000", "the data set 'mine' has no size"),
+        ("seeds = { lite = 2, paper = 2 }", "nor the data set 'mine' has seeds for the profile lite"),
+        ("lite = 2, ", "has seeds for the profile lite"),
+        ('data = "table.csv", ', "the set of the data set 'mine' has no data"),
+        ('model = "mlp", ', "'mine' has no model"),
+        ("batch_size = 50, ", "'mine' has no batch_size"),
+        ("epochs = 4, ", "'mine' has no epochs or steps"),
+        ('set = { method = "dp-sgd", clip = 0.5 }', "the method 'half-clip' has no set"),
+        ('method = "dp-sgd", ', "the set of the method 'half-clip' has no method"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_runs(tmp_path, without, message):
+    assert without in OWN
+    (tmp_path / "own.toml").write_text(OWN.replace(without, "", 1), encoding="utf-8")
+    with pytest.raises(CommandError, match=f"^own.*{re.escape(message)}"):
+        plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")

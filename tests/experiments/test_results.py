@@ -116,7 +116,7 @@ def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch)
 
 def test_the_page_says_what_it_must(done):
     page = (done / "mini/table.md").read_text(encoding="utf-8")
-    assert "Lite profile" in page and "zetaclip reproduce mini --profile lite" in page
+    assert "Lite profile" in page
     assert "δ = 1e-05" in page and "0.83" in page and "add" in page
     assert "[95.99 ± 0.08]" in page and "not free" in page
     assert "Not run" not in page
@@ -170,12 +170,28 @@ def test_what_a_run_was_never_asked_for_is_no_divergence():
     assert [name for name, value in told.items() if value] == ["ece"]
 
 
+def test_the_command_is_one_that_works(mini, mini_file):
+    request = session.Request(mini, "lite", "results")
+    assert session.command_line(request) == f"zetaclip reproduce {mini_file} --profile lite"
+    request = session.Request(spec.load("iid"), "paper", "my results")
+    assert session.command_line(request) == "zetaclip reproduce iid --profile paper --out 'my results'"
+
+
+def test_a_finished_run_that_is_not_used_is_named(mini, done):
+    key = lines(done / "mini/runs.csv")[0]["run"]
+    config = done / "runs" / key / "config.json"
+    config.write_text(config.read_text().replace('"sigma": 1.1', '"sigma": 0.9'))
+    said = session.tables_only(session.Request(mini, "lite", str(done)))
+    told = "not used: σ = 1.1 · DP-SGD · seed 1: it was run with another sigma: 0.9, not 1.1"
+    assert told in said and f"- {told}" in (done / "mini/table.md").read_text(encoding="utf-8")
+
+
 def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     request = session.Request(mini, "lite", str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
     session.reproduce(request)
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert "8 of 9 runs: `zetaclip reproduce mini --profile lite`, about" in page
+    assert f"8 of 9 runs: `{session.command_line(request)}`, about" in page
     assert "not run [95.99 ± 0.08]" in page and "(1/3)" in page
     assert sum(row["state"] == "not run" for row in lines(tmp_path / "out/mini/runs.csv")) == 8
     before = (tmp_path / "out/mini/table.json").read_text(encoding="utf-8")
@@ -203,7 +219,7 @@ def test_time_leaves_out_the_first_epoch(store):
     # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
-    page = tables.markdown(planned, table, seconds_left=None, failures={}, rates={}, skipped=[], pictures=[])
+    page = tables.markdown(planned, table, seconds_left=None, failures=[], rates={}, skipped=[], pictures=[])
     assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
     assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import CommandError
-from zetaclip.experiments import needs, plan, session, spec, tuning
+from zetaclip.experiments import estimate, needs, plan, session, spec, tuning
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, run_all
 from zetaclip.experiments.store import Store
@@ -351,9 +351,35 @@ def test_the_estimate_is_steps_times_speed(mini, store):
     # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half of nine tenths 2 x 211
     for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
     planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
-    seconds, sources = session._estimate(mini, store, [*planned.runs, *planned.tunings[0].runs], measured=False)
+    seconds, sources = session._estimate(mini, "lite", store, [*planned.runs, *planned.tunings[0].runs], measured=False)
     assert seconds == pytest.approx(9 * for_runs + 3 * for_grid) and sources == {"finished runs"}
     assert "12 runs to do" in session.dry_run(request)
+
+
+def test_the_estimate_takes_the_size_of_the_profiles_data(store):
+    experiment = spec.load("iid")
+    runs = {
+        profile: [run for run in plan.make_plan(experiment, profile).runs if run.labels["data"] == "emnist"][:1]
+        for profile in spec.PROFILES
+    }
+    speeds = {(run.config["data"], "cnn", "sgd"): estimate.Speed(0.0, 1.0, "") for (run,) in runs.values()}
+    found = {
+        profile: estimate.estimate(runs[profile], session._sizes(experiment, profile), {}, speeds)[0]
+        for profile in runs
+    }
+    assert found == {"lite": 4 * 229, "paper": 8 * 488}  # 58,405 and 124,800 records in batches of 256
+
+
+def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, monkeypatch):
+    text = mini_file.read_text(encoding="utf-8").replace('rate_of = "dp-sgd"\n', "")
+    mini_file.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")  # so that its grid can't be decided
+    request = session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
+    text, failed = session.reproduce(request)
+    assert failed == 3 + 1 + 3 and "3 of 9 runs" in text
+    page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+    assert "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid have no result" in page
+    assert "- left out: σ = 1.1 · Replay · seed 2: it follows a run without a learning rate" in page
 
 
 def test_the_command_reports_failures(mini_file, tmp_path, monkeypatch, capsys):

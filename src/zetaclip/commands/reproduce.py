@@ -25,7 +25,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..experiments.spec import PROFILES
+    from ..experiments.spec import OUT, PROFILES
 
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="an experiment (see --list), or a TOML file of your own"
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="KEY=VALUE,...", help="run a part: method, data, seed, row, group or reading")
     parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one per core)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local, or an address")
-    parser.add_argument("--out", default="results", metavar="DIR", help="the results folder (default: results)")
+    parser.add_argument("--out", default=OUT, metavar="DIR", help=f"the results folder (default: {OUT})")
     parser.add_argument("--data-root", metavar="DIR", help="where the data sets are (default: ZETACLIP_DATA)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and an estimate of time, run nothing")
     parser.add_argument(

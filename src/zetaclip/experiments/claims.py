@@ -1,7 +1,8 @@
 """The paper claim by claim: what it says, what we measured, and whether it holds.
 
 Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
-checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim holds only if every cell that was run supports it; cells that were not run are counted beside it.
+checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim
+holds only if every cell that was run supports it; cells that were not run are counted beside it.
 """
 
 from __future__ import annotations

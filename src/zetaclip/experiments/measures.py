@@ -44,7 +44,7 @@ class Measure:
 
 
 def diverged(run: Run, measure: Measure) -> bool:
-    """True for a finished run that was asked for a number and reached none: its weights or its outputs are no numbers any more."""
+    """True for a finished run that was asked for a number and reached none: its outputs are no numbers any more."""
     if _main(run) is None:
         return True
     return measure.metric in run.result.get("metrics", {}) and measure.read(run) is None

@@ -273,7 +273,7 @@ class _Planner:
 
     def _foundation(self, data_name: str, recipe: str, method_name: str) -> dict[str, Any]:
         data, method = self.common["data"][data_name], self.common["methods"][method_name]
-        return merged(
+        config = merged(
             self.common["base"],
             self.common["recipes"][recipe]["set"],
             data["set"],
@@ -281,6 +281,14 @@ class _Planner:
             method["set"],
             {"spectral": data.get("spectral", {})} if method.get("spectral") else {},
         )
+        # Train has defaults for these, but an experiment must say what it compares, and a grid takes half of the length.
+        for keys in (("model",), ("batch_size",), ("epochs", "steps")):
+            if not any(key in config for key in keys):
+                raise CommandError(
+                    f"{self.experiment.name}: the set of the data set {data_name!r} has no {' or '.join(keys)} "
+                    f"for the profile {self.profile}"
+                )
+        return config
 
     def _tuning(self, data_name: str, recipe: str, method_name: str) -> str:
         """The name of this rate; its grid is remembered."""
@@ -328,7 +336,13 @@ class _Planner:
         return name, self.common["data"][name]
 
     def _seeds(self, group: dict[str, Any], column: dict[str, Any]) -> int:
-        seeds = self.experiment.seeds or self._data(group, column)[1]["seeds"]
+        name, data = self._data(group, column)
+        seeds = self.experiment.seeds or data.get("seeds", {})
+        if self.profile not in seeds:
+            raise CommandError(
+                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has seeds for the profile "
+                f"{self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
+            )
         return int(seeds[self.profile])
 
     def _reading_label(self, reading: str | None) -> str:

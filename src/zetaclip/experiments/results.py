@@ -1,7 +1,7 @@
 """From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with the baseline.
 
-Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so, and so does
-one with a seed that diverged: a mean over the others would flatter it, so nothing is concluded from it.
+Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so,
+and so does one with a seed that diverged: a mean over the others would flatter it, so nothing is concluded from it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
 from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
-from .spec import Experiment, folder_of
+from .spec import OUT, Experiment, folder_of
 from .store import Store, write_json, write_text
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
@@ -88,11 +88,12 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 
 def command_line(request: Request) -> str:
     """The command that runs this experiment whole."""
-    return shlex.join(["zetaclip", "reproduce", request.experiment.name, "--profile", request.profile])
+    words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
+    return shlex.join(words + (["--out", request.out] if request.out != OUT else []))
 
 
 def reproduce(request: Request) -> tuple[str, int]:
-    """Tunes, runs and writes tables; returns what to print and how many runs failed."""
+    """Tunes, runs and writes tables; returns what to print and how much of it failed or was left out."""
     store = open_store(request.out)
     with store.lock():
         backend, threads = _backend(request)
@@ -101,11 +102,9 @@ def reproduce(request: Request) -> tuple[str, int]:
             plan, wanted, skipped = _prepare(request, store)
             failures |= _tune(request, store, backend, threads, plan, wanted)
             plan, wanted, skipped = _prepare(request, store)
-            ready = [run for run in wanted if "@tuned:" not in str(run.config["lr"])]
-            outcomes = run_all(
-                with_dependencies(plan, ready), store, backend, threads, Progress(title=request.experiment.name)
-            )
-            failures |= _failures(plan.by_key, outcomes)
+            ready, left_out = _ready(plan, wanted)
+            outcomes = run_all(ready, store, backend, threads, Progress(title=request.experiment.name))
+            failures |= _failures(plan.by_key, outcomes) | left_out
         finally:
             backend.close()
         text = _write(request, store, plan, failures, skipped)
@@ -125,7 +124,7 @@ def dry_run(request: Request) -> str:
     store = open_store(request.out, create=False)
     plan, wanted, skipped = _prepare(request, store)
     rates = tuning.load_rates(store)
-    names = {tuning_of(run) for run in wanted}
+    names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
     grids = [run for grid in tuning.open_tunings(plan.tunings, names, rates) for run in grid.runs]
     needed = [*grids, *with_dependencies(plan, wanted)]
     todo = [run for run in needed if not store.finished(run.key)]
@@ -133,7 +132,7 @@ def dry_run(request: Request) -> str:
     rates_left = sum(run in grids for run in todo)
     lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
     lines += skipped
-    seconds, sources = _estimate(request.experiment, store, todo, measured=True)
+    seconds, sources = _estimate(request.experiment, request.profile, store, todo, measured=True)
     workers = 1 if request.experiment.exclusive else request.workers or cores()
     if todo and seconds is None:
         lines.append("no estimate of time: twenty steps of a run could not be measured")
@@ -187,23 +186,46 @@ def _tune(
     outcomes = run_all(runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates"))
     undecided = tuning.decide(grids, store)
     failures = _failures({run.key: run for run in runs}, outcomes)
-    told = {name: f"no learning rate was chosen, so its runs are left out: {why}" for name, why in undecided.items()}
-    return failures | told
+    return failures | {name: f"left out: {name}: no learning rate, {why}" for name, why in undecided.items()}
+
+
+def _ready(plan: Plan, wanted: Sequence[PlannedRun]) -> tuple[list[PlannedRun], dict[str, str]]:
+    """The wanted runs with all that they need, and those that follow a run without a learning rate."""
+    ready, left_out = [], {}
+    for run in wanted:
+        needed = [one for one in with_dependencies(plan, [run]) if "@tuned:" in str(one.config["lr"])]
+        if not needed:
+            ready.append(run)
+        elif run not in needed:
+            left_out[run.key] = f"left out: {run.describe()}: it follows a run without a learning rate"
+    return with_dependencies(plan, ready), left_out
 
 
 def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
-    bad = ("failed", "blocked")
-    return {runs[key].describe(): outcome.message for key, outcome in outcomes.items() if outcome.state in bad}
+    return {
+        key: f"{outcome.state}: {runs[key].describe()}: {outcome.message}"
+        for key, outcome in outcomes.items()
+        if outcome.state in ("failed", "blocked")
+    }
+
+
+def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
+    """Finished runs that the tables leave out, and why: they would look as if they had never been run."""
+    return [f"not used: {run.describe()}: {'; '.join(store.problems(run))}" for run in left if store.finished(run.key)]
 
 
 def _estimate(
-    experiment: Experiment, store: Store, runs: Sequence[PlannedRun], measured: bool
+    experiment: Experiment, profile: str, store: Store, runs: Sequence[PlannedRun], measured: bool
 ) -> tuple[float | None, set[str]]:
-    sizes = {name: int(data["size"]) for name, data in experiment.common["data"].items()}
     costs = {
         str(method["set"]["method"]): float(method.get("cost", 1.0)) for method in experiment.common["methods"].values()
     }
-    return estimate.estimate(runs, sizes, costs, estimate.known_speeds(store), measured)
+    return estimate.estimate(runs, _sizes(experiment, profile), costs, estimate.known_speeds(store), measured)
+
+
+def _sizes(experiment: Experiment, profile: str) -> dict[str, int]:
+    """Training records by data set; a profile may stand on a part of them."""
+    return {name: int(data.get(f"{profile}_size", data["size"])) for name, data in experiment.common["data"].items()}
 
 
 def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]) -> str:
@@ -212,7 +234,8 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     runs = results.collect(plan, store)
     table = results.table(plan, runs, command_line(request))
     left = [run for run in plan.runs if run.key not in runs]
-    seconds, _ = _estimate(plan.experiment, store, left, measured=False) if left else (None, set())
+    told = [*failures.values(), *_untrusted(store, [run for run in left if run.key not in failures])]
+    seconds, _ = _estimate(plan.experiment, plan.profile, store, left, measured=False) if left else (None, set())
     pictures: list[str] = []
     note = ""
     try:
@@ -230,14 +253,13 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
         plan,
         table,
         seconds_left=seconds,
-        failures=failures,
+        failures=told,
         rates=tuning.load_rates(store),
         skipped=skipped,
         pictures=pictures,
     )
     write_text(folder / "table.md", page)
-    told = [f"{place}: {message}" for place, message in failures.items()]
     report = f"{len(runs)} of {len(plan.runs)} runs; table, CSV and plots in {folder}{note}"
     if told:
-        report += f"\n{len(told)} failed:\n  " + "\n  ".join(told)
+        report += f"\n{len(told)} failed or left out:\n  " + "\n  ".join(told)
     return "\n".join([report, *skipped])

@@ -9,7 +9,7 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ else:
 
 FOLDER = Path(__file__).resolve().parent
 PROFILES = ("lite", "paper")
+OUT = "results"  # where results go unless told otherwise
 
 # In the order of the paper; the last two are the ones it should have had.
 ORDER = (
@@ -97,6 +98,7 @@ class Experiment:
     plots: tuple[dict[str, Any], ...] = ()
     seeds: dict[str, int] = field(default_factory=dict)
     exclusive: bool = False
+    given: str = ""  # what the user called it: a name, or the path of a file
 
 
 def names() -> list[str]:
@@ -115,7 +117,7 @@ def load(name: str) -> Experiment:
     if not path.exists():
         raise CommandError(f"there is no file {path}")
     _check_own_name(path)
-    return _experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml"))
+    return replace(_experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml")), given=name)
 
 
 def folder_of(name: str, profile: str) -> str:
@@ -189,6 +191,7 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             raise CommandError(f"{where}: {what} needs a label of its own")
         for item in items:
             _known(where, f"{what} {item['label']!r}", item, keys)
+    _check_complete(where, common)
     _check_names(where, common, groups, columns, rows)
     if table.get("baseline", "") not in ("", *(row["label"] for row in rows)):
         raise CommandError(f"{where}: the baseline {table['baseline']!r} is not one of the rows")
@@ -216,6 +219,22 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
         seeds=table.get("seeds", {}),
         exclusive=table.get("exclusive", False),
     )
+
+
+def _check_complete(where: str, common: dict[str, Any]) -> None:
+    """What plans and estimates take for granted."""
+    for name, method in common["methods"].items():
+        _needs(where, f"the method {name!r}", method, "set", "what train is told, with its method")
+        _needs(where, f"the set of the method {name!r}", method["set"], "method", "a method of train")
+    for name, data in common["data"].items():
+        _needs(where, f"the data set {name!r}", data, "size", "the public number of its training records")
+        _needs(where, f"the data set {name!r}", data, "set", "what train is told, with its data")
+        _needs(where, f"the set of the data set {name!r}", data["set"], "data", "a name or a path, as train takes it")
+
+
+def _needs(where: str, what: str, table: Mapping[str, Any], key: str, meaning: str) -> None:
+    if key not in table:
+        raise CommandError(f"{where}: {what} has no {key} ({meaning})")
 
 
 def _check_names(where: str, common: dict[str, Any], groups: Any, columns: Any, rows: Any) -> None:

@@ -20,7 +20,7 @@ def markdown(
     table: Mapping[str, Any],
     *,
     seconds_left: float | None,
-    failures: Mapping[str, str],
+    failures: Sequence[str],
     rates: Mapping[str, Mapping[str, Any]],
     skipped: Sequence[str],
     pictures: Sequence[str],
@@ -185,7 +185,7 @@ def _missing(
     plan: Plan,
     table: Mapping[str, Any],
     seconds_left: float | None,
-    failures: Mapping[str, str],
+    failures: Sequence[str],
     skipped: Sequence[str],
 ) -> list[str]:
     left = table["runs"]["planned"] - table["runs"]["finished"]
@@ -194,5 +194,5 @@ def _missing(
         time = f", about {duration(seconds_left)} of one worker" if seconds_left is not None else ""
         lines.append(f"- {left} of {table['runs']['planned']} runs: `{table['command']}`{time}")
     lines += [f"- {reason}" for reason in (*plan.left_out, *skipped)]
-    lines += [f"- failed: {place}: {message}" for place, message in failures.items()]
+    lines += [f"- {failure}" for failure in failures]
     return ["## Not run", "", *lines, ""] if lines else []

@@ -1,7 +1,7 @@
 """Learning rates: three on a grid, one seed, half the length, judged on records held out of the training data.
 
-What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes. Nothing is chosen before the whole grid has
-finished: a run that failed might have been the best. One that diverged has finished, and can't win.
+What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes. Nothing is chosen before the whole grid
+has finished: a run that failed might have been the best. One that diverged has finished, and can't win.
 """
 
 from __future__ import annotations
