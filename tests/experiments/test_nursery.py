@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 
 from zetaclip.errors import CommandError
 from zetaclip.experiments import spec
-from zetaclip.experiments.nursery import Nursery, available
+from zetaclip.experiments.nursery import Nursery, _preload, available
 from zetaclip.experiments.plan import config_key, make_plan
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import TRAIN_VARIABLE, LocalBackend, run_all
 from zetaclip.experiments.store import Store
+from zetaclip.training import result
 
 pytestmark = pytest.mark.skipif(not available(), reason="forks of a warm process are for Linux")
 
@@ -65,6 +66,12 @@ def test_exit_codes_logs_and_processes_are_their_own(nursery, tmp_path):
     assert "no-such-flag" in (tmp_path / "usage").read_text(encoding="utf-8")
     assert good.poll() == 0  # asked again after it was reaped
     good.send_signal(signal.SIGKILL)  # and never sent to whoever has the number now
+
+
+def test_forks_carry_the_commit_that_was_loaded():
+    result.commit.cache_clear()
+    _preload()
+    assert result.commit.cache_info().currsize == 1  # what a fork stamps was asked before it was forked
 
 
 def long_run(nursery, folder):

@@ -150,6 +150,12 @@ def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise
             assert all(method == rate for method, rate in rates)
 
 
+def test_every_run_of_a_grid_has_a_description_of_its_own():
+    planned = plan.make_plan(spec.load("budget"), "lite")
+    told = [run.describe() for tuning in planned.tunings for run in tuning.runs]
+    assert len(set(told)) == len(told) and "learning rate · mnist, default recipe · dp-sgd, lr 1 · seed 1000" in told
+
+
 def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
     assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {"@tuned:lite/mnist/paper/dp-sgd"}
 

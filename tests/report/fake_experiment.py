@@ -74,7 +74,7 @@ def experiment(root, seeds=3, **changes):
                     "commit": "0123abc",
                 }
             )
-    rows.append(rows[0] | {"run": "gone", "seed": 9, "state": "failed", "value": ""})
+    rows.append(rows[0] | {"run": "gone", "seed": 9, "state": "not run", "value": ""})
     folder = root / "iid"
     folder.mkdir(parents=True)
     (folder / "table.json").write_text(json.dumps(table(**changes)))

@@ -119,7 +119,9 @@ def _preload() -> None:
     from ..commands import train  # noqa: F401
     from ..ledger import Event
     from ..training import loop  # noqa: F401
+    from ..training.result import commit
 
+    commit()  # kept: a fork runs the code that was loaded here, whatever is checked out by then
     accounting.epsilon([Event(0.01, 1.0, 10)], 1e-5, "prv")
     torch.optim.SGD([torch.zeros(1)])  # loads torch's compiler
 

@@ -326,7 +326,7 @@ class _Planner:
         for factor in self.experiment.tuning.get("factors", [1.0]):
             rate = float(f"{middle * factor:.6g}")
             config = {**half, "lr": rate}
-            row = {"row": f"{method_name}, lr {rate:g}", "condition": data_name}
+            row = {"row": f"{method_name}, lr {rate:g}", "condition": f"{data_name}, {recipe} recipe"}
             runs.append(PlannedRun(config_key(config), config, {**labels, **row}))
         self.tunings[name] = Tuning(name, tuple(runs))
         return name

@@ -22,7 +22,7 @@ from . import nursery
 from .nursery import Nursery
 from .plan import PlannedRun
 from .progress import Progress
-from .store import Store, read_json
+from .store import Store
 
 # A stand-in for `python -m zetaclip train`, for tests of the runner.
 TRAIN_VARIABLE = "ZETACLIP_TRAIN_COMMAND"
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: "reused", "done", "failed", "blocked" (by another's failure) or "stopped"."""
+    """How a run ended: "reused", "done", "failed" or "blocked" (by another's failure)."""
 
     state: str
     message: str = ""
@@ -237,11 +237,3 @@ def _edited(store: Store, run: PlannedRun, problems: list[str]) -> str:
 
 def _ready(run: PlannedRun, outcomes: dict[str, Outcome]) -> bool:
     return all(key in outcomes for key in run.after)
-
-
-def status_of(folder: Path) -> dict[str, Any]:
-    """``status.json`` of a running training, or an empty table while there is none."""
-    try:
-        return read_json(folder / "status.json")
-    except (OSError, ValueError):
-        return {}

@@ -81,10 +81,6 @@ class Store:
     def finished(self, key: str) -> bool:
         return (self.folder(key) / "result.json").exists()
 
-    def started(self, key: str) -> bool:
-        """True if there is something to resume."""
-        return any((self.folder(key) / name).exists() for name in ("status.json", "config.json", "private"))
-
     def prepare(self, run: PlannedRun) -> Path:
         """Writes the run's configuration, placeholders filled in, and returns its file."""
         file = self.config_file(run.key)

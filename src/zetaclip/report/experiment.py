@@ -186,7 +186,7 @@ def page_for_experiment(experiment: Experiment) -> Page:
 
 def finished(experiment: Experiment) -> list[dict[str, str]]:
     """The runs that count: each folder once, because experiments and cells share runs."""
-    done = [row for row in experiment.runs if (row.get("state") or row.get("status")) == "finished"]
+    done = [row for row in experiment.runs if row.get("state") == "finished"]
     return list({row.get("run") or str(place): row for place, row in enumerate(done)}.values())
 
 
@@ -291,11 +291,10 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
 
 def _origin(experiment: Experiment) -> list[tuple[str, str]]:
     done = finished(experiment)
-    failed = sum((row.get("state") or row.get("status")) == "failed" for row in experiment.runs)
     there = sum(folder is not None for folder in experiment.folders)
     seconds = sum(_float(row.get("seconds_total")) or 0.0 for row in done)
     rows = [
-        ("runs", f"{len(done)} finished of {experiment.planned} planned" + (f", {failed} failed" if failed else "")),
+        ("runs", f"{len(done)} finished of {experiment.planned} planned"),
         ("profile", experiment.profile),
         ("commit", experiment.commit),
         ("command", experiment.command),
@@ -323,7 +322,6 @@ _COLUMNS = {
     "method": "method",
     "seed": "seed",
     "state": "state",
-    "status": "state",
     "metric": "metric",
     "value": "value",
     "epsilon": "ε",
