@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from zetaclip.experiments import claims, plan, results, session, spec, tables, tuning
+from zetaclip.experiments import claims, plan, plots, results, session, spec, tables, tuning
 from zetaclip.experiments.measures import MEASURES, Run, diverged
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
@@ -199,6 +199,34 @@ def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     assert (tmp_path / "out/mini/table.json").read_text(encoding="utf-8") == before
 
 
+def test_nothing_published_is_promised_where_there_is_nothing():
+    for name, there in (("controls", False), ("clip-sweep", True)):
+        planned = plan.make_plan(spec.load(name), "lite")
+        table = results.table(planned, {}, "")
+        page = tables.markdown(planned, table, seconds_left=None, failures=[], rates={}, skipped=[], pictures=[])
+        assert "Lite profile" in page and ("Published cells stand beside ours" in page) is there
+
+
+@pytest.mark.parametrize(
+    ("spectral", "zone"), [("gain = 0.2", ["zone 2 to 6"]), ("center = 5.0", []), ('zone = "relative"', [])]
+)
+def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch, spectral, zone):
+    other = f'[[rows]]\nlabel = "Other"\nmethod = "ww-practical"\nset = {{ spectral = {{ {spectral} }} }}\n[[series]]'
+    text = mini_file.read_text(encoding="utf-8").replace("[[series]]", other)
+    mini_file.write_text(text.replace('values = ["clip"]', 'values = ["smoothed"]'), encoding="utf-8")
+    legends = {}
+    save = plots._save
+
+    def look(figure, folder, name):
+        legends[name] = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        return save(figure, folder, name)
+
+    monkeypatch.setattr(plots, "_save", look)
+    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    (legend,) = (texts for name, texts in legends.items() if "smoothed" in name)
+    assert legend == ["Spectral", "Other", *zone]
+
+
 def test_a_subset_is_not_put_beside_published_cells():
     experiment = spec.load("noniid")
     planned = plan.make_plan(experiment, "lite")
@@ -208,6 +236,8 @@ def test_a_subset_is_not_put_beside_published_cells():
     assert all(cell["published"] is None for cell in cells["EMNIST"])
     assert cells["MNIST"][0]["published"] == {"mean": 94.53, "std": 0.20}
     assert "ImageNet" not in cells
+    for name in ("iid", "noniid"):
+        assert any("lite profile EMNIST is another data set" in note for note in spec.load(name).notes)
 
 
 def test_time_leaves_out_the_first_epoch(store):

@@ -1,5 +1,7 @@
 """The page of an experiment: bold only where the interval says so, and sentences that no result can choose."""
 
+import csv
+import io
 import json
 import re
 from dataclasses import replace
@@ -10,7 +12,7 @@ from test_report_page import figures, outline
 
 from zetaclip.cli import main
 from zetaclip.errors import CommandError
-from zetaclip.report import write_report
+from zetaclip.report import curves, write_report
 from zetaclip.report.curves import budget_charts, mean_curve
 from zetaclip.report.experiment import read_experiment, sentences
 from zetaclip.report.read import Follower
@@ -117,6 +119,25 @@ def test_a_cell_without_a_value_says_why(tmp_path, monkeypatch):
         "not run",
     ]
     assert "A seed that diverged has no value" in page
+
+
+def test_only_finished_runs_are_drawn(tmp_path):
+    experiment(tmp_path)
+    path = tmp_path / "iid" / "runs.csv"
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    for row in rows:
+        if row["run"] in ("dp-sgd-2", "ww-dp-sgd-1", "ww-dp-sgd-2"):  # cut: a folder that is there, and no result
+            row["state"] = "not run"
+            (tmp_path / "runs" / row["run"] / "result.json").unlink()
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    found = read_experiment(tmp_path, "iid")
+    assert sum(folder is not None for folder in found.folders) == 6
+    chart = next(chart for chart in curves.figures(found.runs, found.folders) if chart.id == "ece-0")
+    assert chart.summary == "Mean of up to 2 seeds."
+    assert [any(spread is not None for spread in series.error) for series in chart.series] == [True, False]
 
 
 def test_nothing_of_the_paper_to_compare_with(tmp_path):

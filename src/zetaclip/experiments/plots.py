@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,9 @@ def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder
             paper = spec.get("published", {}).get(value, {}).get(row)
             if paper:
                 ax.plot(range(1, len(paper) + 1), paper, ":", color=style["color"], label=f"paper: {row}")
-        if value == "smoothed":
-            ax.axhspan(2.0, 6.0, color="#000000", alpha=0.05, label="zone 2 to 6")
+        zone = _zone(plan, group, condition, rows) if value == "smoothed" else None
+        if zone is not None:
+            ax.axhspan(*zone, color="#000000", alpha=0.05, label=f"zone {zone[0]:g} to {zone[1]:g}")
         ax.set_xlabel(series.KINDS[spec["kind"]][1])
         ax.xaxis.get_major_locator().set_params(integer=True)  # epochs and probes are counted
         ax.set_ylabel(series.LABELS.get(value, value))
@@ -159,6 +160,18 @@ def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder
         ax.set_title(_title(plan, spec["title"], group, condition), fontsize=10)
         names += _save(figure, folder, f"{spec['name']} {value} {group} {condition}")
     return names
+
+
+def _zone(plan: Plan, group: str, condition: str, rows: Iterable[str]) -> tuple[float, float] | None:
+    """The target zone, where all rows of a picture have the same one."""
+    zones = set()
+    for row in rows:
+        key = next(iter(plan.cells[group, row, condition].values()))
+        told = plan.by_key[key].config.get("spectral", {})
+        center, radius = told.get("center"), told.get("radius")
+        fixed = center is not None and radius is not None and told.get("zone", "fixed") == "fixed"
+        zones.add((center - radius, center + radius) if fixed else None)
+    return zones.pop() if len(zones) == 1 else None
 
 
 def _band(middle: Sequence[float], spread: Sequence[float]) -> tuple[list[float], list[float]]:

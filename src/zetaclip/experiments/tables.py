@@ -11,8 +11,9 @@ from .progress import duration
 
 LITE = (
     "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, CIFAR a ResNet 16-32-64 of one "
-    "block a stage and 300 steps). Published cells stand beside ours to show the pattern; the levels can't be compared."
+    "block a stage and 300 steps)."
 )
+_BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
 
 
 def markdown(
@@ -29,7 +30,8 @@ def markdown(
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
     if plan.profile == "lite":
-        page += [LITE, ""]
+        beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
+        page += [LITE + (_BESIDE if beside else ""), ""]
     page += [
         f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs"
         + (f" · commit {table['commit']}" if table["commit"] else ""),

@@ -21,11 +21,14 @@ Panel = tuple[str, str]
 
 
 def figures(rows: Sequence[dict[str, str]], folders: Sequence[Path | None]) -> list[Chart]:
-    """C, ζ̂, accuracy against ε, ECE and time; each where its runs have something to show."""
+    """C, ζ̂, accuracy against ε, ECE and time; each where its runs have something to show.
+
+    Only runs that the table counts are drawn: the last value of one that was cut, or still goes on, is not that of its end.
+    """
     runs: dict[Path, Run] = {}
     panels: dict[Panel, dict[str, list[Run]]] = {}
     for row, folder in zip(rows, folders):
-        if folder is None:
+        if folder is None or row.get("state") != "finished":
             continue
         run = runs.setdefault(folder, Follower(folder).read())
         panel = (row.get("group") or row.get("data", ""), row.get("condition", ""))
