@@ -8,6 +8,7 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
 from zetaclip import PrivacyEngine, ValidationError
+from zetaclip.control.base import Constant
 from zetaclip.gradients import CaptureError
 
 
@@ -76,6 +77,19 @@ def test_a_second_make_private_is_refused():
     with pytest.raises(ValueError, match="optimizer is private already"):
         private(tiny(), toy_data(), optimizer=optimizer)
     engine.detach()
+    private(module, toy_data())
+
+
+def test_what_was_refused_late_can_be_mended_and_tried_again():
+    """A controller that can't start is found after the parameters were claimed; they must not stay claimed."""
+
+    class Broken(Constant):
+        def init(self):
+            raise ValueError("no start")
+
+    module = tiny()
+    with pytest.raises(ValueError, match="no start"):
+        private(module, toy_data(), clipping=Broken(1.0))
     private(module, toy_data())
 
 

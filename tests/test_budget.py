@@ -148,6 +148,25 @@ def test_the_file_outlives_the_object_and_is_checked(tmp_path):
         again.spend(FIT)
 
 
+@pytest.mark.parametrize("content", ['{"results": [1, 2, 3]}', "notes", "two\nlines", "\x00\xff"])
+def test_a_file_of_somebody_else_is_left_alone(tmp_path, content):
+    path = tmp_path / "study.json"
+    path.write_text(content)
+    with pytest.raises(LedgerError, match="not the file of a budget"):
+        Budget(1.0, 1e-5, path)
+    assert path.read_text() == content
+
+
+def test_a_header_that_was_cut_is_written_anew(tmp_path):
+    whole = tmp_path / "whole.budget"
+    Budget(1.0, 1e-5, whole)
+    cut = tmp_path / "cut.budget"
+    for length in (0, 1, 12, len(whole.read_text()) - 1):
+        cut.write_text(whole.read_text()[:length])
+        Budget(1.0, 1e-5, cut)
+        assert cut.read_text() == whole.read_text()
+
+
 def test_a_budget_without_a_path_leaves_no_file():
     budget = Budget(1.0, 1e-5)
     path = budget.path

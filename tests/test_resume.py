@@ -500,3 +500,26 @@ def test_the_seed_of_a_saved_run_stays_known(tmp_path):
         warnings.simplefilter("ignore")
         other.load(tmp_path / "run.pt")
     assert other.ledger.header.noise_seed_known
+
+
+class Falling(torch.utils.data.Dataset):
+    """Augments with torch's stream, and one of its records can't be read."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        if i == 11:
+            raise OSError("unreadable")
+        return torch.randn(6), torch.tensor(0)
+
+
+def test_looking_at_the_data_leaves_torchs_streams_alone():
+    from zetaclip.checkpoint import _compute_digest
+
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    with pytest.raises(OSError, match="unreadable"):
+        _compute_digest(Falling())
+    assert torch.equal(torch.randn(4), expected)

@@ -69,11 +69,14 @@ class Budget:
             self.path = Path(path).absolute()
             self.path.touch()
         with self._locked() as file:
-            first, *finished = file.read().decode().split("\n")
-            if finished:
+            first, *finished = file.read().decode(errors="replace").split("\n")
+            header = {"zetaclip_budget": _FORMAT, "epsilon": self.epsilon, "delta": self.delta}
+            if finished or not json.dumps(header).startswith(
+                first
+            ):  # what is left of a header that was cut is written anew
                 self._check_header(first)
             else:
-                self._append(file, {"zetaclip_budget": _FORMAT, "epsilon": self.epsilon, "delta": self.delta})
+                self._append(file, header)
 
     # -- one object, however it is copied -------------------------------------------------------------
 

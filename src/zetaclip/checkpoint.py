@@ -431,11 +431,14 @@ def _compute_digest(dataset: Any) -> str:
     else:
         rng = torch.get_rng_state()
         count = len(dataset)
-        for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
-            torch.manual_seed(0)  # a data set that augments should look the same twice
-            for leaf in tree_flatten(dataset[i])[0]:
-                _update(digest, leaf)
-        torch.set_rng_state(rng)
+        try:
+            for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
+                # A data set that augments should look the same twice. Not torch.manual_seed, which resets every card's stream, too.
+                torch.default_generator.manual_seed(0)
+                for leaf in tree_flatten(dataset[i])[0]:
+                    _update(digest, leaf)
+        finally:
+            torch.set_rng_state(rng)
     return digest.hexdigest()
 
 

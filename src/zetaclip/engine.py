@@ -163,32 +163,32 @@ class PrivacyEngine:
             chosen.controller.probe.bind(module, named)
 
         claim(named)
-        self._recorder.anchor.data = self._recorder.anchor.data.to(next(iter(named.values())).device)
-        self._run = Run(
-            module=module,
-            optimizer=optimizer,
-            named=named,
-            recorder=self._recorder,
-            shadows=shadows,
-            dataset=data_loader.dataset,
-            settings=settings,
-            method=chosen,
-            plan=plan,
-            ledger=Ledger(self._header(settings, declared, chosen)),
-            sampling=self._stream("sampling"),
-            noise=self._stream("noise"),
-            stream=None if self._seed is None else Stream.seeded(self._seed, "name").state.hex()[:16],
-            planned_steps=steps,
-        )
-        self._run.refresh_requested = self._refresh
-        others = ranks()
-        if others is not None:
-            try:
+        try:
+            self._recorder.anchor.data = self._recorder.anchor.data.to(next(iter(named.values())).device)
+            self._run = Run(
+                module=module,
+                optimizer=optimizer,
+                named=named,
+                recorder=self._recorder,
+                shadows=shadows,
+                dataset=data_loader.dataset,
+                settings=settings,
+                method=chosen,
+                plan=plan,
+                ledger=Ledger(self._header(settings, declared, chosen)),
+                sampling=self._stream("sampling"),
+                noise=self._stream("noise"),
+                stream=None if self._seed is None else Stream.seeded(self._seed, "name").state.hex()[:16],
+                planned_steps=steps,
+            )
+            self._run.refresh_requested = self._refresh
+            others = ranks()
+            if others is not None:
                 join(self._run, others)
-            except BaseException:
-                release(named.values())
-                self._run = None
-                raise
+        except BaseException:  # the user mends it and calls again
+            release(named.values())
+            self._run = None
+            raise
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)

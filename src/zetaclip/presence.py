@@ -25,6 +25,9 @@ BEAT = 0.5  # seconds between two signs of life
 POLL = 1.0  # seconds of waiting after which a rank looks around, again and again
 GONE = 5.0  # silent for so long after a connection broke: that rank is the one that broke it
 SILENT = 60.0  # silent for so long with no broken connection: stopped, or its machine is gone
+START = (
+    1800.0  # not here yet after so long, which is gloo's own limit: one that still loads its data gives no sign of life
+)
 _STABLE = 3  # looks in a row that must see two ranks wait for different things
 
 
@@ -33,7 +36,7 @@ class Presence:
 
     **Guarantee.** While a rank waits for the others, the end of one of them becomes a ``RankError`` that names it: within about
     ``GONE`` seconds where its connection broke (it was killed, or ended), within about ``SILENT`` seconds where it only fell
-    silent. A rank that is slow and alive is waited for.
+    silent. A rank that is slow and alive is waited for; one that has not reached its first run yet, for ``START`` seconds.
     **Edge cases.** A store that is gone took the rank or launcher that held it along; the message says which.
     """
 
@@ -138,18 +141,23 @@ class Presence:
             self.store.set(f"at/{self.rank}", f"{serial}\n{what}")
             ended, silent = self._watch()
             places = {rank: self.read(f"at/{rank}") for rank in self._others()}
+            begun = {rank: bool(self.read(f"who/{rank}")) for rank in self._others()}
         except RankError:
             raise
         except Exception as error:
             self._broken(what, error)
         if ended:
             self._lose(ended, what, "has ended")
-        gone = [rank for rank, seconds in silent.items() if seconds > SILENT]
+        gone = [rank for rank, seconds in silent.items() if seconds > SILENT and begun[rank]]
         if gone:
             self._lose(gone, what, f"has been silent for {SILENT:.0f} s")
+        absent = [rank for rank, seconds in silent.items() if seconds > START and not begun[rank]]
+        if absent:
+            self._lose(absent, what, f"has not come for {START / 60:.0f} min")
         own = f"{serial}\n{what}"
         others = {rank: place.split("\n", 1)[1] for rank, place in places.items() if place and place != own}
-        self._different = self._different + 1 if others else 0
+        # One that waits for nothing is only slow, and what it has yet to send may be what the others wait for in turn.
+        self._different = self._different + 1 if others and all(places.values()) else 0
         if self._different >= _STABLE:
             rank, place = next(iter(others.items()))
             raise RankError(

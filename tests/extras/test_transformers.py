@@ -445,6 +445,8 @@ def test_secrets_of_removed_checkpoints_go_too(tmp_path):
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"fp16": True}, "fp16.*bf16"),
         ({"torch_compile": True}, "torch_compile"),
+        ({"include_num_input_tokens_seen": "all"}, "counts the tokens of batches whose size is private"),
+        ({"include_num_input_tokens_seen": True}, "counts the tokens of batches whose size is private"),
     ],
 )
 def test_arguments_that_are_refused(tmp_path, options, message):

@@ -1,5 +1,7 @@
 """What the ranks of a pool are asked to do. Runs as well with no group at all: then it is the one process to compare with."""
 
+import time
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -302,6 +304,22 @@ def saves_alone(rank, path):
     if rank == 0:
         engine.save(path)
     loop(module, optimizer, loader, 4)
+
+
+def comes_late(rank, late):
+    """One rank reaches ``make_private`` long after the others have begun to look around."""
+    from zetaclip import presence
+
+    poll, silent = presence.POLL, presence.SILENT
+    presence.POLL, presence.SILENT = 0.1, 0.6
+    try:
+        if rank == late:
+            time.sleep(2.0)
+        engine, module, optimizer, loader = make(steps=2)
+        loop(module, optimizer, loader, 2)
+        return flat(module), finish(engine)
+    finally:
+        presence.POLL, presence.SILENT = poll, silent
 
 
 def trains_forever(rank, pipe_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from zetaclip.training import Config, ConfigError
@@ -44,6 +45,23 @@ def test_whole_numbers_are_numbers_and_dashes_are_underscores():
     config = Config.from_mapping({"batch-size": 64.0, "epsilon": 3, "clipping": "1.5"})
     assert (config.batch_size, config.epsilon, config.clipping) == (64, 3.0, 1.5)
     assert isinstance(config.batch_size, int) and isinstance(config.epsilon, float)
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = Config.from_mapping(
+        {"epochs": np.int64(5), "epsilon": np.float32(0.5), "steps": None, "seed": np.int64(2**53 + 1)}
+    )
+    assert (config.epochs, config.epsilon, config.seed) == (5.0, 0.5, 2**53 + 1)
+    assert type(config.epochs) is float and type(config.epsilon) is float and type(config.seed) is int
+    assert Config.from_mapping({"batch_size": np.float64(64)}).batch_size == 64
+    for values in (
+        {"batch_size": np.float64(64.5)},
+        {"batch_size": float("inf")},
+        {"batch_size": True},
+        {"epochs": True},
+    ):
+        with pytest.raises(ConfigError, match="takes a"):
+            Config.from_mapping(values)
 
 
 def test_it_survives_its_own_file(tmp_path):

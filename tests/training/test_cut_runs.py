@@ -158,9 +158,15 @@ def test_one_process_per_folder(spawn, tmp_path):
             time.sleep(0.01)
         with pytest.raises(FolderError, match=f"process {process.pid}"):
             small_runs.run(out, small_runs.small(**LONG), resume=True)
+        before = (out / "config.json").read_bytes()
+        with pytest.raises(FolderError, match=f"process {process.pid}"):
+            small_runs.run(out, small_runs.small(**{**LONG, "seed": 8}), force=True)
+        assert (out / "config.json").read_bytes() == before and (out / "checkpoint" / "run.pt").exists()
     finally:
         process.kill()
         process.join()
+    # Nobody is there any more: now it may be replaced, and nothing of the old run is left to go on with.
+    assert small_runs.run(out, small_runs.small(steps=2), force=True)["steps"] == 2
 
 
 def test_resume_of_a_folder_where_nothing_was_executed_starts_the_run(tmp_path):

@@ -82,7 +82,7 @@ class PrivateTrainer(Trainer):
         self._private: PrivateOptimizer | None = None
         self._teller: Teller | None = None
         if args is not None:
-            _refuse(args)
+            _refuse(args, privacy)
             if args.max_grad_norm:
                 _LOG.warning(
                     "max_grad_norm=%g is switched off: it would clip the noisy mean; each record's gradient is clipped by the terms of "
@@ -310,8 +310,14 @@ class _First:
         return itertools.islice(iter(self._loader), self._count)
 
 
-def _refuse(args: Any) -> None:
-    """Settings that would train past the mechanism, each with what to do instead."""
+def _refuse(args: Any, privacy: Privacy) -> None:
+    """Settings that would train past the mechanism, or tell what it hides, each with what to do instead."""
+    counted = getattr(args, "include_num_input_tokens_seen", "no")
+    if counted not in (False, "no") and not privacy.non_private_diagnostics:
+        raise ValueError(
+            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is private: leave it out, or give "
+            "Privacy(non_private_diagnostics=True)"
+        )
     if args.gradient_accumulation_steps != 1:
         raise ValueError(
             f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several logical batches into one step: set "

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,12 +163,17 @@ def _check_types(config: Config) -> None:
         elif value is None:
             if f.default is not None:
                 raise ConfigError(f"{f.name} needs a value")
-        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+        elif kind is float and _is_number(value):
             object.__setattr__(config, f.name, float(value))
-        elif kind is int and isinstance(value, float) and value.is_integer():
+        elif kind is int and _is_number(value) and (isinstance(value, numbers.Integral) or float(value).is_integer()):
             object.__setattr__(config, f.name, int(value))
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{f.name} takes {_kind_name(kind)}, not {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    """Also numpy's, which come out of a grid search."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _kind_name(kind: type) -> str:

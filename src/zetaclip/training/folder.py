@@ -79,17 +79,25 @@ class RunFolder:
             )
 
     def clear(self) -> None:
-        """Removes a run's own files, and nothing else that may lie here."""
+        """Removes a run's own files, and nothing else that may lie here. Call it with the lock, which stays."""
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoint", "private"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for path in (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*")):
+            if path.name == "lock":
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def drop_state(self) -> None:
         """Removes what only resuming needs; the secret keys are overwritten first, as far as a file system honours that."""
         for path in (self.path / "private").glob("*"):
             if path.is_file():
-                path.write_bytes(b"\0" * path.stat().st_size)
+                with open(path, "r+b") as file:  # in place: a file that is cut off first gets other blocks of the disk
+                    file.write(b"\0" * path.stat().st_size)
+                    file.flush()
+                    os.fsync(file.fileno())
         for name in ("private", "checkpoint"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 

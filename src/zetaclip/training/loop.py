@@ -136,10 +136,11 @@ def _run(
     else:
         torch.manual_seed(config.seed)
     model = _build_model(config, dataset)
-    if not going_on and folder.begun:
-        folder.clear()
+    replaced = not going_on and folder.begun
     folder.create(_needed_bytes(model))
     with folder.lock():
+        if replaced:  # only now: somebody may be training there
+            folder.clear()
         folder.write_text("config.json", config.to_json())
         status = Status(folder, resume_command(folder))
         status.write(state="running", message="setting up")
