@@ -14,7 +14,7 @@ import pytest
 from zetaclip.errors import CommandError
 from zetaclip.experiments import estimate, needs, plan, session, spec, tuning
 from zetaclip.experiments.progress import Progress, duration
-from zetaclip.experiments.runner import LocalBackend, run_all
+from zetaclip.experiments.runner import LocalBackend, Outcome, run_all
 from zetaclip.experiments.store import Store
 
 RATES = {"lite/mnist/paper/dp-sgd": 0.25}
@@ -380,6 +380,12 @@ def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, mo
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
     assert "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid have no result" in page
     assert "- left out: σ = 1.1 · Replay · seed 2: it follows a run without a learning rate" in page
+
+
+def test_every_failure_is_kept(mini):
+    runs = [plan.PlannedRun(key, {}, plan.make_plan(mini, "lite").runs[0].labels) for key in ("a", "b")]
+    told = session._failures({run.key: run for run in runs}, {key: Outcome("failed", f"{key}!") for key in ("a", "b")})
+    assert list(told.values()) == [f"failed: σ = 1.1 · DP-SGD · seed 1: {key}!" for key in ("a", "b")]
 
 
 def test_the_command_reports_failures(mini_file, tmp_path, monkeypatch, capsys):
