@@ -85,6 +85,8 @@ def long_run(nursery, folder):
         "2",
         "--steps",
         "1000000",
+        "--accountant",
+        "rdp",  # the others refuse, or take minutes for, so many steps
         "--seed",
         "1",
         "--quiet",
