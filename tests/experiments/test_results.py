@@ -324,6 +324,11 @@ def test_the_rules(tmp_path):
     below = {"rule": "below", "row": "A", "limit": 1.5}
     assert verdict(tmp_path, below, a_table([a_cell(1), a_cell(9)])) == "holds"
     assert verdict(tmp_path, below, a_table([a_cell(2), a_cell(0)])) == "does not hold"
+    # 0.1 / sqrt(3) times Student's 4.303 for two degrees of freedom: 0.248 to either side.
+    for mean, word in ((1.24, "holds"), (1.26, "can't be told"), (1.74, "can't be told"), (1.76, "does not hold")):
+        assert verdict(tmp_path, below, a_table([a_cell(mean), a_cell(9)])) == word
+    single = {**a_cell(1), "ours": {"mean": 1, "std": None, "n": 1}}
+    assert verdict(tmp_path, below, a_table([single, a_cell(9)])) == "can't be told"
     only = {"rule": "only", "row": "A", "against": ["C"]}
     three = ("A", "B", "C")
     feedback, baseline = a_cell(2, 0.5, 1.5, True), a_cell(1)

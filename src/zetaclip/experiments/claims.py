@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .measures import MEASURES
+from .results import reach
 from .spec import FOLDER, load, read_toml, tables_of
 from .store import read_json, write_text
 
-HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
+HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "not tested here"
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ def markdown(out: Path) -> str:
     claims = read_toml(FOLDER / "_claims.toml")["claims"]
     verdicts = {claim["id"]: judge(claim, out) for claim in claims}
     words = [verdict.word for verdict in verdicts.values()]
-    count = ", ".join(f"{words.count(word)} {word}" for word in (HOLDS, FAILS, UNTESTED))
+    count = ", ".join(f"{words.count(word)} {word}" for word in (HOLDS, FAILS, UNDECIDED, UNTESTED))
     page = [
         "# Reproduction, claim by claim",
         "",
         "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
         "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
-        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means. "
+        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means; *below* a limit, with *can't be told* where the interval over seeds holds it. "
         "*Comparable* (`sweep-robust`) means that the accuracies range less than those they are compared with, and that none is farther than "
         "one point from that of C_0 = 1.",
         "",
@@ -85,10 +86,13 @@ def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
     if missing:
         lost = any(cell and cell.get("diverged") for line in table["rows"] for cell in line["cells"])
         text += f"; {missing} of {len(found)} not run" + (" or diverged" if lost else "")
-    return Verdict(HOLDS if all(good for good, _ in cells) else FAILS, text, frozenset({table["profile"]}))
+    words = [good for good, _ in cells]
+    word = FAILS if False in words else UNDECIDED if None in words else HOLDS
+    return Verdict(word, text, frozenset({table["profile"]}))
 
 
-Cell = tuple[bool, str] | None
+# Whether a cell supports the claim (None: it can't tell), and what was measured; None where nothing was.
+Cell = tuple[bool | None, str] | None
 
 
 def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -107,7 +111,7 @@ def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
         return None
     as_good = [name for name, cell in seen if cell["better"]]
     text = f"{own[1]}, controls better than {table['baseline']}: {', '.join(as_good) or 'none'}"
-    return own[0] and not as_good, text
+    return bool(own[0]) and not as_good, text
 
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -134,11 +138,18 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    own = _means(table, group, [claim["row"]], place)
-    if not own:
+    """The whole 95 % interval over seeds is below the limit. One that holds the limit can't tell."""
+    if not _means(table, group, [claim["row"]], place):
         return None
-    (mean,) = own
-    return mean <= claim["limit"], f"{_place(table, group, place)} {mean:.{_digits(table, place)}f}"
+    cell = _cell(table, group, claim["row"], place)
+    assert cell is not None
+    mean, digits = cell["ours"]["mean"], _digits(table, place)
+    text = f"{_place(table, group, place)} {mean:.{digits}f}"
+    if cell["ours"]["std"] is None:
+        return None, text
+    half = reach(cell["ours"]["std"], cell["ours"]["n"])
+    text += f" [{mean - half:.{digits}f}, {mean + half:.{digits}f}], limit {claim['limit']:g}"
+    return (True if mean + half <= claim["limit"] else False if mean - half > claim["limit"] else None), text
 
 
 def _monotone(sign: int) -> Any:

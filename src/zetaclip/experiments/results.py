@@ -47,10 +47,15 @@ def paired_difference(ours: Mapping[int, float], baseline: Mapping[int, float]) 
     mean = statistics.fmean(pairs)
     if len(pairs) < 2:
         return Difference(mean, None, None, 1)
+    half = reach(statistics.stdev(pairs), len(pairs))
+    return Difference(mean, mean - half, mean + half, len(pairs))
+
+
+def reach(std: float, count: int) -> float:
+    """Half the width of Student's interval of a mean."""
     from scipy import stats
 
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
-    return Difference(mean, mean - reach, mean + reach, len(pairs))
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * std / math.sqrt(count)
 
 
 def collect(plan: Plan, store: Store) -> dict[str, Run]:
