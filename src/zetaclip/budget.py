@@ -71,9 +71,8 @@ class Budget:
         with self._locked() as file:
             first, *finished = file.read().decode(errors="replace").split("\n")
             header = {"zetaclip_budget": _FORMAT, "epsilon": self.epsilon, "delta": self.delta}
-            if finished or not json.dumps(header).startswith(
-                first
-            ):  # what is left of a header that was cut is written anew
+            cut = not finished and json.dumps(header).startswith(first)
+            if not cut:
                 self._check_header(first)
             else:
                 self._append(file, header)

@@ -1,4 +1,4 @@
-"""Norms, weighted sums and copies of small float32 matrices, all layers of a chunk in one compiled call.
+"""Norms and sums of small float32 matrices, all layers of a chunk in one compiled call.
 
 On a small network torch spends more time on being called than on the numbers. Matrices that are large, lie on another
 device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
