@@ -2,11 +2,12 @@
 
     python bench/ranks.py
     python bench/ranks.py --models resnet resnet18 --turns 15 --ranks 2
+    python bench/ranks.py --batches 128 512
 
 Both draw Poisson batches of the same q from the same data, so a step has the same expected number of records. In every turn
 one process trains an epoch of ten steps while the ranks wait, then the ranks train one while it waits. The ratio is that of the
 medians over turns, the range spans the 10th to the 90th percentile of the ratios of single turns. The epoch's comparison of
-weights is in the ranks' time. It needs as many free cores as ranks; on fewer it measures the scheduler. "Ceiling" is the same ratio for
+weights is in the ranks' time. A batch larger than the bench's own goes through in physical batches of that size, in all processes. It needs as many free cores as ranks; on fewer it measures the scheduler. "Ceiling" is the same ratio for
 as many processes that share the records, work at the same time and never speak: what cores that share memory and clock allow. The
 processor time of the busiest rank, against that of one process, says less and hardly depends on who else uses the machine.
 """
@@ -32,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 STEPS = 10  # of an epoch
 
 
-def serve(rank: int, ranks: int, name: str, pipe: Any, joined: bool) -> None:
+def serve(rank: int, ranks: int, name: str, batch: int, pipe: Any, joined: bool) -> None:
     """One process: an epoch whenever it is asked for, and how long that took. Not joined: with its share of the records, alone."""
     from zetaclip import PrivacyEngine
 
@@ -48,13 +49,14 @@ def serve(rank: int, ranks: int, name: str, pipe: Any, joined: bool) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     model = MODELS[name]
     torch.manual_seed(0)
-    x, y = model.data(STEPS * model.batch // share)
+    x, y = model.data(STEPS * batch // share)
     module = model.make()
     engine = PrivacyEngine(accountant="rdp", seed=0)
     module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.01),
-        data_loader=DataLoader(TensorDataset(x, y), batch_size=model.batch // share),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=batch // share),
+        physical_batch_size=model.batch,
         noise_multiplier=1.0,
         clipping=1.0,
         sample_rate=1 / STEPS,
@@ -74,12 +76,12 @@ def serve(rank: int, ranks: int, name: str, pipe: Any, joined: bool) -> None:
         dist.destroy_process_group()
 
 
-def start(ranks: int, name: str, joined: bool = True) -> tuple[list[Any], list[Any]]:
+def start(ranks: int, name: str, batch: int, joined: bool = True) -> tuple[list[Any], list[Any]]:
     context = mp.get_context("spawn")
     pipes, processes = [], []
     for rank in range(ranks):
         pipe, other = context.Pipe()
-        process = context.Process(target=serve, args=(rank, ranks, name, other, joined), daemon=True)
+        process = context.Process(target=serve, args=(rank, ranks, name, batch, other, joined), daemon=True)
         process.start()
         pipes.append(pipe)
         processes.append(process)
@@ -98,8 +100,8 @@ def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
     return max(a[0] for a in answers), max(a[1] for a in answers), max(a[2] for a in answers), answers[0][3]
 
 
-def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
-    groups = [start(1, name), start(ranks, name), start(ranks, name, joined=False)]
+def measure(name: str, batch: int, ranks: int, turns: int) -> dict[str, Any]:
+    groups = [start(1, name, batch), start(ranks, name, batch), start(ranks, name, batch, joined=False)]
     for pipes, _ in groups:
         turn(pipes)  # what only the first epoch does
     turned = []
@@ -115,6 +117,8 @@ def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
     ones, manys, aparts = ([taken[who][0] for taken in turned] for who in range(len(groups)))
     ratios = [one / many for one, many in zip(ones, manys, strict=True)]
     return {
+        "model": name,
+        "batch": batch,
         "one_ms": 1e3 * statistics.median(ones),
         "ranks_ms": 1e3 * statistics.median(manys),
         "faster": statistics.median(ones) / statistics.median(manys),
@@ -131,15 +135,22 @@ def measure(name: str, ranks: int, turns: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet"], metavar="NAME")
+    parser.add_argument(
+        "--batches", nargs="+", type=int, metavar="L", help="expected logical batches; without it the model's own"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
-    results = {name: measure(name, options.ranks, options.turns) for name in options.models}
+    results = [
+        measure(name, batch, options.ranks, options.turns)
+        for name in options.models
+        for batch in options.batches or [MODELS[name].batch]
+    ]
     write_json(options.json, {"ranks": options.ranks, "turns": options.turns, "models": results})
     rows = [
         [
-            f"{MODELS[name].title}, expected batch {MODELS[name].batch}",
+            f"{MODELS[row['model']].title}, expected batch {row['batch']}",
             f"{row['one_ms']:.1f} ms",
             f"{row['ranks_ms']:.1f} ms",
             f"{row['faster']:.2f}x ({row['low']:.2f}-{row['high']:.2f})",
@@ -147,7 +158,7 @@ def main() -> None:
             f"{row['processor']:.2f}x",
             f"{row['sent'] / row['parameters']:.4f}x",
         ]
-        for name, row in results.items()
+        for row in results
     ]
     head = [
         "model",

@@ -2,7 +2,8 @@
  *
  * On a small network the arithmetic of clipping takes less time than the calls that ask for it. Here all layers of a
  * chunk are one call: once for the norms, once for what the factors multiply. gradients/rows.py says which matrices
- * come here and what happens without this file. `combine` does the same for weights that are perturbed.
+ * come here and what happens without this file. The same goes for the few columns that a rule releases beside the sum,
+ * and for weights that are perturbed.
  *
  * Sums are taken in lanes, and a bounded number of values at a time, so that every processor rounds alike and wide rows
  * lose no digits.
@@ -208,18 +209,66 @@ static PyObject *farthest(PyObject *self, PyObject *args)
     return PyFloat_FromDouble(largest);
 }
 
+static PyObject *halves(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, norms, columns;
+    double limit;
+    if (!PyArg_ParseTuple(args, "KdKK", &rows, &limit, &norms, &columns)) return NULL;
+    const double *given = (const double *)(uintptr_t)norms;
+    double *out = (double *)(uintptr_t)columns;
+    for (size_t i = 0; i < rows; i++) out[i] = copysign(0.5, limit - given[i]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *slots(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, width, norms, columns;
+    double clip;
+    if (!PyArg_ParseTuple(args, "KdKKK", &rows, &clip, &width, &norms, &columns)) return NULL;
+    const double *given = (const double *)(uintptr_t)norms;
+    double *out = (double *)(uintptr_t)columns, root = sqrt((double)width), full = clip / root;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < width; j++) {
+            double rest = (root * clip - (double)j * full) - root * given[i];
+            *out++ = rest > full ? full : rest > 0.0 ? rest : 0.0;
+        }
+    Py_RETURN_NONE;
+}
+
+static PyObject *sums(PyObject *self, PyObject *args)
+{
+    unsigned long long rows, columns, width;
+    if (!PyArg_ParseTuple(args, "KKK", &rows, &columns, &width)) return NULL;
+    const double *column = (const double *)(uintptr_t)columns;
+    PyObject *list = PyList_New((Py_ssize_t)width);
+    for (size_t j = 0; list != NULL && j < width; j++) {
+        double total = 0.0;
+        for (size_t i = 0; i < rows; i++) total += column[i * width + j];
+        PyObject *value = PyFloat_FromDouble(total);
+        if (value == NULL) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, (Py_ssize_t)j, value);
+    }
+    return list;
+}
+
+/* sum = one + by * other; the sum may be one of the two. */
+WIDE static void add_scaled(float *sum, const float *one, const float *other, size_t count, float by)
+{
+    for (size_t i = 0; i < count; i++) sum[i] = one[i] + by * other[i];
+}
+
 static PyObject *add(PyObject *self, PyObject *args)
 {
     PyObject *list;
+    double by;
     Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "O", &list)) return NULL;
+    if (!PyArg_ParseTuple(args, "Od", &list, &by)) return NULL;
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        float *sum = (float *)(uintptr_t)f[0];
-        const float *one = (const float *)(uintptr_t)f[2], *other = (const float *)(uintptr_t)f[3];
-        for (size_t i = 0; i < f[1]; i++) sum[i] = one[i] + other[i];
+        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2], (const float *)(uintptr_t)f[3], f[1],
+                   (float)by);
     }
     PyMem_Free(fields);
     Py_RETURN_NONE;
@@ -240,7 +289,15 @@ static PyMethodDef methods[] = {
      "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"
      "A row's length is that of norm * factor together with its `width` columns; either the first two addresses or the third\n"
      "may be 0. All are float64."},
-    {"add", add, METH_VARARGS, "add(tasks): a task is (sum, count, one, other), float32; the sum may be one of the two."},
+    {"halves", halves, METH_VARARGS,
+     "halves(rows, limit, norms, column): +1/2 for a norm up to the limit, -1/2 beyond it, float64 at two addresses."},
+    {"slots", slots, METH_VARARGS,
+     "slots(rows, clip, width, norms, columns)\n\n"
+     "Fills `width` float64 columns for each norm, one after the other, with what it leaves of C: sqrt(width) * (clip - norm)\n"
+     "in all, at most clip / sqrt(width) in each, and nothing for a norm beyond C."},
+    {"sums", sums, METH_VARARGS, "sums(rows, columns, width) -> the sum of each float64 column"},
+    {"add", add, METH_VARARGS,
+     "add(tasks, by): a task is (sum, count, one, other), float32; sum = one + by * other, and may be one of the two."},
     {NULL, NULL, 0, NULL},
 };
 

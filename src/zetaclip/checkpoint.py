@@ -30,7 +30,7 @@ from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run, set_public_streams
 
-_FORMAT = 2
+_FORMAT = 3
 # Records that are looked at for the digest of a data set that is not in memory.
 _SAMPLED = 64
 

@@ -7,16 +7,14 @@ them all, and the mechanism checks each batch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .clipping import Extra, Flat
-
-_HALF = torch.tensor(0.5, dtype=torch.float64)
+from .clipping import Extra
+from .gradients import rows
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,14 @@ class Counted:
     def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
         if self.normalised:
             return norms.clamp_min(clip).reciprocal()
-        return Flat().factors(norms, clip, generator)
+        return rows.flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:
         return 1.0 if self.normalised else clip
 
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
-        below = torch.copysign(_HALF, self.tau * clip - norms)  # +1/2 also where the norm is τC to the last bit
-        return {"count": Extra(below.unsqueeze(1), sensitivity=0.5, noise_multiplier=self.noise_multiplier)}
+        below = rows.halves(norms, self.tau * clip)
+        return {"count": Extra(below, sensitivity=0.5, noise_multiplier=self.noise_multiplier)}
 
 
 @dataclass(frozen=True)
@@ -112,15 +110,10 @@ class Slack:
     name: str = "slack"
 
     def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
-        return Flat().factors(norms, clip, generator)
+        return rows.flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:
         return clip
 
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
-        root = math.sqrt(self.slots)
-        width = clip / root
-        # Slot j holds √K (C - n) - jλ, cut to [0, λ]; a norm beyond C fills none.
-        full = torch.tensor([root * clip - slot * width for slot in range(self.slots)], dtype=norms.dtype)
-        slots = torch.sub(full.to(norms.device), norms.unsqueeze(1), alpha=root)
-        return {"slack": Extra(slots.clamp_(0.0, width))}
+        return {"slack": Extra(rows.slots(norms, clip, self.slots))}

@@ -34,13 +34,13 @@ class Pass:
     """One private gradient of an update.
 
     ``batch`` says where its records come from: "fresh" (a Poisson batch of its own) or "same" (the records of the
-    pass before). ``perturb(releases, memory)`` gives a flat direction that is added to the weights while the batch is
-    out, or None; it sees this update's releases so far and what ``Method.remember`` kept.
+    pass before). ``perturb(releases, memory)`` gives a flat vector and a factor, whose product is added to the weights while the
+    batch is out, or None; it sees this update's releases so far and what ``Method.remember`` kept.
     """
 
     name: str = "descent"
     batch: str = "fresh"
-    perturb: Callable[[Sequence[Released], dict[str, Tensor]], Tensor | None] | None = None
+    perturb: Callable[[Sequence[Released], dict[str, Tensor]], tuple[Tensor, float] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Method:
 
     The composition: ``plan(budget)`` turns what DP-SGD would draw into what this method draws; one whose multipliers
     depend on the number of steps sets ``needs_steps``. ``remember(released)`` keeps released tensors for later
-    perturbations. ``fixed`` names what ``clipping=`` may replace only by its own kind: "rule", "controller", or both,
+    perturbations; the optimizer and the user get gradients in other memory than those. ``fixed`` names what ``clipping=`` may replace only by its own kind: "rule", "controller", or both,
     with the reason where it is a mapping. ``family`` is the update that ``optimizer`` builds, with ``update`` as its options;
     other families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing is.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .clipping import Affine, ClipRule, Extra, check_columns, check_factors
 from .control import Released
-from .gradients import Chunk, Layout
+from .gradients import Chunk, Layout, rows
 from .randomness import few_gaussians, gaussian, generator, subkey
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Mechanism:
         self._write = write
         self._sum: Tensor | None = None
         self._pending: tuple[Chunk, Tensor] | None = None  # the last chunk, whose sum has not been formed yet
-        self._extras: dict[str, Tensor] = {}
+        self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
         self._coins: torch.Generator | None = None
         self.begun = False  # whether the noise may have been drawn
@@ -133,10 +133,13 @@ class Mechanism:
                 if extra.noise_multiplier is None:
                     raise ValueError(f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier")
                 check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
-            total = extra.columns.sum(0, dtype=torch.float64)
-            self._extras[name] = self._extras[name] + total if name in self._extras else total
+            totals = rows.sums(extra.columns)
+            before = self._extras.get(name)
+            self._extras[name] = totals if before is None else [a + b for a, b in zip(before, totals, strict=True)]
             self._kinds[name] = extra
-        return torch.cat(shared, dim=1) if shared else None
+        if len(shared) < 2:
+            return shared[0] if shared else None
+        return torch.cat(shared, dim=1)
 
     def _declare_extras(self) -> None:
         """An empty batch has no columns, but releases them all the same."""
@@ -144,7 +147,7 @@ class Mechanism:
         if extras is not None and not self._kinds:
             nothing = torch.zeros(0, dtype=torch.float64)
             for name, extra in extras(nothing, self.draw.clip).items():
-                self._extras[name] = torch.zeros(extra.columns.shape[1], dtype=torch.float64)
+                self._extras[name] = [0.0] * extra.columns.shape[1]
                 self._kinds[name] = extra
 
     def release(self, ranks: Ranks | None, divisor: float) -> Released:
@@ -152,14 +155,14 @@ class Mechanism:
         draw = self.draw
         self._declare_extras()
         std = draw.noise_multiplier * self.sensitivity
-        rows = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
+        lines = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
         for name, extra in self._kinds.items():
             if extra.sensitivity is not None:
                 assert extra.noise_multiplier is not None
-                rows.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
+                lines.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
         self.begun = True
         try:
-            self._write(rows)  # write-ahead: counted even if we die before the noise is drawn
+            self._write(lines)  # write-ahead: counted even if we die before the noise is drawn
         except Exception as error:
             if ranks is not None:
                 self.refuse(ranks, str(error))
@@ -185,9 +188,8 @@ class Mechanism:
             scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
             if owner:
                 noise = few_gaussians(subkey(draw.noise_key, f"extra {name}"), len(values))
-                noised = [value + scale * z for value, z in zip(values.tolist(), noise, strict=True)]
-                values = torch.tensor(noised, dtype=torch.float64)
-            released[name] = values.cpu() / divisor
+                values = [value + scale * z for value, z in zip(values, noise, strict=True)]
+            released[name] = torch.tensor([value / divisor for value in values], dtype=torch.float64)
         if ranks is not None:
             released = self._add_up(ranks, gradient, released)
         if self.affine is not None:

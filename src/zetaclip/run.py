@@ -214,8 +214,9 @@ class Run:
         turn.mechanism = self._mechanism(turn)
         self._turn = turn
         perturb = self.method.passes[self.phase].perturb
-        if perturb is not None:
-            self.weights.move(perturb(self.releases, self.memory))
+        moved = None if perturb is None else perturb(self.releases, self.memory)
+        if moved is not None:
+            self.weights.move(*moved)
         return turn.chunks
 
     def _reopen(self, turn: _Turn) -> None:
@@ -432,6 +433,8 @@ class Run:
         gradient, std = released.gradient, released.noise_std
         if self.settings.decouple_lr:
             gradient, std = gradient / released.sensitivity, std / released.sensitivity
+        elif self.method.remember is not None:
+            gradient = gradient.clone()  # whoever writes into .grad must not change what is remembered
         for parameter, view in zip(self.layout.parameters, self.layout.views(gradient), strict=True):
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         if hasattr(self.optimizer, "set_noise_std"):

@@ -172,7 +172,7 @@ class Ascend:
 
     rho: float
 
-    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> Tensor | None:
+    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> tuple[Tensor, float] | None:
         return along(releases[-1].gradient, self.rho)
 
 
@@ -182,19 +182,17 @@ class AlongLast:
 
     rho: float
 
-    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> Tensor | None:
-        return memory.get("direction")
+    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> tuple[Tensor, float] | None:
+        return along(memory["gradient"], self.rho) if memory else None
 
     def remember(self, released: Released) -> dict[str, Tensor]:
-        # A tensor of its own: the gradient's memory is handed to the optimizer and to the user.
-        direction = along(released.gradient, self.rho)
-        return {} if direction is None else {"direction": direction}
+        return {"gradient": released.gradient}
 
 
-def along(gradient: Tensor, rho: float) -> Tensor | None:
-    """ρ times the unit vector; None where there is no direction or no length to go."""
+def along(gradient: Tensor, rho: float) -> tuple[Tensor, float] | None:
+    """The vector, and what makes its length ρ; None where there is no direction or no length to go."""
     length = float(torch.linalg.vector_norm(gradient))
-    return gradient * (rho / length) if rho and 0.0 < length < float("inf") else None
+    return (gradient, rho / length) if rho and 0.0 < length < float("inf") else None
 
 
 class WeightAverage:

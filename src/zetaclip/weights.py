@@ -28,24 +28,22 @@ class Weights:
         self._spare: list[Tensor] | None = None  # kept from one batch to the next: moved weights, or a copy of θ
         self._lent = _lendable(layout.parameters, module)
 
-    @torch.no_grad()
-    def move(self, direction: Tensor | None) -> None:
-        """Adds a flat direction; None leaves the weights where they are."""
-        if direction is None:
-            return
-        if direction.shape != (self._layout.numel,):
-            raise ValueError(f"a direction of shape {tuple(direction.shape)} for {self._layout.numel} parameters")
+    def move(self, vector: Tensor, by: float = 1.0) -> None:
+        """Adds ``by`` times a flat vector."""
+        if vector.shape != (self._layout.numel,):
+            raise ValueError(f"a direction of shape {tuple(vector.shape)} for {self._layout.numel} parameters")
         parameters: list[Tensor] = list(self._layout.parameters)
         if self._spare is None:
             self._spare = [torch.empty_like(p) for p in parameters]
         if self._lent:
-            self._add(self._spare, parameters, direction)
+            self._add(self._spare, parameters, vector, by)
             self._theta = [p.data for p in parameters]
             self._point(self._spare)
         else:
-            torch._foreach_copy_(self._spare, parameters)
+            with torch.no_grad():
+                torch._foreach_copy_(self._spare, parameters)
             self._theta = self._spare
-            self._add(parameters, parameters, direction)
+            self._add(parameters, parameters, vector, by)
 
     def restore(self) -> None:
         if self._theta is not None:
@@ -65,17 +63,18 @@ class Weights:
         finally:
             self._put(moved)
 
-    def _add(self, targets: list[Tensor], parameters: list[Tensor], direction: Tensor) -> None:
-        if not rows.add(targets, parameters, direction):
-            for target, p, view in zip(targets, parameters, self._layout.views(direction), strict=True):
-                torch.add(p, view.to(p.dtype), out=target)
+    def _add(self, targets: list[Tensor], parameters: list[Tensor], vector: Tensor, by: float) -> None:
+        if not rows.add(targets, parameters, vector, by):
+            with torch.no_grad():
+                for target, p, view in zip(targets, parameters, self._layout.views(vector * by), strict=True):
+                    torch.add(p, view.to(p.dtype), out=target)
 
-    @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
         if self._lent:
             self._point(values)
         else:
-            torch._foreach_copy_(list(self._layout.parameters), values)
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._layout.parameters), values)
 
     def _point(self, values: list[Tensor]) -> None:
         for parameter, value in zip(self._layout.parameters, values, strict=True):

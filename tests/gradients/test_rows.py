@@ -219,6 +219,42 @@ def test_lengths_of_rows_with_their_columns(way, width):
         assert math.isnan(rows.longest(columns)) and math.isnan(rows.farthest(norms, factors, columns))
 
 
+@pytest.mark.parametrize("kind", ["plain", "strided", "empty"])
+def test_halves_say_who_is_short(way, kind):
+    norms = torch.tensor([0.0, 0.3, 0.6, math.nextafter(0.6, 1.0), 2.0, 1e30], dtype=torch.float64)
+    expected = [[0.5], [0.5], [0.5], [-0.5], [-0.5], [-0.5]]
+    if kind == "strided":
+        norms = torch.stack([norms, norms - 100.0], dim=1)[:, 0]
+    elif kind == "empty":
+        norms, expected = norms[:0], []
+    column = rows.halves(norms, 0.6)
+    assert column.shape == (len(expected), 1) and column.tolist() == expected
+
+
+@pytest.mark.parametrize(("clip", "width"), [(1.0, 1), (0.7, 4), (3.0, 10)])
+def test_slots_are_filled_one_after_the_other(way, clip, width):
+    """By the rule itself, a number at a time: what is left is poured into the slots in order, each up to λ."""
+    norms = torch.cat([torch.linspace(0.0, 1.3 * clip, 40, dtype=torch.float64), torch.tensor([1e30, clip])])
+    columns = rows.slots(norms, clip, width)
+    assert columns.shape == (len(norms), width) and columns.dtype == torch.float64
+    for norm, filled in zip(norms.tolist(), columns.tolist(), strict=True):
+        left = max(0.0, math.sqrt(width) * (clip - norm))
+        for slot in filled:
+            poured = min(left, clip / math.sqrt(width))
+            assert slot == pytest.approx(poured, abs=1e-14)
+            left -= poured
+        assert left < 1e-12
+    assert rows.slots(norms[:0], clip, width).shape == (0, width)
+
+
+def test_sums_of_columns(way):
+    columns = values(300, 3).double()
+    expected = [math.fsum(column) for column in columns.t().tolist()]
+    assert rows.sums(columns) == pytest.approx(expected, abs=1e-12)
+    assert rows.sums(columns.t().contiguous().t()) == pytest.approx(expected, abs=1e-12)  # not by address
+    assert rows.sums(columns[:0]) == [0.0, 0.0, 0.0]
+
+
 def test_columns_that_break_their_word_are_refused(way):
     columns = torch.full((4, 1), 0.5, dtype=torch.float64)
     check_columns(columns, 0.5, "rule")
@@ -239,6 +275,7 @@ def held(*parameters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["contiguous", "strided", "viewed"])
 def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
+    by = 0.3
     shapes = [(3, 4), (5,), (2, 3, 2, 2), ()]
     parameters = [nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)]
     if kind == "strided":
@@ -251,8 +288,8 @@ def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
     for seed in (1, 2):
         direction = values(layout.numel, seed=seed).to(layout.dtype)
         versions = [p._version for p in parameters]
-        weights.move(direction)
-        parts = direction.split([p.numel() for p in parameters])
+        weights.move(direction, by)
+        parts = (by * direction).split([p.numel() for p in parameters])
         for p, old, part, version in zip(parameters, before, parts, versions, strict=True):
             assert torch.equal(p, old + part.view(p.shape).to(dtype))
             assert p._version > version  # whoever saved it for a backward is told
@@ -302,6 +339,6 @@ def test_what_is_added_must_have_a_number_for_every_place(way, count):
     with pytest.raises(ValueError, match="for 7 parameters"):
         Weights(layout, module).move(torch.ones(count))
     zeros = [torch.zeros(3), torch.zeros(4)]
-    assert not rows.add(zeros, zeros, torch.ones(count))
-    assert not rows.add([torch.zeros(3), torch.zeros(3)], zeros, torch.ones(7))
-    assert way == "torch" or rows.add(zeros, zeros, torch.ones(7))
+    assert not rows.add(zeros, zeros, torch.ones(count), 1.0)
+    assert not rows.add([torch.zeros(3), torch.zeros(3)], zeros, torch.ones(7), 1.0)
+    assert way == "torch" or rows.add(zeros, zeros, torch.ones(7), 1.0)

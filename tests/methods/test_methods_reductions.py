@@ -190,6 +190,22 @@ def test_without_noise_and_clipping_it_is_sharpness_aware_minimisation(name):
     assert (found - sharp(6, 0.11, 0.3, name == "dp-sat")).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("decouple_lr", [False, True])
+def test_what_is_remembered_is_not_in_the_users_hands(decouple_lr):
+    """A loop may do what it likes with .grad after a step: the next perturbation is along what was released."""
+    ends = []
+    for wiped in (False, True):
+        options = {"method": get("dp-sat", rho=0.5), "clipping": None, "decouple_lr": decouple_lr}
+        _, module, optimizer, loader = private(tiny(), toy_data(), **options)
+        for _ in range(3):
+            train(module, optimizer, loader, steps=1)
+            for parameter in module.parameters() if wiped else ():
+                parameter.grad.fill_(7.0)
+        ends.append(flat(module))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], run(("dp-sgd", {}), sigma=1.0, steps=3, lr=1.0, decouple_lr=decouple_lr)[0])
+
+
 # -- combinations ----------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ The two ways agree to rounding, not bit for bit.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -124,26 +126,59 @@ def longest(columns: Tensor) -> float:
     return torch.linalg.vector_norm(columns, dim=1).amax().item() if rows else 0.0
 
 
+def halves(norms: Tensor, limit: float) -> Tensor:
+    """One column: +1/2 for a norm up to the limit, also to the last bit, and -1/2 beyond it."""
+    rows = norms.shape[0]
+    if not numbers(norms, rows):
+        return torch.copysign(torch.full_like(norms, 0.5), limit - norms).unsqueeze(1)
+    column = torch.empty(rows, 1, dtype=torch.float64)
+    _compiled.halves(rows, limit, norms.data_ptr(), column.data_ptr())
+    return column
+
+
+def slots(norms: Tensor, clip: float, width: int) -> Tensor:
+    """So many columns, filled one after the other with √width (C - norm), up to C / √width each."""
+    rows = norms.shape[0]
+    if not numbers(norms, rows):
+        root = math.sqrt(width)
+        most = clip / root
+        full = torch.tensor(
+            [root * clip - slot * most for slot in range(width)], dtype=norms.dtype, device=norms.device
+        )
+        return torch.sub(full, norms.unsqueeze(1), alpha=root).clamp_(0.0, most)
+    columns = torch.empty(rows, width, dtype=torch.float64)
+    _compiled.slots(rows, clip, width, norms.data_ptr(), columns.data_ptr())
+    return columns
+
+
+def sums(columns: Tensor) -> list[float]:
+    """The sum of each column, in float64."""
+    rows = columns.shape[0]
+    if _table(columns, rows):
+        return _compiled.sums(rows, columns.data_ptr(), columns.shape[1])
+    return columns.sum(0, dtype=torch.float64).tolist()
+
+
 def _table(columns: Tensor, rows: int) -> bool:
     """Whether these are some float64 numbers per row, where the compiled part can read them."""
     return _plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
-def add(sums: list[Tensor], terms: list[Tensor], flat: Tensor) -> bool:
-    """Each term, and what stands for it in a flat vector, into its sum; False: not for the compiled part."""
+def add(totals: list[Tensor], terms: list[Tensor], flat: Tensor, by: float) -> bool:
+    """Each term, and ``by`` times what stands for it in a flat vector, into its total; False: not for the compiled part."""
     if not _plain(flat, torch.float32):
         return False
     tasks: list[int] = []
     place = flat.data_ptr()
-    for total, term in zip(sums, terms, strict=True):
+    for total, term in zip(totals, terms, strict=True):
         if not (_small(total) and _small(term) and total.shape == term.shape):
             return False
         tasks += total.data_ptr(), term.numel(), term.data_ptr(), place
         place += 4 * term.numel()
     if place != flat.data_ptr() + 4 * flat.numel():
         return False
-    _compiled.add(tasks)
-    torch.autograd.graph.increment_version(sums)  # as torch's own writing would
+    _compiled.add(tasks, by)
+    torch.autograd.graph.increment_version(totals)  # as torch's own writing would
     return True
 
 
