@@ -1,12 +1,12 @@
 """What each method costs per step, over DP-SGD in the same run.
 
     python bench/methods.py                              # the CNN and the MLP
-    python bench/methods.py --models cnn --methods dp-sam quantile --turns 15
+    python bench/methods.py --models cnn --methods dp-sam quantile --seconds 20
 
 A step is a whole update: forward, backward, clip, noise, update and whatever the method does besides, on one thread; with two
-passes it is both. In every turn each method takes some steps, and each turn starts with another method, so that a
-machine that slows down slows all of them. A figure is the median over the turns of the ratio to DP-SGD in the same turn. A
-spectral probe, which happens every 50 steps, is timed by itself and spread over them.
+passes it is both. In every turn each method takes some steps right after DP-SGD has, or right before, by turns, so that a
+machine that slows down slows both. A figure is the median over the turns of the ratio of the two. A spectral probe,
+which happens every 50 steps, is timed by itself and spread over them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from zetaclip import PrivacyEngine, methods  # noqa: E402
 
-LEAST_SECONDS = 0.05
+# A machine's clock and its other users change within tenths of a second: short turns, and many of them.
+TURN_SECONDS = 0.01
+LEAST_TURNS = 15
 clock = time.perf_counter
 # Enough planned updates for any number of turns; a decay that is still noise at the end; a first stage of one step.
 EPOCHS = 20_000
@@ -90,8 +92,8 @@ def _probe_seconds(method: methods.Method, network: Any) -> float:
     return statistics.median(times) / period
 
 
-def measure(model: Model, names: list[str], turns: int) -> dict[str, list[float]]:
-    """Milliseconds per update, of every turn and method."""
+def measure(model: Model, names: list[str], seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Milliseconds per update of each method, and of DP-SGD beside it, in every turn."""
     torch.manual_seed(0)
     x, y = model.data(model.batch)
     made = {name: make(name, model, x, y) for name in names}
@@ -101,25 +103,30 @@ def measure(model: Model, names: list[str], turns: int) -> dict[str, list[float]
             step()
         start = clock()
         step()
-        repeats[name] = max(1, round(LEAST_SECONDS / (clock() - start)))
-    found: dict[str, list[float]] = {name: [] for name in names}
+        repeats[name] = max(1, round(TURN_SECONDS / (clock() - start)))
+
+    def taken(name: str) -> float:
+        step, seldom = made[name]
+        start = clock()
+        for _ in range(repeats[name]):
+            step()
+        return 1e3 * ((clock() - start) / repeats[name] + seldom)
+
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    turns = max(LEAST_TURNS, round(seconds / (2e-3 * taken("dp-sgd") * repeats["dp-sgd"])))
     for turn in range(turns):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            step, seldom = made[name]
-            start = clock()
-            for _ in range(repeats[name]):
-                step()
-            found[name].append(1e3 * ((clock() - start) / repeats[name] + seldom))
+        for name in names:
+            pair = [taken(who) for who in ((name, "dp-sgd") if turn % 2 else ("dp-sgd", name))]
+            found[name].append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
     return found
 
 
-def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
-    base = times["dp-sgd"]
+def summarise(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
-    for name, values in times.items():
-        ratios = [value / other for value, other in zip(values, base, strict=True)]
+    for name, pairs in times.items():
+        ratios = [own / base for own, base in pairs]
         summary[name] = {
-            "ms": round(statistics.median(values), 3),
+            "ms": round(statistics.median(own for own, _ in pairs), 3),
             "ratio": round(statistics.median(ratios), 3),
             "low": round(quantile(ratios, 0.25), 3),
             "high": round(quantile(ratios, 0.75), 3),
@@ -145,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "mlp"], metavar="NAME")
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="about so long for each method and network (default: 6)"
+    )
     parser.add_argument(
         "--cpu", action="store_true", help="time of this process alone, for a machine that others use too"
     )
@@ -157,8 +166,8 @@ def main() -> None:
     names = list(dict.fromkeys(["dp-sgd", *options.methods]))
     results = {}
     for model in options.models:
-        results[model] = summarise(measure(MODELS[model], names, options.turns))
-        write_json(options.json, {"turns": options.turns, "cpu": options.cpu, "methods": results})
+        results[model] = summarise(measure(MODELS[model], names, options.seconds))
+        write_json(options.json, {"seconds": options.seconds, "cpu": options.cpu, "methods": results})
     print(as_table(results))
 
 

@@ -130,12 +130,12 @@ class FromWeights:
 
 def ascent_direction(releases, memory):
     gradient = releases[-1].gradient
-    return gradient, 0.05 / float(gradient.norm())
+    return gradient, 0.05
 
 
 def last_direction(releases, memory):
     gradient = memory.get("gradient")
-    return None if gradient is None else (gradient, 0.05 / float(gradient.norm()))
+    return None if gradient is None else (gradient, 0.05)
 
 
 def two_pass(batch):

@@ -257,21 +257,25 @@ WIDE static void add_scaled(float *sum, const float *one, const float *other, si
     for (size_t i = 0; i < count; i++) sum[i] = one[i] + by * other[i];
 }
 
-static PyObject *add(PyObject *self, PyObject *args)
+static PyObject *advance(PyObject *self, PyObject *args)
 {
     PyObject *list;
-    double by;
+    unsigned long long address, count;
+    double distance, length;
     Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "Od", &list, &by)) return NULL;
+    if (!PyArg_ParseTuple(args, "OKKd", &list, &address, &count, &distance)) return NULL;
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
-    for (Py_ssize_t task = 0; task < tasks; task++) {
+    row_norms((const float *)(uintptr_t)address, 1, count, &length);
+    double by = distance / length;
+    int moves = isfinite(length) && isfinite(by);
+    for (Py_ssize_t task = 0; moves && task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
         add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2], (const float *)(uintptr_t)f[3], f[1],
                    (float)by);
     }
     PyMem_Free(fields);
-    Py_RETURN_NONE;
+    return PyBool_FromLong(moves);
 }
 
 static PyMethodDef methods[] = {
@@ -296,8 +300,10 @@ static PyMethodDef methods[] = {
      "Fills `width` float64 columns for each norm, one after the other, with what it leaves of C: sqrt(width) * (clip - norm)\n"
      "in all, at most clip / sqrt(width) in each, and nothing for a norm beyond C."},
     {"sums", sums, METH_VARARGS, "sums(rows, columns, width) -> the sum of each float64 column"},
-    {"add", add, METH_VARARGS,
-     "add(tasks, by): a task is (sum, count, one, other), float32; sum = one + by * other, and may be one of the two."},
+    {"advance", advance, METH_VARARGS,
+     "advance(tasks, vector, count, distance) -> bool\n\n"
+     "A task is (sum, count, one, other), all float32: sum = one + distance / |vector| * other, and the sum may be one of the two.\n"
+     "Nothing is written, and False returned, where a vector has no direction."},
     {NULL, NULL, 0, NULL},
 };
 

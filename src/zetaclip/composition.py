@@ -34,7 +34,7 @@ class Pass:
     """One private gradient of an update.
 
     ``batch`` says where its records come from: "fresh" (a Poisson batch of its own) or "same" (the records of the
-    pass before). ``perturb(releases, memory)`` gives a flat vector and a factor, whose product is added to the weights while the
+    pass before). ``perturb(releases, memory)`` gives a flat vector and how far to go along it with the weights while the
     batch is out, or None; it sees this update's releases so far and what ``Method.remember`` kept.
     """
 

@@ -172,8 +172,8 @@ class Ascend:
 
     rho: float
 
-    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> tuple[Tensor, float] | None:
-        return along(releases[-1].gradient, self.rho)
+    def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> tuple[Tensor, float]:
+        return releases[-1].gradient, self.rho
 
 
 @dataclass(frozen=True)
@@ -183,16 +183,10 @@ class AlongLast:
     rho: float
 
     def __call__(self, releases: Sequence[Released], memory: dict[str, Tensor]) -> tuple[Tensor, float] | None:
-        return along(memory["gradient"], self.rho) if memory else None
+        return (memory["gradient"], self.rho) if memory else None
 
     def remember(self, released: Released) -> dict[str, Tensor]:
         return {"gradient": released.gradient}
-
-
-def along(gradient: Tensor, rho: float) -> tuple[Tensor, float] | None:
-    """The vector, and what makes its length ρ; None where there is no direction or no length to go."""
-    length = float(torch.linalg.vector_norm(gradient))
-    return (gradient, rho / length) if rho and 0.0 < length < float("inf") else None
 
 
 class WeightAverage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,22 +29,24 @@ class Weights:
         self._spare: list[Tensor] | None = None  # kept from one batch to the next: moved weights, or a copy of θ
         self._lent = _lendable(layout.parameters, module)
 
-    def move(self, vector: Tensor, by: float = 1.0) -> None:
-        """Adds ``by`` times a flat vector."""
+    def move(self, vector: Tensor, distance: float) -> None:
+        """Goes so far along a flat vector. One that has no direction, zero or not finite, moves nothing."""
         if vector.shape != (self._layout.numel,):
             raise ValueError(f"a direction of shape {tuple(vector.shape)} for {self._layout.numel} parameters")
+        if not distance:
+            return
         parameters: list[Tensor] = list(self._layout.parameters)
         if self._spare is None:
             self._spare = [torch.empty_like(p) for p in parameters]
         if self._lent:
-            self._add(self._spare, parameters, vector, by)
-            self._theta = [p.data for p in parameters]
-            self._point(self._spare)
+            if self._advance(self._spare, parameters, vector, distance):
+                self._theta = [p.data for p in parameters]
+                self._point(self._spare)
         else:
             with torch.no_grad():
                 torch._foreach_copy_(self._spare, parameters)
             self._theta = self._spare
-            self._add(parameters, parameters, vector, by)
+            self._advance(parameters, parameters, vector, distance)
 
     def restore(self) -> None:
         if self._theta is not None:
@@ -63,11 +66,20 @@ class Weights:
         finally:
             self._put(moved)
 
-    def _add(self, targets: list[Tensor], parameters: list[Tensor], vector: Tensor, by: float) -> None:
-        if not rows.add(targets, parameters, vector, by):
-            with torch.no_grad():
-                for target, p, view in zip(targets, parameters, self._layout.views(vector * by), strict=True):
-                    torch.add(p, view.to(p.dtype), out=target)
+    def _advance(self, places: list[Tensor], parameters: list[Tensor], vector: Tensor, distance: float) -> bool:
+        """Whether there was a direction to go in."""
+        done = rows.advance(places, parameters, vector, distance)
+        if done is not None:
+            return done
+        length = float(torch.linalg.vector_norm(vector))
+        if not 0.0 < length < math.inf:
+            return False
+        with torch.no_grad():
+            for place, p, part in zip(
+                places, parameters, self._layout.views(vector * (distance / length)), strict=True
+            ):
+                torch.add(p, part.to(p.dtype), out=place)
+        return True
 
     def _put(self, values: list[Tensor]) -> None:
         if self._lent:

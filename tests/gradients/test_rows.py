@@ -275,7 +275,6 @@ def held(*parameters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["contiguous", "strided", "viewed"])
 def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
-    by = 0.3
     shapes = [(3, 4), (5,), (2, 3, 2, 2), ()]
     parameters = [nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)]
     if kind == "strided":
@@ -288,16 +287,18 @@ def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
     for seed in (1, 2):
         direction = values(layout.numel, seed=seed).to(layout.dtype)
         versions = [p._version for p in parameters]
-        weights.move(direction, by)
-        parts = (by * direction).split([p.numel() for p in parameters])
+        weights.move(direction, 0.3)
+        parts = (direction * (0.3 / direction.double().norm().item())).split([p.numel() for p in parameters])
         for p, old, part, version in zip(parameters, before, parts, versions, strict=True):
-            assert torch.equal(p, old + part.view(p.shape).to(dtype))
+            torch.testing.assert_close(p.detach(), old + part.view(p.shape).to(dtype))
+            assert not torch.equal(p, old)
             assert p._version > version  # whoever saved it for a backward is told
         if kind == "viewed":  # whatever the forward reads of them has moved along
             assert torch.equal(module.seen, parameters[0])
+        moved = parameters[0].detach().clone()
         with weights.restored():
             assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
-        assert torch.equal(parameters[0], before[0] + parts[0].view(3, 4).to(dtype))
+        assert torch.equal(parameters[0], moved)
         weights.restore()
         assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
         assert [p.data_ptr() for p in parameters] == places
@@ -308,7 +309,7 @@ def test_a_graph_from_before_the_move_is_stale():
     parameter = nn.Parameter(values(3, 3))
     module, layout = held(parameter)
     loss = (parameter * parameter).sum()
-    Weights(layout, module).move(torch.ones(9))
+    Weights(layout, module).move(torch.ones(9), 1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -326,7 +327,7 @@ def test_an_interrupt_while_the_weights_move_loses_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(weights, "_point", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            weights.move(torch.ones(12))
+            weights.move(torch.ones(12), 1.0)
     assert not torch.equal(parameters[0], before[0])
     weights.restore()
     assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
@@ -337,8 +338,23 @@ def test_what_is_added_must_have_a_number_for_every_place(way, count):
     """By address there would be no error, only numbers from elsewhere."""
     module, layout = held(nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4)))
     with pytest.raises(ValueError, match="for 7 parameters"):
-        Weights(layout, module).move(torch.ones(count))
+        Weights(layout, module).move(torch.ones(count), 1.0)
     zeros = [torch.zeros(3), torch.zeros(4)]
-    assert not rows.add(zeros, zeros, torch.ones(count), 1.0)
-    assert not rows.add([torch.zeros(3), torch.zeros(3)], zeros, torch.ones(7), 1.0)
-    assert way == "torch" or rows.add(zeros, zeros, torch.ones(7), 1.0)
+    assert rows.advance(zeros, zeros, torch.ones(count), 1.0) is None
+    assert rows.advance([torch.zeros(3), torch.zeros(3)], zeros, torch.ones(7), 1.0) is None
+    assert way == "torch" or rows.advance(zeros, zeros, torch.ones(7), 1.0)
+
+
+@pytest.mark.parametrize("vector", [[0.0, 0.0, 0.0], [1.0, math.inf, 0.0], [1.0, math.nan, 0.0]])
+@pytest.mark.parametrize("kind", ["own", "viewed"])
+def test_without_a_direction_nothing_moves(way, vector, kind):
+    parameter = nn.Parameter(values(3))
+    module, layout = held(parameter)
+    if kind == "viewed":
+        module.register_buffer("seen", parameter.detach())
+    before, weights = parameter.detach().clone(), Weights(layout, module)
+    for given, distance in ((vector, 0.5), ([1.0, 2.0, 3.0], 0.0)):
+        weights.move(torch.tensor(given), distance)
+        assert torch.equal(parameter, before)
+        weights.restore()
+        assert torch.equal(parameter, before)

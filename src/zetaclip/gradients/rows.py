@@ -164,23 +164,24 @@ def _table(columns: Tensor, rows: int) -> bool:
     return _plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
-def add(totals: list[Tensor], terms: list[Tensor], flat: Tensor, by: float) -> bool:
-    """Each term, and ``by`` times what stands for it in a flat vector, into its total; False: not for the compiled part."""
-    if not _plain(flat, torch.float32):
-        return False
+def advance(places: list[Tensor], starts: list[Tensor], vector: Tensor, distance: float) -> bool | None:
+    """Each start, and what stands for it in the unit vector times a distance, into its place.
+
+    False, and nothing written, where the vector has no direction; None: not for the compiled part.
+    """
+    if not _plain(vector, torch.float32):
+        return None
     tasks: list[int] = []
-    place = flat.data_ptr()
-    for total, term in zip(totals, terms, strict=True):
-        if not (_small(total) and _small(term) and total.shape == term.shape):
-            return False
-        tasks += total.data_ptr(), term.numel(), term.data_ptr(), place
-        place += 4 * term.numel()
-    if place != flat.data_ptr() + 4 * flat.numel():
+    address = vector.data_ptr()
+    for place, start in zip(places, starts, strict=True):
+        size = start.numel()
+        if not (_plain(place, torch.float32) and _plain(start, torch.float32) and place.numel() == size <= LARGEST):
+            return None
+        tasks += place.data_ptr(), size, start.data_ptr(), address
+        address += 4 * size
+    if address != vector.data_ptr() + 4 * vector.numel():
+        return None
+    if not _compiled.advance(tasks, vector.data_ptr(), vector.numel(), distance):
         return False
-    _compiled.add(tasks, by)
-    torch.autograd.graph.increment_version(totals)  # as torch's own writing would
+    torch.autograd.graph.increment_version(places)  # as torch's own writing would
     return True
-
-
-def _small(tensor: Tensor) -> bool:
-    return _plain(tensor, torch.float32) and tensor.numel() <= LARGEST
