@@ -28,11 +28,21 @@ def test_gram_route_equals_svd(shape):
     torch.testing.assert_close(found, by_svd(weight), rtol=1e-9, atol=0)
 
 
-def test_blocks_of_the_gram_matrix_leave_no_gap(monkeypatch):
-    # 70 rows in blocks of 16 with a remainder: every block boundary matters
-    weight = gaussian(70, 90, seed=3).double()
-    monkeypatch.setattr(code, "_BLOCK", 16)
-    torch.testing.assert_close(eigenvalues(weight), by_svd(weight), rtol=1e-9, atol=0)
+@pytest.mark.parametrize("shape", [(70, 90), (90, 70), (2, 2)])
+def test_the_layout_in_memory_does_not_matter(shape):
+    weight = gaussian(*shape, seed=3).double()
+    expected = by_svd(weight)
+    for same in (weight, weight.T, weight.T.contiguous(), torch.stack([weight, 9 * weight], dim=2)[:, :, 0]):
+        kept = same.clone()
+        torch.testing.assert_close(eigenvalues(same), expected, rtol=1e-9, atol=0)
+        assert torch.equal(same, kept)  # LAPACK writes over what it is given
+
+
+@pytest.mark.parametrize("routine", ["dsytrd", "dsterf"])
+def test_svd_takes_over_where_lapack_gives_up(monkeypatch, routine):
+    weight, real = gaussian(20, 30), getattr(code, routine)
+    monkeypatch.setattr(code, routine, lambda *args, **options: (*real(*args, **options)[:-1], 3))
+    torch.testing.assert_close(eigenvalues(weight), by_svd(weight), rtol=1e-12, atol=0)
 
 
 def conditioned(smallest, count=200):
