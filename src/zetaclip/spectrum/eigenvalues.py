@@ -43,10 +43,10 @@ def eigenvalues(weight: Tensor) -> Tensor:
     if matrix.numel() == 0:
         return torch.empty(0, dtype=torch.float64)
     count = min(matrix.shape)
-    scale = float(matrix.abs().max())
+    scale = max(abs(float(end)) for end in matrix.aminmax())
     if scale == 0.0:
         return torch.zeros(count, dtype=torch.float64)
-    if not scale < float("inf"):  # also catches NaN, which ``max`` propagates
+    if not scale < float("inf"):  # also catches NaN, which both ends then are
         return torch.full((count,), float("nan"), dtype=torch.float64)
     matrix = matrix.to("cpu", torch.float64)
     # Squares of extreme weights leave the range of float64; anything near 1 is left alone, to save a pass.
@@ -69,7 +69,7 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
     """Eigenvalues of the smaller of M Mᵀ and Mᵀ M, descending, with rounding below zero cut off; None if LAPACK finds none.
 
     By scipy's LAPACK, step by step: half a product, a reduction to three diagonals, and their eigenvalues. ``torch.linalg.eigvalsh``
-    does the same in 1.4 to 2.4 times the time (``bench/spectrum.py`` shows both).
+    takes up to 1.8 times as long (``bench/spectrum.py`` shows both).
     """
     transposed = matrix.contiguous().numpy().T  # as Fortran lays out: nothing is copied
     gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
