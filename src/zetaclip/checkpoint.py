@@ -28,7 +28,8 @@ from .gradients import rows
 from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
-from .run import Run, set_public_streams
+from .run import Run
+from .turns import set_public_streams
 
 _FORMAT = 3
 # Records that are looked at for the digest of a data set that is not in memory.

@@ -89,6 +89,25 @@ class Plan:
                 if not (math.isfinite(value) and value >= 0):
                     raise ValueError(f"method {name!r} would draw noise with multiplier {value} at step {step}")
 
+    def events(self, passes: Sequence[Pass], beside: float | None, rate: float, start: int, stop: int) -> list[Event]:
+        """What updates from ``start`` to ``stop`` will release.
+
+        A rule's own query, of multiplier ``beside``, counts with the sum that it stands beside; passes over the same records count as one.
+        """
+        counts: Counter[float] = Counter()
+        moving = any(callable(schedule) for schedule in self.noise_multipliers)
+        for step in range(start, stop) if moving else range(start, min(start + 1, stop)):
+            batches: list[float] = []  # 1/s² of each batch
+            for part, schedule in zip(passes, self.noise_multipliers, strict=True):
+                cost = sum(math.inf if s == 0 else s**-2 for s in (at(schedule, step), beside) if s is not None)
+                if part.batch == "fresh":
+                    batches.append(cost)
+                else:
+                    batches[-1] += cost
+            counts.update(0.0 if cost == math.inf else cost**-0.5 for cost in batches)
+        each = 1 if moving else stop - start
+        return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
+
 
 def same_for_all(budget: Budget) -> Plan:
     """One pass a step at the budget's own multiplier."""

@@ -23,8 +23,9 @@ from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
 from .randomness import Stream, noise_source
-from .run import Run, Settings
+from .run import Run
 from .sampling import PoissonLoader, check_loader
+from .turns import Settings
 from .validation import (
     check_module,
     claim,

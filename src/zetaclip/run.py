@@ -8,13 +8,11 @@ out of that order is an error, because out of order means that a batch is counte
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,60 +33,9 @@ from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
+from .turns import Position, Settings, Turn, public_streams
 from .updates import scaled_rates
 from .weights import Weights
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The public constants of a run."""
-
-    sample_rate: float
-    num_examples: int
-    expected_batch_size: float
-    steps_per_epoch: int
-    physical_batch_size: int | None
-    loss_reduction: str
-    decouple_lr: bool
-    normalize: str
-    empty: str
-
-
-class _Turn:
-    """A logical batch that is out."""
-
-    def __init__(self, chunks: list[Tensor], key: bytes, batch: int) -> None:
-        self.chunks = chunks
-        self.batch = batch  # passes over the same records share it, and compose as one Gaussian
-        self.key = key  # of the sampling stream; a second pass on the same records draws them again from it
-        self.done = 0  # chunks that step() has closed
-        self.out = False  # whether a chunk is with the user
-        self.mechanism: Mechanism | None = None
-
-
-@dataclass
-class Position:
-    """Where a run stands between two logical batches: everything that a checkpoint needs to go on."""
-
-    sampling: bytes
-    noise: bytes
-    same_batch: bytes | None
-    public: dict[str, Tensor]
-    tries: int = 0  # how often the batch that comes next was begun and put back
-
-
-def public_streams(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's own generators: initial weights, dropout. Not secret."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"].cpu())
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
 
 
 class Run:
@@ -154,7 +101,7 @@ class Run:
         self.releases: list[Released] = []
         self.stepped = False
         self.detached = False
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         self._start: Position | None = None  # of the turn that is out
         self._same_batch: bytes | None = None
         self._drawn = self._noise_key = b""  # for the turn's batch, and for this try of it
@@ -208,7 +155,7 @@ class Run:
         self._start = self.standing()
         fresh = self.method.passes[self.phase].batch == "fresh"
         key = self.sampling.draw() if fresh or self._same_batch is None else self._same_batch
-        turn = _Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
+        turn = Turn(self._chunks(key), key, self.batch_count if fresh else self.batch_count - 1)
         self._drawn = b"" if self.noise is None else self.noise.draw()
         self._noise_key = self._key_of_try(key)
         turn.mechanism = self._mechanism(turn)
@@ -219,7 +166,7 @@ class Run:
             self.weights.move(*moved)
         return turn.chunks
 
-    def _reopen(self, turn: _Turn) -> None:
+    def _reopen(self, turn: Turn) -> None:
         """The same records again, from the first chunk; with other noise wherever the sum could be another one.
 
         That is so if a release was begun and cut off, or if dropout would now draw another mask than a replay from
@@ -281,7 +228,7 @@ class Run:
                 yield from (rows for rows in self._chunks(key) if len(rows))
             phase = 0
 
-    def _mechanism(self, turn: _Turn) -> Mechanism:
+    def _mechanism(self, turn: Turn) -> Mechanism:
         rule = self.method.rule
         clip = check_clip(self.control.clip)
         name = self.method.passes[self.phase].name
@@ -361,7 +308,7 @@ class Run:
             with exact(self.layout.device):
                 self._release(turn)
 
-    def _absorb(self, turn: _Turn) -> None:
+    def _absorb(self, turn: Turn) -> None:
         """Takes the chunk that is out into the batch's sum, after the last look at what must not have happened."""
         self.guard.before_release()
         rows = self.recorder.rows
@@ -372,7 +319,7 @@ class Run:
             with exact(self.layout.device):
                 turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
 
-    def _refuse(self, ranks: Ranks, turn: _Turn, why: str) -> None:
+    def _refuse(self, ranks: Ranks, turn: Turn, why: str) -> None:
         """Meets the other ranks where they wait, with nothing but the reason."""
         assert turn.mechanism is not None
         if self._counts:
@@ -384,7 +331,7 @@ class Run:
         """Whether this is a literal form, for which the size of the whole batch must be known."""
         return self.settings.normalize == "realized" or self.settings.empty == "skip"
 
-    def _release(self, turn: _Turn) -> None:
+    def _release(self, turn: Turn) -> None:
         mechanism = turn.mechanism
         assert mechanism is not None
         records, literal = mechanism.records, self.settings.normalize == "realized"
@@ -402,7 +349,7 @@ class Run:
         else:
             self._use_together(self.ranks, turn, released)
 
-    def _use_together(self, ranks: Ranks, turn: _Turn, released: Released) -> None:
+    def _use_together(self, ranks: Ranks, turn: Turn, released: Released) -> None:
         """The same on every rank; then rank 0 says that the release stands, and what C comes next."""
         what = f"the end of update {self.step_count + 1}"
         try:
@@ -417,7 +364,7 @@ class Run:
         if self.stepped and self.position == self.settings.steps_per_epoch:
             check_equal(self, ranks)
 
-    def _use(self, turn: _Turn, released: Released) -> None:
+    def _use(self, turn: Turn, released: Released) -> None:
         assert turn.mechanism is not None
         self._confirm(turn, turn.mechanism.draw.query, released)
         self._close(turn)
@@ -470,7 +417,7 @@ class Run:
         self.step_count += 1
         self.position += 1
 
-    def _close(self, turn: _Turn) -> None:
+    def _close(self, turn: Turn) -> None:
         self.weights.restore()
         self._same_batch = turn.key
         self._turn = self._start = None
@@ -492,7 +439,7 @@ class Run:
             if not self.expected or self.expected.pop(row.key, None) is None:
                 self.ledger.append(row)
 
-    def _confirm(self, turn: _Turn, query: str, released: Released) -> None:
+    def _confirm(self, turn: Turn, query: str, released: Released) -> None:
         """Lets a release out only if it is the one that was made before, where it was; and notes it for a next time."""
         if not self.journals:
             return
@@ -519,22 +466,10 @@ class Run:
         return Position(self.sampling.state, noise, self._same_batch, public, self.tries)
 
     def planned_events(self, start: int, stop: int) -> list[Event]:
-        """What updates will release; a rule's own queries count with the sum that they stand beside."""
+        """What updates will release."""
         rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
         beside = getattr(self.method.rule, "noise_multiplier", None)
-        counts: Counter[float] = Counter()
-        moving = any(callable(schedule) for schedule in self.plan.noise_multipliers)
-        for step in range(start, stop) if moving else range(start, min(start + 1, stop)):
-            batches: list[float] = []  # 1/s² of each batch
-            for part, schedule in zip(self.method.passes, self.plan.noise_multipliers, strict=True):
-                cost = sum(math.inf if s == 0 else s**-2 for s in (at(schedule, step), beside) if s is not None)
-                if part.batch == "fresh":
-                    batches.append(cost)
-                else:
-                    batches[-1] += cost
-            counts.update(0.0 if cost == math.inf else cost**-0.5 for cost in batches)
-        each = 1 if moving else stop - start
-        return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
+        return self.plan.events(self.method.passes, beside, rate, start, stop)
 
     def _check_attached(self) -> None:
         if self.detached:

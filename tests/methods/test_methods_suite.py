@@ -17,7 +17,7 @@ from zetaclip.gradients import Chunk
 from zetaclip.gradients.contributions import Dense
 from zetaclip.ledger import Event
 from zetaclip.mechanism import Mechanism
-from zetaclip.run import _Turn
+from zetaclip.turns import Turn
 
 # The spectral probe looks at every second step, so that C moves in a short run.
 OPTIONS = {"ww-dp-sgd": {"probe": "0", "period": 2}, "adadpigu": {"warmup": 0.4}}
@@ -86,7 +86,7 @@ def evolved(case, updates=5):
 def release(run, rows, key=b"k" * 32, phase=0):
     """What the run's own mechanism makes of these per-example gradients, and its ledger rows."""
     run.phase, run._noise_key, written = phase, key, []
-    mechanism = run._mechanism(_Turn([], b"", run.batch_count))
+    mechanism = run._mechanism(Turn([], b"", run.batch_count))
     mechanism._write = written.extend
     if len(rows):
         received, start = {}, 0

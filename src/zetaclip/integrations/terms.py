@@ -21,8 +21,8 @@ from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..optimizer import PrivateOptimizer
 from ..randomness import Stream
-from ..run import set_public_streams
 from ..sampling import PoissonLoader, check_loader
+from ..turns import set_public_streams
 
 # Telling ε may take a twentieth of the time, no more.
 _SHARE = 20.0

@@ -1,0 +1,62 @@
+"""What a run hands on from one call to the next: its constants, the batch that is out, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .mechanism import Mechanism
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public constants of a run."""
+
+    sample_rate: float
+    num_examples: int
+    expected_batch_size: float
+    steps_per_epoch: int
+    physical_batch_size: int | None
+    loss_reduction: str
+    decouple_lr: bool
+    normalize: str
+    empty: str
+
+
+class Turn:
+    """A logical batch that is out."""
+
+    def __init__(self, chunks: list[Tensor], key: bytes, batch: int) -> None:
+        self.chunks = chunks
+        self.batch = batch  # passes over the same records share it, and compose as one Gaussian
+        self.key = key  # of the sampling stream; a second pass on the same records draws them again from it
+        self.done = 0  # chunks that step() has closed
+        self.out = False  # whether a chunk is with the user
+        self.mechanism: Mechanism | None = None
+
+
+@dataclass
+class Position:
+    """Where a run stands between two logical batches: everything that a checkpoint needs to go on."""
+
+    sampling: bytes
+    noise: bytes
+    same_batch: bytes | None
+    public: dict[str, Tensor]
+    tries: int = 0  # how often the batch that comes next was begun and put back
+
+
+def public_streams(device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's own generators: initial weights, dropout. Not secret."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"].cpu())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
