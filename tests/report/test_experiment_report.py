@@ -44,6 +44,22 @@ def test_the_full_protocol_is_preferred(tmp_path, monkeypatch):
     assert write_report([tmp_path], experiment="iid") == tmp_path / "iid-paper/report.html"
 
 
+def test_either_profile_can_be_asked_for(root, capsys, monkeypatch):
+    monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
+    with pytest.raises(
+        CommandError, match=r"'iid' under the profile paper; .*`zetaclip reproduce iid --profile paper`"
+    ):
+        read_experiment(root, "iid", "paper")
+    (root / "iid-paper").mkdir()
+    (root / "iid-paper/table.json").write_text(json.dumps(table(profile="paper")))
+    for profile, folder in (("lite", "iid"), ("paper", "iid-paper")):
+        assert read_experiment(root, "iid", profile).profile == profile
+        assert main(["report", str(root), "--experiment", "iid", "--profile", profile]) == 0
+        assert capsys.readouterr().out.strip() == str(root / folder / "report.html")
+    assert main(["report", str(root / "iid"), "--profile", "lite"]) == 2
+    assert "--experiment" in capsys.readouterr().err
+
+
 def test_bold_only_where_the_interval_leaves_zero_out(page):
     outline(page)
     # "claimed" says better=true with an interval from -1 to 18: not bold

@@ -94,6 +94,19 @@ def test_every_probe_is_kept_with_its_eigenvalues(finished):
     assert clip["mean"] == pytest.approx(sum(path) / 6) and clip["final"] == lines[-1]["clip"]
 
 
+@pytest.mark.parametrize("way", ["drop_state", "clear"])
+def test_keys_are_overwritten_before_their_file_goes(tmp_path, way):
+    """A second name for the same file shows what is left of it on the disk."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create(needed_bytes=0)
+    folder.secrets.write_bytes(b"a secret key")
+    folder.checkpoint.write_bytes(b"weights")
+    (tmp_path / "left").hardlink_to(folder.secrets)
+    getattr(folder, way)()
+    assert not folder.secrets.exists() and not folder.checkpoint.exists()
+    assert (tmp_path / "left").read_bytes() == bytes(12)
+
+
 def test_without_a_seed_none_is_written_and_two_runs_differ(tmp_path):
     config = small_runs.small(seed=None, steps=2)
     first, second = (small_runs.run(tmp_path / name, config) for name in ("a", "b"))

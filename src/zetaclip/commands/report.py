@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experiment", metavar="NAME", help="DIR holds results of `zetaclip reproduce`: report this experiment"
     )
     parser.add_argument(
+        "--profile", choices=("lite", "paper"), help="of the experiment (default: paper where it was run, else lite)"
+    )
+    parser.add_argument(
         "--tensorboard",
         action="store_true",
         help="also write each run's series into DIR/tensorboard (needs zetaclip[tensorboard])",
@@ -33,8 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--experiment takes one folder, the one that `zetaclip reproduce --out` wrote")
     if arguments.experiment is not None and arguments.tensorboard:
         raise CommandError("--tensorboard writes the series of runs; give run folders, without --experiment")
+    if arguments.experiment is None and arguments.profile is not None:
+        raise CommandError("--profile is the profile of an experiment; it needs --experiment NAME")
     path = write_report(
-        arguments.folders, arguments.out, experiment=arguments.experiment, verify=not arguments.no_verify
+        arguments.folders,
+        arguments.out,
+        experiment=arguments.experiment,
+        profile=arguments.profile,
+        verify=not arguments.no_verify,
     )
     if arguments.tensorboard:
         from ..report.tensorboard import export

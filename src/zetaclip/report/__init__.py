@@ -17,9 +17,10 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     *,
     experiment: str | None = None,
+    profile: str | None = None,
     verify: bool = True,
 ) -> Path:
-    """Writes the page for these run folders, or for one experiment's results, and returns its path.
+    """Writes the page for these run folders, or for one experiment's results under a profile, and returns its path.
 
     Raises ``CommandError`` for what the user can put right: a folder without a run, a file that can't be written.
     """
@@ -34,7 +35,7 @@ def write_report(
         page = page_for(read_runs(folders), verify=verify)
         default = first / "report.html"
     else:
-        found = read_experiment(first, experiment)
+        found = read_experiment(first, experiment, profile)
         page = page_for_experiment(found)
         default = found.folder / "report.html"
     target = Path(out) if out is not None else default

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from ..experiments.spec import tables_of
+from ..experiments.spec import folder_of, tables_of
 from .curves import figures
 from .page import Page, Section
 from .read import number, parse_object
@@ -71,14 +71,15 @@ class Experiment:
     planned: int
 
 
-def read_experiment(root: Path, name: str) -> Experiment:
+def read_experiment(root: Path, name: str, profile: str | None = None) -> Experiment:
     """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing.
 
-    Where both profiles have been run, the full protocol's tables are shown.
+    Where both profiles have been run and none is asked for, the full protocol's tables are shown.
     """
-    folder = next(iter(tables_of(root, name)), None)
-    if folder is None:
-        raise CommandError(_missing(root, name))
+    folders = [found for found in tables_of(root, name) if profile is None or found.name == folder_of(name, profile)]
+    if not folders:
+        raise CommandError(_missing(root, name, profile))
+    folder = folders[0]
     path = folder / "table.json"
     found = parse_object(path.read_bytes())
     rows = found.get("rows") if found else None
@@ -107,12 +108,14 @@ def read_experiment(root: Path, name: str) -> Experiment:
     )
 
 
-def _missing(root: Path, name: str) -> str:
+def _missing(root: Path, name: str, profile: str | None) -> str:
     if not root.is_dir():
         return f"{root}: no such folder; give the one that `zetaclip reproduce --out` wrote"
     there = sorted(child.name for child in root.iterdir() if (child / "table.json").is_file())
     listed = f"there are results of: {', '.join(there)}" if there else "there are no results in it"
-    return f"{root} holds no results of the experiment {name!r}; {listed}. `zetaclip reproduce {name}` makes them"
+    under = f" under the profile {profile}" if profile else ""
+    command = f"zetaclip reproduce {name}" + (f" --profile {profile}" if profile else "")
+    return f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes them"
 
 
 def _line(row: dict[str, Any], width: int) -> Line:

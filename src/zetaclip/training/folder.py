@@ -79,7 +79,7 @@ class RunFolder:
             )
 
     def clear(self) -> None:
-        """Removes a run's own files, and nothing else that may lie here. Call it with the lock, which stays."""
+        """Removes a run's own files, and nothing else that may lie here; secret keys as ``drop_state`` does. The lock stays: hold it."""
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         for path in (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*")):
@@ -88,16 +88,14 @@ class RunFolder:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
+                if path.parent.name == "private":
+                    _blank(path)
                 path.unlink(missing_ok=True)
 
     def drop_state(self) -> None:
         """Removes what only resuming needs; the secret keys are overwritten first, as far as a file system honours that."""
         for path in (self.path / "private").glob("*"):
-            if path.is_file():
-                with open(path, "r+b") as file:  # in place: a file that is cut off first gets other blocks of the disk
-                    file.write(b"\0" * path.stat().st_size)
-                    file.flush()
-                    os.fsync(file.fileno())
+            _blank(path)
         for name in ("private", "checkpoint"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
@@ -163,6 +161,15 @@ _FILES = (
     "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl", "diagnostics.jsonl", "ledger.jsonl",
     "model.safetensors", "result.json", "report.html",
 )  # fmt: skip
+
+
+def _blank(path: Path) -> None:
+    """Overwrites a file in place: one that is cut off first would get other blocks of the disk."""
+    if path.is_file():
+        with open(path, "r+b") as file:
+            file.write(b"\0" * path.stat().st_size)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def finite(value: Any) -> Any:
