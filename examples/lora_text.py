@@ -55,8 +55,11 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=8.0)
     arguments = parser.parse_args()
 
-    from peft import LoraConfig, get_peft_model
-    from transformers import TrainingArguments
+    try:
+        from peft import LoraConfig, get_peft_model
+        from transformers import TrainingArguments
+    except ImportError:
+        raise SystemExit("this example needs transformers and PEFT: pip install 'zetaclip[transformers]'") from None
 
     from zetaclip.integrations.transformers import Privacy, PrivateTrainer
 

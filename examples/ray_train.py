@@ -63,8 +63,11 @@ def train_loop(config: dict) -> None:
 
 
 def main(workers: int = 2, epochs: int = 5, folder: str = "") -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    try:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
+    except ImportError:
+        raise SystemExit("this example needs Ray: pip install 'zetaclip[ray]'") from None
 
     folder = folder or tempfile.mkdtemp(prefix="zetaclip-ray-")
     trainer = TorchTrainer(

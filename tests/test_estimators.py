@@ -140,6 +140,7 @@ def test_values_outside_the_bounds_count_as_the_bounds(table):
         ({"method": "dp-smg"}, "did you mean 'dp-sgd'"),
         ({"epsilon": -1.0}, "epsilon must be positive"),
         ({"hidden": (0,)}, "positive widths"),
+        ({"hidden": 16}, r"sequence of widths, such as \(128, 64\), not 16"),
     ],
 )
 def test_arguments_that_can_not_be(table, options, message):

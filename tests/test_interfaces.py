@@ -193,9 +193,8 @@ def test_an_own_query_without_noise_is_refused():
         def extras(self, norms, clip):
             return {"count": Extra(torch.zeros(len(norms), 1, dtype=torch.float64), sensitivity=0.5)}
 
-    _, module, optimizer, loader = private(tiny(), toy_data(), clipping=1.0, method=Method("bare", rule=Bare()))
     with pytest.raises(ValueError, match="no noise_multiplier"):
-        train(module, optimizer, loader)
+        private(tiny(), toy_data(), clipping=1.0, method=Method("bare", rule=Bare()))
 
 
 def test_a_perturbation_is_on_while_the_batch_is_out_and_undone_bitwise():

@@ -267,12 +267,11 @@ static PyObject *advance(PyObject *self, PyObject *args)
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
     row_norms((const float *)(uintptr_t)address, 1, count, &length);
-    double by = distance / length;
+    float by = (float)(distance / length);
     int moves = isfinite(length) && isfinite(by);
     for (Py_ssize_t task = 0; moves && task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2], (const float *)(uintptr_t)f[3], f[1],
-                   (float)by);
+        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2], (const float *)(uintptr_t)f[3], f[1], by);
     }
     PyMem_Free(fields);
     return PyBool_FromLong(moves);

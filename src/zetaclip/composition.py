@@ -9,13 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .clipping import ClipRule, Flat
+from .clipping import ClipRule, Extra, Flat
 from .control import Constant, Controller, Released
 from .ledger import Event
 from .updates import build, check_family
@@ -120,8 +121,9 @@ class Method:
 
     The composition: ``plan(budget)`` turns what DP-SGD would draw into what this method draws; one whose multipliers
     depend on the number of steps sets ``needs_steps``. ``remember(released)`` keeps released tensors for later
-    perturbations; the optimizer and the user get gradients in other memory than those. ``fixed`` names what ``clipping=`` may replace only by its own kind: "rule", "controller", or both,
-    with the reason where it is a mapping. ``family`` is the update that ``optimizer`` builds, with ``update`` as its options;
+    perturbations; the optimizer and the user get gradients in other memory than those. ``fixed`` names what ``clipping=`` may replace
+    only by its own kind: "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the rule has it as
+    its keyword ``rule`` (``functools.partial``), where a replacement finds it. ``family`` is the update that ``optimizer`` builds, with ``update`` as its options;
     other families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing is.
 
     The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the published, coupled form
@@ -180,6 +182,7 @@ class Method:
             raise ValueError(
                 f"the noise of method {self.name!r} depends on the number of steps: give epochs= and target_delta= too"
             )
+        self._check_signal()
         plan = self.plan(budget)
         if len(plan.noise_multipliers) != len(self.passes):
             raise ValueError(
@@ -196,13 +199,46 @@ class Method:
         for part, schedule in zip(method.passes, plan.noise_multipliers, strict=True):
             query = "sum" if len(method.passes) == 1 else f"{part.name} sum"
             found[query] = (at(schedule, 0), at(schedule, last))
-            extras = getattr(method.rule, "extras", None)
-            if extras is not None:
-                nobody = torch.zeros(0, dtype=torch.float64)
-                for name, extra in extras(nobody, float(method.controller.init().clip)).items():
-                    if extra.noise_multiplier is not None:
-                        found[f"{query}: {name}"] = (extra.noise_multiplier, extra.noise_multiplier)
+            for name, extra in method._extras().items():
+                if extra.noise_multiplier is not None:
+                    found[f"{query}: {name}"] = (extra.noise_multiplier, extra.noise_multiplier)
         return found
+
+    def _extras(self) -> dict[str, Extra]:
+        """What the rule releases beside the sum, as an empty batch has it."""
+        extras = getattr(self.rule, "extras", None)
+        return {} if extras is None else extras(torch.zeros(0, dtype=torch.float64), float(self.controller.init().clip))
+
+    @property
+    def _plan_completes_rule(self) -> bool:
+        return "rule" in getattr(self.plan, "keywords", {})
+
+    def _check_signal(self) -> None:
+        """The controller reads nothing that the rule does not release, and the rule knows the noise of all that it does."""
+        extras, controller = self._extras(), type(self.controller).__name__
+        needed = getattr(self.controller, "needs", None)
+        if needed is not None and needed not in extras:
+            raise ValueError(
+                f"the controller {controller} reads the query {needed!r}, which the clip rule {self.rule.name!r} of method "
+                f"{self.name!r} does not release: use one of the methods that bring both (quantile, dp-adam-ac, slaclip), with "
+                "this controller as clipping="
+            )
+        for name, extra in extras.items():
+            if extra.sensitivity is not None and extra.noise_multiplier is None and not self._plan_completes_rule:
+                raise ValueError(
+                    f"the clip rule {self.rule.name!r} releases {name!r} beside the sum and has no noise_multiplier for it: give "
+                    "it one, or use a method that plans it, such as quantile"
+                )
+
+    def check_budgeted(self, budget: Budget) -> None:
+        """Refuses a rule whose own query would come on top of the budget, because the plan does not know of it."""
+        own = [name for name, extra in self._extras().items() if extra.sensitivity is not None]
+        if own and self.planned(budget)[1].rule is None:
+            raise ValueError(
+                f"the clip rule {self.rule.name!r} releases {own[0]!r} beside the sum, and the noise of method {self.name!r} is "
+                "chosen for the sum alone: the target ε would be exceeded. Use a method that plans both, such as quantile, or "
+                "make_private with a noise_multiplier; the ledger counts both"
+            )
 
     def with_clipping(self, clipping: Any) -> Method:
         """This method with another clipping norm, controller or clip rule."""
@@ -230,4 +266,8 @@ class Method:
             raise ValueError(
                 f"method {self.name!r} brings its own clip {part}, which clipping= can't replace{reason}{start}"
             )
-        return replace(self, **{part: value})
+        changes = {part: value}
+        if part == "rule" and self._plan_completes_rule:
+            completing: Any = self.plan
+            changes["plan"] = partial(completing, rule=value)
+        return replace(self, **changes)

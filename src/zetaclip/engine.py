@@ -140,16 +140,7 @@ class PrivacyEngine:
             empty=empty,
         )
         steps = None if epochs is None else _steps(epochs, settings)
-        budget = Budget(
-            noise_multiplier,
-            settings.sample_rate,
-            steps,
-            target_delta,
-            self.accountant,
-            settings.expected_batch_size,
-            settings.steps_per_epoch,
-        )
-        chosen, plan = chosen.planned(budget)
+        chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
         if plan.sample_rate is not None:
             settings = replace(
                 settings,
@@ -218,8 +209,11 @@ class PrivacyEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # make_private says it again
             settings, _ = _settings(data_loader, sample_rate, num_examples)
-        target = (target_epsilon, target_delta, settings.sample_rate, _steps(epochs, settings), self.accountant)
+        steps = _steps(epochs, settings)
+        target = (target_epsilon, target_delta, settings.sample_rate, steps, self.accountant)
         sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
+        chosen = _composition(*(options.get(name) for name in ("method", "clipping", "max_grad_norm")))
+        chosen.check_budgeted(self._budget(sigma, settings, steps, target_delta))
         return self.make_private(
             module=module,
             optimizer=optimizer,
@@ -231,6 +225,10 @@ class PrivacyEngine:
             target_delta=target_delta,
             **options,
         )
+
+    def _budget(self, sigma: Schedule, settings: Settings, steps: int | None, delta: float | None) -> Budget:
+        batch, epoch = settings.expected_batch_size, settings.steps_per_epoch
+        return Budget(sigma, settings.sample_rate, steps, delta, self.accountant, batch, epoch)
 
     def _stream(self, name: str) -> Stream:
         return Stream.fresh() if self._seed is None else Stream.seeded(self._seed, name)

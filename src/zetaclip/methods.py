@@ -22,6 +22,7 @@ from . import plans
 from .clip_rules import AutoS, Counted, Psac, Slack, Thinned
 from .composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
 from .control import Constant, Paced, Quantile, SlackControl, Spectral
+from .control.base import check_inside
 from .updates import AlongLast, Ascend, defaults
 from .whitening import Important, Moments, Whitened
 
@@ -158,8 +159,8 @@ def _dp_adamw(clip: float = 1.0) -> Method:
 )
 def _adp_adamw(clip: float = 1.0, ratio: float = 0.99, sigma_min: float = 0.0) -> Method:
     """AdamW with noise that falls from epoch to epoch, all of it accounted."""
-    _inside("ratio", ratio, 0 < ratio <= 1, "above 0 and at most 1")
-    _inside("sigma_min", sigma_min, 0 <= sigma_min < math.inf, "at least 0")
+    check_inside("ratio", ratio, 0 < ratio <= 1, "above 0 and at most 1")
+    check_inside("sigma_min", sigma_min, 0 <= sigma_min < math.inf, "at least 0")
     adamw = _dp_adamw(clip)
     if ratio == 1:
         return adamw
@@ -177,7 +178,7 @@ def _adp_adamw(clip: float = 1.0, ratio: float = 0.99, sigma_min: float = 0.0) -
 )
 def _dp_is(clip: float = 1.0, cap: float = 1.0, unsound: bool = False) -> Method:
     """Records join in proportion to their clipped norm, and add their direction."""
-    _inside("cap", cap, 1 <= cap < math.inf, "at least 1")
+    check_inside("cap", cap, 1 <= cap < math.inf, "at least 1")
     why = "records are drawn with up to cap times the rate that the noise was chosen for" if unsound else ""
     return Method(
         rule=Thinned(),
@@ -198,8 +199,8 @@ def _dp_is(clip: float = 1.0, cap: float = 1.0, unsound: bool = False) -> Method
 )
 def _dp_sam(clip: float = 1.0, rho: float = 0.05, ascent_batch: str = "fresh", ascent_share: float = 0.5) -> Method:
     """The gradient at weights that a private ascent step has perturbed."""
-    _inside("rho", rho, 0 <= rho < math.inf, "at least 0")
-    _inside("ascent_share", ascent_share, 0 < ascent_share < 1, "between 0 and 1")
+    check_inside("rho", rho, 0 <= rho < math.inf, "at least 0")
+    check_inside("ascent_share", ascent_share, 0 < ascent_share < 1, "between 0 and 1")
     if ascent_batch not in ("fresh", "same"):
         raise ValueError(f"ascent_batch must be 'fresh' or 'same', not {ascent_batch!r}")
     # The second pass names where its records come from; with "fresh" both passes draw a batch of their own.
@@ -216,7 +217,7 @@ def _dp_sam(clip: float = 1.0, rho: float = 0.05, ascent_batch: str = "fresh", a
 @_entry("dp-sat", "Park, Kim, Choi & Lee, ICML 2023", reads="this and the last released gradient")
 def _dp_sat(clip: float = 1.0, rho: float = 0.05) -> Method:
     """The gradient at weights perturbed along the last released gradient."""
-    _inside("rho", rho, 0 <= rho < math.inf, "at least 0")
+    check_inside("rho", rho, 0 <= rho < math.inf, "at least 0")
     last = AlongLast(rho)
     return Method(
         controller=Constant(clip),
@@ -234,7 +235,7 @@ NO_NORM = {"controller": "every gradient is stretched or shrunk to about one len
 @_entry("auto-s", "Bu et al., NeurIPS 2023")
 def _auto_s(clip: float = 1.0, gamma: float = 0.01) -> Method:
     """Every gradient is normalised; no clipping norm to tune."""
-    _inside("gamma", gamma, 0 < gamma < math.inf, "positive")
+    check_inside("gamma", gamma, 0 < gamma < math.inf, "positive")
     fixed = {**NO_NORM, "rule": "normalising is the method"}
     return Method(rule=AutoS(gamma), controller=Constant(clip), fixed=fixed, paper_lr=0.25)
 
@@ -242,7 +243,7 @@ def _auto_s(clip: float = 1.0, gamma: float = 0.01) -> Method:
 @_entry("dp-psac", "Xia et al., AAAI 2023")
 def _dp_psac(clip: float = 1.0, r: float = 0.1) -> Method:
     """Normalised like auto-s, but tiny gradients stay tiny."""
-    _inside("r", r, 0 < r < math.inf, "positive")
+    check_inside("r", r, 0 < r < math.inf, "positive")
     fixed = {**NO_NORM, "rule": "its weights are the method"}
     return Method(rule=Psac(r), controller=Constant(clip), fixed=fixed, paper_lr=0.25)
 
@@ -268,8 +269,8 @@ def _adadpigu(
 ) -> Method:
     """DP-SGD first, then only the coordinates whose released gradients were largest, scaled by their spread."""
     _decays(beta1, beta2)
-    _inside("keep", keep, 0 < keep <= 1, "above 0 and at most 1")
-    _inside("warmup", warmup, 0 < warmup <= 1, "above 0 and at most 1")
+    check_inside("keep", keep, 0 < keep <= 1, "above 0 and at most 1")
+    check_inside("warmup", warmup, 0 < warmup <= 1, "above 0 and at most 1")
     rule = Important(keep, Moments(beta1, beta2, 1e-6, 1e6, cap_spread), whiten)
     return replace(_whitening(rule, clip, partial(plans.two_stages, warmup=warmup)), paper_lr=0.1)
 
@@ -320,7 +321,7 @@ def _quantile(
     bounds: tuple[float, float] = (1e-3, 1e3),
 ) -> Method:
     """C follows a quantile of the norms, by a private count."""
-    return _counting(Quantile(clip, _share("target", target), gain, bounds), Counted(), sigma_b)
+    return _counting(Quantile(clip, target, gain, bounds), Counted(), sigma_b)
 
 
 @_entry(
@@ -340,8 +341,8 @@ def _bounded_adaptive(
     normalised: bool = True,
 ) -> Method:
     """Like quantile, with a floor under C that keeps the minority's gradients."""
-    _inside("tau", tau, 0 < tau < math.inf, "positive")
-    controller = Quantile(clip, _share("target", target), gain, (lower, upper))
+    check_inside("tau", tau, 0 < tau < math.inf, "positive")
+    controller = Quantile(clip, target, gain, (lower, upper))
     return replace(_counting(controller, Counted(tau, normalised), sigma_b), paper_lr=1.0 if normalised else 0.25)
 
 
@@ -361,7 +362,6 @@ def _slaclip(
     """C follows the norms' distribution, written into unused norm at no cost."""
     if isinstance(slots, bool) or slots != int(slots) or slots < 1:
         raise ValueError(f"slots must be a positive whole number, not {slots}")
-    _inside("gain", gain, 0 <= gain < math.inf, "at least 0")
     return Method(
         rule=Slack(int(slots)),
         controller=SlackControl(clip, beta, gain, bounds),
@@ -391,26 +391,15 @@ def _whitening(rule: Whitened | Important, clip: float, plan: Callable[..., Plan
 
 
 def _counting(controller: Quantile | Paced, rule: Counted, sigma_b: float | None) -> Method:
-    _inside("gain", controller.gain, 0 <= controller.gain < math.inf, "at least 0")
     if sigma_b is not None:
-        _inside("sigma_b", sigma_b, 0 < sigma_b < math.inf, "positive")
+        check_inside("sigma_b", sigma_b, 0 < sigma_b < math.inf, "positive")
     plan = partial(plans.beside_count, rule=rule, sigma_b=sigma_b)
     return Method(rule=rule, controller=controller, plan=plan, fixed=OWN_SIGNAL, paper_lr=0.25)
 
 
-def _inside(name: str, value: float, holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {what}, not {value!r}")
-
-
-def _share(name: str, value: float) -> float:
-    _inside(name, value, 0 < value < 1, "between 0 and 1")
-    return value
-
-
 def _decays(*values: float) -> None:
     for value in values:
-        _inside("beta", value, 0 <= value < 1, "at least 0 and below 1")
+        check_inside("beta", value, 0 <= value < 1, "at least 0 and below 1")
 
 
 # -- asking for one -------------------------------------------------------------------------------------------------

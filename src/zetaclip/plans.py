@@ -32,6 +32,11 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
     Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most 3.3 %.
     """
     assert budget.expected_batch_size is not None
+    or_none = (
+        " (twice that, {:.4g}, costs little), or leave it out"
+        if sigma_b is not None
+        else ", above all that the schedule reaches"
+    )
     if sigma_b is None:
         sigma_b = max(budget.expected_batch_size / 20, 2 * at(budget.noise_multiplier, 0))
     count = 2 * float(sigma_b)
@@ -42,7 +47,7 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
         if z >= count:
             raise ValueError(
                 f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost more than all of it. Set "
-                f"sigma_b above {z / 2:.4g} (twice that, {z:.4g}, costs little), or leave it out"
+                f"sigma_b above {z / 2:.4g}{or_none.format(z)}"
             )
         return (z**-2 - count**-2) ** -0.5
 
@@ -127,7 +132,7 @@ def told_batch_size(budget: Budget, rule: Any) -> Plan:
 def two_stages(budget: Budget, rule: Any, warmup: float) -> Plan:
     """DP-SGD's noise, and a rule that knows L and when its first stage ends."""
     if budget.steps is None:
-        raise ValueError(f"the first stage of {rule.name} is a share of all steps: give epochs= too")
+        raise ValueError("the method's first stage is a share of all steps: give epochs= too")
     first = min(budget.steps, max(1, math.ceil(warmup * budget.steps - 1e-9)))
     return Plan((budget.noise_multiplier,), rule=replace(rule, batch=budget.expected_batch_size, first=first))
 

@@ -93,6 +93,13 @@ class Run:
         if hasattr(method.rule, "init"):
             self.rule_state = method.rule.init(self.layout.numel)
         self.memory: dict[str, Tensor] = {}
+        # Whether somebody reads a released gradient after the optimizer has had it.
+        own = method.controller
+        self._rereads = (
+            method.remember is not None
+            or hasattr(method.rule, "update")
+            or (own.probe is None and getattr(own, "reads_gradient", True))
+        )
         self.clip_history: list[tuple] = []
         self.step_count = 0
         self.batch_count = 0
@@ -163,6 +170,10 @@ class Run:
         perturb = self.method.passes[self.phase].perturb
         moved = None if perturb is None else perturb(self.releases, self.memory)
         if moved is not None:
+            if not isinstance(moved, tuple):
+                raise TypeError(
+                    f"perturb of method {self.method.name!r} must give (vector, distance) or None, not {type(moved).__name__}"
+                )
             self.weights.move(*moved)
         return turn.chunks
 
@@ -380,8 +391,10 @@ class Run:
         gradient, std = released.gradient, released.noise_std
         if self.settings.decouple_lr:
             gradient, std = gradient / released.sensitivity, std / released.sensitivity
-        elif self.method.remember is not None:
-            gradient = gradient.clone()  # whoever writes into .grad must not change what is remembered
+        elif self._rereads:
+            gradient = (
+                gradient.clone()
+            )  # whoever writes into .grad, as some optimizers do, must not change what was released
         for parameter, view in zip(self.layout.parameters, self.layout.views(gradient), strict=True):
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         if hasattr(self.optimizer, "set_noise_std"):

@@ -301,7 +301,12 @@ class PrivateRegressor(RegressorMixin, _Private):
             leaks.append("target_bounds")
             low, high = float(y.min()), float(y.max())
             return (low, high) if low < high else (low - 0.5, high + 0.5)
-        low, high = (float(bound) for bound in self.target_bounds)
+        try:
+            low, high = (float(bound) for bound in self.target_bounds)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"target_bounds must be two numbers, (lowest, highest), not {self.target_bounds!r}"
+            ) from None
         if not (np.isfinite(low) and np.isfinite(high) and low < high):
             raise ValueError(f"target_bounds must be (lowest, highest), finite, not {self.target_bounds}")
         return low, high
@@ -366,7 +371,10 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
 
     from .models import Perceptron
 
-    widths = tuple(int(width) for width in hidden)
+    try:
+        widths = tuple(int(width) for width in hidden)
+    except (TypeError, ValueError):
+        raise ValueError(f"hidden must be a sequence of widths, such as (128, 64), not {hidden!r}") from None
     if any(width < 1 for width in widths):
         raise ValueError(f"hidden must hold positive widths, not {hidden}")
     features = dataset.input_shape

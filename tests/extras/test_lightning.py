@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
 
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from zetaclip import Spectral  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
@@ -415,6 +422,52 @@ def test_trainers_that_are_refused(tmp_path, options, message):
 def test_an_accumulation_schedule_is_refused(tmp_path):
     with pytest.raises(ValueError, match="gradient accumulation"):
         trainer(tmp_path, privacy(), GradientAccumulationScheduler({1: 2})).fit(Net(), loader())
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
+def test_finders_are_refused_in_any_order(tmp_path, finder, first):
+    """They train on the records by themselves, and what they find would be in no ledger."""
+    class Loads(Net):  # a finder takes no loader that is given to fit
+        batch_size = L
+
+        def train_dataloader(self):
+            return loader()
+
+    callbacks = (finder(), privacy()) if first else (privacy(), finder())
+    net = Loads()
+    before = flat(net).clone()
+    with pytest.raises(ValueError, match=f"{finder.__name__} trains on the private records.*public data"):
+        trainer(tmp_path, *callbacks).fit(net)
+    assert torch.equal(flat(net), before)
+
+
+def test_the_tuner_is_refused(tmp_path):
+    net = Net()
+    with pytest.raises(ValueError, match="LearningRateFinder trains on the private records"):
+        Tuner(trainer(tmp_path, privacy())).lr_find(net, loader())
+
+
+def test_the_other_package_is_named(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    strange = other.Trainer(default_root_dir=tmp_path, logger=False, enable_checkpointing=False)
+    with pytest.raises(TypeError, match=r"comes from 'pytorch_lightning'.*from lightning.pytorch"):
+        privacy().setup(strange, Net(), "fit")
+
+
+def test_a_module_is_free_after_training_broke_off(tmp_path):
+    class Breaks(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 1:
+                raise RuntimeError("on purpose")
+
+    net, told = Net(), privacy()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer(tmp_path, told, Breaks()).fit(net, loader())
+    assert len(told.engine.ledger) == 2
+    again = privacy()
+    trainer(tmp_path, again, max_epochs=1).fit(net, loader())
+    assert len(again.engine.ledger) == again.engine.updates > 2
 
 
 def test_half_precision_is_refused(tmp_path):

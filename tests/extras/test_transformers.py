@@ -10,6 +10,8 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
 
+from transformers import TrainerCallback  # noqa: E402
+
 from zetaclip import PrivacyEngine, check_parity  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
@@ -444,6 +446,7 @@ def test_secrets_of_removed_checkpoints_go_too(tmp_path):
         ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy='sequential'"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"fp16": True}, "fp16.*bf16"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing.*physical_batch_size"),
         ({"torch_compile": True}, "torch_compile"),
         ({"include_num_input_tokens_seen": "all"}, "counts the tokens of batches whose size is private"),
         ({"include_num_input_tokens_seen": True}, "counts the tokens of batches whose size is private"),
@@ -455,6 +458,23 @@ def test_arguments_that_are_refused(tmp_path, options, message):
         setattr(args, name, value)
     with pytest.raises(ValueError, match=message):
         PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+
+
+def test_a_model_is_free_after_training_broke_off(tmp_path):
+    class Breaks(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            if state.global_step == 2:
+                raise RuntimeError("on purpose")
+
+    model = llama()
+    broken = trainer(tmp_path, model)
+    broken.add_callback(Breaks())
+    with pytest.raises(RuntimeError, match="on purpose"):
+        broken.train()
+    assert len(broken.engine.ledger) == 2
+    again = trainer(tmp_path, model)
+    again.train()
+    assert len(again.engine.ledger) == again.engine.updates > 2
 
 
 def test_data_parallel_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
 
 from zetaclip import methods
-from zetaclip.control import Replay, Spectral
+from zetaclip.control import ClipState, Replay, Spectral
 from zetaclip.methods import get
 from zetaclip.randomness import gaussian, subkey
 
@@ -204,6 +204,36 @@ def test_what_is_remembered_is_not_in_the_users_hands(decouple_lr):
         ends.append(flat(module))
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], run(("dp-sgd", {}), sigma=1.0, steps=3, lr=1.0, decouple_lr=decouple_lr)[0])
+
+
+class Pushing:
+    """A controller of one's own that reads the released gradient: C is its norm."""
+
+    probe = None
+
+    def init(self):
+        return ClipState(1.0)
+
+    def update(self, released, state):
+        return ClipState(float(released.gradient.norm()))
+
+    def entry(self, state):
+        return None
+
+
+@pytest.mark.parametrize("name", ["adaclip", "adadpigu", "dp-sat", "dp-sgd"])
+def test_an_optimizer_that_writes_into_the_gradient_changes_nothing_that_was_released(name):
+    """torch's Nesterov momentum does, in its foreach form: rules and controllers must not read what it left."""
+    ends = []
+    for each in (True, False):
+        module = tiny()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=each)
+        options = {"clipping": Pushing() if name == "dp-sgd" else None, "epochs": 8, "target_delta": 1e-5}
+        made = private(module, toy_data(), method=get(name), optimizer=optimizer, **options)
+        for _ in range(3):
+            train(*made[1:], steps=2)
+        ends.append(flat(module))
+    assert torch.equal(*ends)
 
 
 # -- combinations ----------------------------------------------------------------------------------------------------

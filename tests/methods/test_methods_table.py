@@ -6,12 +6,16 @@ import math
 import pytest
 import torch
 from helpers import private, tiny, toy_data
+from torch.utils.data import DataLoader, TensorDataset
 
 import zetaclip
-from zetaclip import Flat, Spectral, methods
+from zetaclip import Flat, PrivacyEngine, Spectral, methods
+from zetaclip.accounting import epsilon
 from zetaclip.cli import main
-from zetaclip.control import Quantile
+from zetaclip.clip_rules import Counted, Slack
+from zetaclip.control import Paced, Quantile, SlackControl
 from zetaclip.updates import FAMILIES, AdamBC
+from zetaclip.whitening import Moments, Whitened
 
 NAMES = [
     "sgd",
@@ -71,6 +75,12 @@ WRONG = {
     "start": (("quantile", {"clip": 0.0}), r"positive and finite"),
     "bounds": (("slaclip", {"bounds": (2.0, 1.0)}), r"lowest C, highest C"),
     "target": (("quantile", {"target": 1.5}), r"between 0 and 1"),
+    "beta of slaclip": (("slaclip", {"beta": math.nan}), r"beta must be at least 0"),
+    "up": (("dp-adam-ac", {"up": -1.0}), r"up must be at least 1"),
+    "down": (("dp-adam-ac", {"down": math.nan}), r"down must be above 0"),
+    "band": (("dp-adam-ac", {"band": -1.0}), r"band must be at least 0"),
+    "clip rate": (("dp-adam-ac", {"clip_rate": 2.0}), r"clip_rate must be between 0 and 1"),
+    "endless gain": (("quantile", {"gain": math.inf}), r"gain must be at least 0"),
     "sigma_b": (("bounded-adaptive", {"sigma_b": 0.0}), r"positive"),
     "gamma": (("auto-s", {"gamma": 0.0}), r"positive"),
     "keep": (("adadpigu", {"keep": 0.0}), r"above 0"),
@@ -161,6 +171,59 @@ def test_a_part_may_be_replaced_by_one_of_its_kind():
     assert methods.get("ww-dp-sgd").with_clipping(Spectral(0.7)).controller.initial == 0.7
     assert methods.get("auto-s").with_clipping(2.0).controller.init().clip == 2.0
     assert methods.get("adaclip").with_clipping(2.0).controller.init().clip == 2.0
+
+
+def test_a_rule_that_is_put_in_is_the_one_that_runs():
+    """Also where the plan completes the rule: with its own noise, not its own settings."""
+    for name, rule, field, value in (
+        ("quantile", Counted(tau=3.0), "tau", 3.0),
+        ("bounded-adaptive", Counted(tau=7.0, normalised=False), "normalised", False),
+        ("adaclip", Whitened(Moments(beta1=0.5)), "moments", Moments(beta1=0.5)),
+        ("slaclip", Slack(3), "slots", 3),
+    ):
+        engine, *_ = private(tiny(), toy_data(), method=methods.get(name), clipping=rule)
+        assert getattr(engine._private().method.rule, field) == value
+    assert engine._private().plan.rule is None
+    engine, *_ = private(tiny(), toy_data(), method=methods.get("quantile", sigma_b=9.0), clipping=Counted(tau=3.0))
+    assert engine._private().method.rule.noise_multiplier == 18.0
+
+
+@pytest.mark.parametrize(
+    ("name", "controller"), [("dp-sgd", Quantile()), ("dp-sat", Paced()), ("dp-sgd", SlackControl())]
+)
+def test_a_controller_without_its_signal_is_refused_before_anything_is_released(name, controller):
+    with pytest.raises(
+        ValueError, match=r"reads the query '(count|slack)', which the clip rule 'flat'.* does not release"
+    ):
+        private(tiny(), toy_data(), method=methods.get(name), clipping=controller)
+
+
+def test_a_target_is_not_exceeded_by_a_query_that_nobody_planned():
+    """The same rule is allowed with a noise multiplier, where no ε was promised, and in a method that plans it."""
+    with pytest.raises(ValueError, match=r"no noise_multiplier"):
+        private(tiny(), toy_data(), clipping=Counted())
+
+    def aimed(**options):
+        module, data = tiny(), TensorDataset(*toy_data())
+        engine = PrivacyEngine(accountant="rdp", seed=0)
+        engine.make_private_with_epsilon(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=len(data) // 2),
+            num_examples=len(data),
+            target_epsilon=2.0,
+            target_delta=1e-5,
+            epochs=4,
+            **options,
+        )
+        return epsilon(engine.planned_events(0, 8), 1e-5, "rdp")
+
+    rule = Counted(noise_multiplier=2.0)
+    with pytest.raises(ValueError, match=r"'count' beside the sum.*the target ε would be exceeded"):
+        aimed(clipping=rule)
+    assert aimed(method=methods.get("quantile"), clipping=rule) <= 2.0
+    engine, *_ = private(tiny(), toy_data(), clipping=rule)
+    assert engine.planned_events(0, 1)[0].noise_multiplier == pytest.approx(0.8**0.5)
 
 
 # -- resuming with something else ------------------------------------------------------------------------------------

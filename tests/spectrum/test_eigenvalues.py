@@ -2,6 +2,9 @@
 
 import importlib
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -36,6 +39,25 @@ def test_the_layout_in_memory_does_not_matter(shape):
         kept = same.clone()
         torch.testing.assert_close(eigenvalues(same), expected, rtol=1e-9, atol=0)
         assert torch.equal(same, kept)  # LAPACK writes over what it is given
+
+
+def test_torchs_number_of_threads_is_the_one_that_counts():
+    """scipy's linear algebra has threads of its own, and the last digits depend on how many. Environment variables set them."""
+    code = (
+        "import torch; from zetaclip.spectrum import eigenvalues; torch.set_num_threads(1); g = torch.Generator().manual_seed(0); "
+        "print([v.hex() for n in (256, 512) for v in eigenvalues(torch.randn(n, n, generator=g)).tolist()])"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert told[0] == told[1] and len(told[0]) > 10_000
 
 
 @pytest.mark.parametrize("routine", ["dsytrd", "dsterf"])

@@ -48,7 +48,9 @@ class Controller(Protocol):
     The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of them), so
     it can be saved, replayed and compared. ``probe`` says what the controller reads: a ``Probe`` reads the
     weights, ``None`` means that each pass's ``Released`` is the reading. Nothing else is ever handed over.
-    ``entry(state)`` is the line that ``optimizer.clip_history`` gets after an update, or None.
+    ``entry(state)`` is the line that ``optimizer.clip_history`` gets after an update, or None. Two more are optional:
+    ``needs`` names the query that it reads of a clip rule, and ``reads_gradient = False`` says of one without a probe that it leaves
+    ``Released.gradient`` alone, which saves a copy of it.
     """
 
     probe: Probe | None
@@ -75,6 +77,12 @@ class _Never:
 
     def read(self, module: nn.Module, step: int) -> None:
         return None
+
+
+def check_inside(name: str, value: float, holds: bool, what: str) -> None:
+    """Refuses an option whose value ``holds`` says is outside of what it must be."""
+    if not holds:
+        raise ValueError(f"{name} must be {what}, not {value!r}")
 
 
 def check_clip(value: float) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from .base import Probe, Released, check_clip
+from .base import Probe, Released, check_clip, check_inside
 
 # A C without bounds must stay a positive number.
 _LARGEST = 1e30
@@ -36,9 +36,11 @@ class PacedClip:
 
 
 class _ReadsReleases:
-    """``probe`` is None: the reading is what the last pass released."""
+    """``probe`` is None: the reading is what the last pass released beside the gradient, under the name that it ``needs``."""
 
     probe: Probe | None = None
+    needs: ClassVar[str] = "count"
+    reads_gradient: ClassVar[bool] = False
 
     def entry(self, state: Any) -> tuple[Any, ...] | None:
         """(step, C): C from that many updates on."""
@@ -79,6 +81,8 @@ class Quantile(_ReadsReleases):
     def __post_init__(self) -> None:
         check_clip(self.initial)
         object.__setattr__(self, "bounds", check_bounds(self.bounds))
+        check_inside("target", self.target, 0 < self.target < 1, "between 0 and 1")
+        check_inside("gain", self.gain, 0 <= self.gain < math.inf, "at least 0")
 
     def init(self) -> MovingClip:
         return MovingClip(_bounded(self.initial, self.bounds))
@@ -108,6 +112,12 @@ class Paced(_ReadsReleases):
         check_clip(self.initial)
         object.__setattr__(self, "bounds", check_bounds(self.bounds))
         object.__setattr__(self, "rate_bounds", check_bounds(self.rate_bounds))
+        check_inside("clip_rate", self.clip_rate, 0 < self.clip_rate < 1, "between 0 and 1")
+        check_inside("gain", self.gain, 0 <= self.gain < math.inf, "at least 0")
+        check_inside("band", self.band, 0 <= self.band < math.inf, "at least 0")
+        check_inside("up", self.up, 1 <= self.up < math.inf, "at least 1")
+        check_inside("down", self.down, 0 < self.down <= 1, "above 0 and at most 1")
+        check_inside("smoothing", self.smoothing, 0 <= self.smoothing < 1, "at least 0 and below 1")
 
     def init(self) -> PacedClip:
         return PacedClip(_bounded(self.initial, self.bounds), clip_rate=self.clip_rate)
@@ -131,6 +141,7 @@ class SlackControl(_ReadsReleases):
     p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the target lie below the first.
     """
 
+    needs: ClassVar[str] = "slack"
     initial: float = 1.0
     beta: float = 0.5
     gain: float = 0.2
@@ -139,6 +150,8 @@ class SlackControl(_ReadsReleases):
     def __post_init__(self) -> None:
         check_clip(self.initial)
         object.__setattr__(self, "bounds", check_bounds(self.bounds))
+        check_inside("beta", self.beta, 0 <= self.beta < math.inf, "at least 0")
+        check_inside("gain", self.gain, 0 <= self.gain < math.inf, "at least 0")
 
     def init(self) -> MovingClip:
         return MovingClip(_bounded(self.initial, self.bounds))

@@ -4,7 +4,8 @@ On a small network torch spends more time on being called than on the numbers. M
 device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
 The two ways agree to rounding, not bit for bit.
 
-**Guarantee.** Nothing is read or written by address before ``fits`` has seen the tensor: its rows are those of the chunk.
+**Guarantee.** Nothing is read or written by address before ``_plain`` has seen the tensor, and its size has been compared with
+what the compiled part will go through.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ def source() -> str:
 
 def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     """Whether the compiled part may go through this tensor from its first to its last number."""
-    return _compiled is not None and tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous()
+    return (
+        _compiled is not None
+        and tensor.dtype is dtype
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def fits(matrix: Tensor, rows: int) -> bool:

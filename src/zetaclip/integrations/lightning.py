@@ -23,7 +23,13 @@ from torch.utils.data import DataLoader
 try:
     from lightning.fabric.plugins import CheckpointIO
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        Callback,
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+        OnExceptionCheckpoint,
+    )
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.utilities import rank_zero_info
 except ImportError as problem:
@@ -155,6 +161,11 @@ class Privacy(Callback):
         if self.engine is not None:
             self.engine.detach()
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        saves = any(isinstance(callback, OnExceptionCheckpoint) for callback in trainer.callbacks)
+        if self.engine is not None and not saves:  # which still has to save the batch that is out
+            self.engine.detach()
+
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -240,6 +251,17 @@ class _PrivateFiles(CheckpointIO):
 
 def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
     """What would train past the mechanism, each with what to do instead."""
+    if not isinstance(trainer, Trainer):
+        raise TypeError(
+            f"this Trainer comes from {type(trainer).__module__.split('.')[0]!r}, and Privacy is for the package lightning: import "
+            "Trainer and LightningModule from lightning.pytorch"
+        )
+    for callback in trainer.callbacks:
+        if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
+            raise ValueError(
+                f"{type(callback).__name__} trains on the private records before Privacy begins, without noise, and what it finds is "
+                "in no ledger: choose the learning rate and the batch size on public data"
+            )
     if not pl_module.automatic_optimization:
         raise ValueError(
             "manual optimization calls backward and step itself, in an order that Privacy can't see: use automatic optimization, or "

@@ -146,6 +146,15 @@ class PrivateTrainer(Trainer):
 
     # -- training -------------------------------------------------------------------------------------
 
+    def train(self, *rest: Any, **named: Any) -> TrainOutput:
+        """As the Trainer's. Where training breaks off, the model is free for another trainer, and what was spent stays counted."""
+        try:
+            return super().train(*rest, **named)
+        except BaseException:
+            if self.engine is not None:
+                self.engine.detach()
+            raise
+
     def _run_epoch(self, **named: Any) -> None:
         first = named["epoch"] == named["epochs_trained"] and named["resume_from_checkpoint"] is not None
         skipped = named["steps_trained_in_current_epoch"]
@@ -332,6 +341,11 @@ def _refuse(args: Any, privacy: Privacy) -> None:
         raise ValueError(
             "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out, and bound memory with "
             "Privacy(physical_batch_size=...)"
+        )
+    if args.gradient_checkpointing:
+        raise ValueError(
+            "gradient_checkpointing runs each forward again inside backward, where per-example gradients can't be told apart: leave "
+            "it out, and bound memory with Privacy(physical_batch_size=...)"
         )
     if args.fp16:
         raise ValueError("fp16 scales the loss and skips steps by what the data did: use bf16=True or 32-bit")

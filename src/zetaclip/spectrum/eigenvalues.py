@@ -8,9 +8,12 @@ values are computed from the matrix itself.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from scipy.linalg.blas import dsyrk
 from scipy.linalg.lapack import dsterf, dsytrd
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 # Eigenvalues at or below this part of the largest one are rounding error or exact zeros: nothing fits them.
@@ -72,11 +75,19 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
     takes up to 1.8 times as long (``bench/spectrum.py`` shows both).
     """
     transposed = matrix.contiguous().numpy().T  # as Fortran lays out: nothing is copied
-    gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
-    if gram.shape[0] == 1:
-        return torch.from_numpy(gram[0])
-    _, diagonal, beside, _, bad = dsytrd(gram, lower=1, lwork=_LWORK * gram.shape[0], overwrite_a=1)
+    # On torch's number of threads: the last digits depend on it, and an exact replay on theirs.
+    with _blas().limit(limits=torch.get_num_threads()):
+        gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
+        if gram.shape[0] == 1:
+            return torch.from_numpy(gram[0])
+        _, diagonal, beside, _, bad = dsytrd(gram, lower=1, lwork=_LWORK * gram.shape[0], overwrite_a=1)
     values, missing = dsterf(diagonal, beside)
     if bad or missing:
         return None
     return torch.from_numpy(values[::-1].copy()).clamp_(min=0.0)
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """The threads of scipy's linear algebra, which are not torch's."""
+    return ThreadpoolController().select(user_api="blas")
