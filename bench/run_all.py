@@ -32,7 +32,8 @@ PARTS: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "memory": ("Peak memory of a step, over the same model without privacy", [], ["--models", "mnist", "--no-peers"]),
     "loader": ("An epoch of MNIST-sized data, end to end", [], ["--share", "0.05"]),
-    "methods": ("Time of a method's step, over DP-SGD's", [], ["--models", "mlp", "--turns", "5"]),
+    "methods": ("Time of a method's step, over DP-SGD's", [], ["--models", "mlp", "--seconds", "0.5"]),
+    "ranks": ("A step on two ranks, over one process", ["--batches", "128", "512", "--turns", "7"], ["--turns", "1"]),
     "ledger": ("A million steps in the ledger", [], ["--rows", "100000"]),
     "tail": ("What the tail of the noise would add to δ", [], []),
 }
