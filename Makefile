@@ -2,7 +2,7 @@
 # make demo    trains a private model on bundled data, two minutes at most, and makes a report of it
 # make test    lint, format check, types and tests: what CI runs
 # make test-full   the slow tests too
-# make test-extras   installs Lightning and transformers, and tests the layers for them
+# make test-extras   installs Lightning, transformers and Ray, and tests the layers for them
 # make bench   the measurements behind the figures in README and docs
 
 PYTHON ?= python3
@@ -36,9 +36,10 @@ test-full: setup
 
 test-extras: $(VENV)/.extras
 	$(BIN)/python -m pytest -n 2 tests/extras
+	$(BIN)/python -m pytest tests/experiments/test_ray.py tests/ranks/test_ranks_ray.py
 
 $(VENV)/.extras: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lightning,transformers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lightning,transformers,ray]'
 	touch $@
 
 bench: setup
