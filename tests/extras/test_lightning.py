@@ -428,6 +428,7 @@ def test_an_accumulation_schedule_is_refused(tmp_path):
 @pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
 def test_finders_are_refused_in_any_order(tmp_path, finder, first):
     """They train on the records by themselves, and what they find would be in no ledger."""
+
     class Loads(Net):  # a finder takes no loader that is given to fit
         batch_size = L
 

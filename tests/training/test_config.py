@@ -9,6 +9,13 @@ from zetaclip.training import Config, ConfigError
 from zetaclip.training.config import merge, read_file, read_settings
 
 
+def test_an_option_of_the_method_is_shown_its_place():
+    with pytest.raises(ConfigError, match=r"'sigma_b'; did you mean method_options\.sigma_b\?"):
+        Config.from_mapping({"method": "quantile", "sigma_b": 3.0})
+    with pytest.raises(ConfigError, match=r"'sigma_b'; did you mean sigma\?"):
+        Config.from_mapping({"method": "dp-sgd", "sigma_b": 3.0})
+
+
 def test_an_unknown_setting_names_the_near_ones():
     with pytest.raises(ConfigError, match=r"epsilons.*did you mean epsilon"):
         Config.from_mapping({"epsilons": 3})

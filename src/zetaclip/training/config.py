@@ -138,10 +138,18 @@ class Config:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, 3)
+                near = _of_method(values, key) or difflib.get_close_matches(key, known, 3)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
                 raise ConfigError(f"{source}: unknown setting {key!r}; {hint}")
         return cls(**values)
+
+
+def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
+    """The full name of a setting that is an option of the chosen method."""
+    from ..methods import TABLE, get
+
+    name = values.get("method", Config.method)
+    return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []
 
 
 _TABLES = ("data_options", "method_options", "spectral")
