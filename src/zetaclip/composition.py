@@ -189,7 +189,9 @@ class Method:
                 f"method {self.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(self.passes)}"
             )
         plan.check(self.name, budget.steps)
-        return (self if plan.rule is None else replace(self, rule=plan.rule)), plan
+        completed = self if plan.rule is None else replace(self, rule=plan.rule)
+        completed._check_noise()
+        return completed, plan
 
     def multipliers(self, budget: Budget) -> dict[str, tuple[float, float]]:
         """What each query would be noised with under this budget: query -> multipliers at the first and last step."""
@@ -214,17 +216,19 @@ class Method:
         return "rule" in getattr(self.plan, "keywords", {})
 
     def _check_signal(self) -> None:
-        """The controller reads nothing that the rule does not release, and the rule knows the noise of all that it does."""
-        extras, controller = self._extras(), type(self.controller).__name__
+        """The controller reads nothing that the rule does not release."""
         needed = getattr(self.controller, "needs", None)
-        if needed is not None and needed not in extras:
+        if needed is not None and needed not in self._extras():
             raise ValueError(
-                f"the controller {controller} reads the query {needed!r}, which the clip rule {self.rule.name!r} of method "
+                f"the controller {type(self.controller).__name__} reads the query {needed!r}, which the clip rule {self.rule.name!r} of method "
                 f"{self.name!r} does not release: use one of the methods that bring both (quantile, dp-adam-ac, slaclip), with "
                 "this controller as clipping="
             )
-        for name, extra in extras.items():
-            if extra.sensitivity is not None and extra.noise_multiplier is None and not self._plan_completes_rule:
+
+    def _check_noise(self) -> None:
+        """The rule knows the noise of every query of its own."""
+        for name, extra in self._extras().items():
+            if extra.sensitivity is not None and extra.noise_multiplier is None:
                 raise ValueError(
                     f"the clip rule {self.rule.name!r} releases {name!r} beside the sum and has no noise_multiplier for it: give "
                     "it one, or use a method that plans it, such as quantile"

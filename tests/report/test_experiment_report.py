@@ -44,8 +44,10 @@ def test_the_full_protocol_is_preferred(tmp_path, monkeypatch):
     assert write_report([tmp_path], experiment="iid") == tmp_path / "iid-paper/report.html"
 
 
-def test_either_profile_can_be_asked_for(root, capsys, monkeypatch):
+def test_either_profile_can_be_asked_for(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
+    root = tmp_path
+    experiment(root, seeds=1)
     with pytest.raises(
         CommandError, match=r"'iid' under the profile paper; .*`zetaclip reproduce iid --profile paper`"
     ):
