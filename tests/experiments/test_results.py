@@ -360,6 +360,14 @@ def test_best_is_among_the_papers_private_rows(tmp_path):
     assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=rows)) == "holds"
 
 
+def test_means_of_one_seed_tell_nothing(tmp_path):
+    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00")
+    single = a_cell(1) | {"ours": {"mean": 1, "std": None, "n": 1}}
+    for rule in ({"rule": "best"}, {"rule": "rising", "rows": rows[::-1]}):
+        assert verdict(tmp_path, {"row": rows[0], **rule}, a_table([a_cell(2), a_cell(1)], rows=rows)) == "holds"
+        assert verdict(tmp_path, {"row": rows[0], **rule}, a_table([a_cell(2), single], rows=rows)) == "can't be told"
+
+
 def test_the_full_protocol_speaks_first(tmp_path):
     claim = {"experiment": "clip-sweep", "measure": "accuracy", "rule": "better", "row": "A"}
     assert verdict(tmp_path, claim, a_table([a_cell(2, 0.5, 1.5, True), a_cell(1)])) == "holds"

@@ -45,7 +45,7 @@ def markdown(out: Path) -> str:
         "",
         "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
         "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
-        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means; *below* a limit, with *can't be told* where the interval over seeds holds it. "
+        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means, and can't tell where one is of a single seed; *below* a limit, with *can't be told* where the interval over seeds holds it. "
         "*Comparable* (`sweep-robust`) means that the accuracies range less than those they are compared with, and that none is farther than "
         "one point from that of C_0 = 1.",
         "",
@@ -134,7 +134,7 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
     best = max(others, key=lambda label: good * others[label])
     mean, digits = own[0], _digits(table, place)
     text = f"{_place(table, group, place)} {mean:.{digits}f}, best of {len(others)} others {best} {others[best]:.{digits}f}"
-    return good * mean > good * others[best], text
+    return _by_means(good * mean > good * others[best], text, table, group, [claim["row"], best], place)
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -159,9 +159,16 @@ def _monotone(sign: int) -> Any:
             return None
         holds = all(sign * (later - earlier) > 0 for earlier, later in itertools.pairwise(means))
         shown = ", ".join(f"{mean:.{_digits(table, place)}f}" for mean in means)
-        return holds, f"{_place(table, group, place)} {shown}"
+        return _by_means(holds, f"{_place(table, group, place)} {shown}", table, group, claim["rows"], place)
 
     return rule
+
+
+def _by_means(holds: bool, text: str, table: Mapping[str, Any], group: str, rows: list[str], place: int) -> Cell:
+    """What means say; where one of them is of a single seed, they say nothing."""
+    cells = [_cell(table, group, row, place) for row in rows]
+    single = any(cell is not None and cell["ours"]["n"] == 1 for cell in cells)
+    return (None, f"{text} (one seed)") if single else (holds, text)
 
 
 def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
