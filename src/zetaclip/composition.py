@@ -123,8 +123,8 @@ class Method:
     depend on the number of steps sets ``needs_steps``. ``remember(released)`` keeps released tensors for later
     perturbations; the optimizer and the user get gradients in other memory than those. ``fixed`` names what ``clipping=`` may replace
     only by its own kind: "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the rule has it as
-    its keyword ``rule`` (``functools.partial``), where a replacement finds it. ``family`` is the update that ``optimizer`` builds, with ``update`` as its options;
-    other families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing is.
+    its keyword ``rule`` (``functools.partial``), where a replacement finds it. ``family`` is the update that ``optimizer`` builds, with
+    ``update`` as its options; other families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing is.
 
     The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the published, coupled form
     (None: the literature gives none). ``options`` maps each option to (default, meaning), ``chosen`` to its value.

@@ -32,11 +32,7 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
     Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most 3.3 %.
     """
     assert budget.expected_batch_size is not None
-    or_none = (
-        " (twice that, {:.4g}, costs little), or leave it out"
-        if sigma_b is not None
-        else ", above all that the schedule reaches"
-    )
+    given = sigma_b is not None
     if sigma_b is None:
         sigma_b = max(budget.expected_batch_size / 20, 2 * at(budget.noise_multiplier, 0))
     count = 2 * float(sigma_b)
@@ -45,9 +41,10 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
         if z == 0:
             return 0.0
         if z >= count:
+            otherwise = f" (twice that, {z:.4g}, costs little), or leave it out" if given else ""
             raise ValueError(
                 f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost more than all of it. Set "
-                f"sigma_b above {z / 2:.4g}{or_none.format(z)}"
+                f"sigma_b above {z / 2:.4g}{otherwise}"
             )
         return (z**-2 - count**-2) ** -0.5
 
