@@ -33,6 +33,15 @@ def test_flags_go_over_the_file_and_set_over_both(tmp_path, capsys):
     assert f"{result(tmp_path / 'run')['epsilon']:.3g}" in printed
 
 
+def test_a_training_keeps_the_memory_it_frees(tmp_path, monkeypatch):
+    from zetaclip.commands import train
+
+    told = []
+    monkeypatch.setattr(train, "keep_freed_memory", lambda: told.append(True))
+    assert main([*WORDS, "--sigma", "2", "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert told == [True]
+
+
 def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch, capsys):
     from zetaclip.training.steps import PrivateSteps
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import CommandError
 from ..training.config import Config, ConfigError, merge, read_file, read_settings
+from .allocation import keep_freed_memory
 
 DESCRIPTION = "Train a private model and write a folder with its weights, its ledger and its result."
 EPILOG = """examples:
@@ -87,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(error) from error
     from ..distributed import group_from_environment
 
+    keep_freed_memory()
     with group_from_environment(config.device) as rank:
         return _train(config, arguments) if rank == 0 else _train_along(config, arguments, rank)
 
