@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from zetaclip.experiments import claims, plan, plots, results, session, spec, tables, tuning
+from zetaclip.experiments import claims, missing, plan, plots, results, session, spec, tables, tuning
 from zetaclip.experiments.measures import MEASURES, Run, diverged
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
@@ -199,11 +199,48 @@ def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     assert (tmp_path / "out/mini/table.json").read_text(encoding="utf-8") == before
 
 
+def test_what_is_missing_is_told_by_data_set_and_reading(store):
+    experiment = spec.load("iid")
+    planned = plan.make_plan(experiment, "lite")
+    left = [run for run in planned.runs if run.labels["data"] != "mnist" or run.labels["reading"] != "sigma"]
+    found = {part["what"]: part for part in missing.parts(planned, left, "go", store, lambda runs: float(len(runs)))}
+    assert set(found) == {"MNIST, ε = 8.33", "EMNIST letters, ε = 8", "CIFAR-10, ε = 8", "CIFAR-100, ε = 8"}
+    for part in found.values():
+        only = session.parse_only(part["command"].removeprefix("go --only "), session.known_labels(experiment, "lite"))
+        # Plain training is the same run under both readings of MNIST, and is done.
+        chosen = [run for run in session.select(planned, only) if run in left]
+        assert len(chosen) == part["left"] == part["planned"]
+        assert part["grid"] == 3 * len({plan.tuning_of(run) for run in chosen})
+        assert part["seconds"] == part["left"] + part["grid"]
+
+
+def test_a_grid_that_two_parts_share_is_counted_once(store):
+    planned = plan.make_plan(spec.load("components"), "lite")
+    found = missing.parts(planned, planned.runs, "go", store, lambda runs: None)
+    assert [part["grid"] for part in found] == [sum(len(one.runs) for one in planned.tunings), 0]
+
+
+def test_the_first_page_names_every_experiment_and_what_is_left(mini, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    out = tmp_path / "out"
+    request = session.Request(mini, "lite", str(out), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
+    session.reproduce(request)
+    session.tables_only(session.Request(spec.load("zone"), "lite", str(out)))
+    page = (out / "README.md").read_text(encoding="utf-8")
+    assert "| [mini](mini/table.md): Mini | lite | 1 of 9 |" in page
+    assert f"- mini: 8 of 9 runs: `{session.command_line(request)}`, about" in page
+    assert "| lite | 0 of 30 | not known |" in page and "time not known (`--dry-run` measures it)" in page
+    assert "--profile paper" in page
+    session.tables_only(session.Request(mini, "paper", str(out)))
+    page = (out / "README.md").read_text(encoding="utf-8")
+    assert "[mini-paper](mini-paper/table.md)" in page and "has not been run" not in page
+
+
 def test_nothing_published_is_promised_where_there_is_nothing():
     for name, there in (("controls", False), ("clip-sweep", True)):
         planned = plan.make_plan(spec.load(name), "lite")
         table = results.table(planned, {}, "")
-        page = tables.markdown(planned, table, seconds_left=None, failures=[], rates={}, skipped=[], pictures=[])
+        page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])
         assert "Lite profile" in page and ("Published cells stand beside ours" in page) is there
 
 
@@ -249,7 +286,7 @@ def test_time_leaves_out_the_first_epoch(store):
     # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
-    page = tables.markdown(planned, table, seconds_left=None, failures=[], rates={}, skipped=[], pictures=[])
+    page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])
     assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
     assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
 

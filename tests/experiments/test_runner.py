@@ -351,9 +351,26 @@ def test_the_estimate_is_steps_times_speed(mini, store):
     # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half of nine tenths 2 x 211
     for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
     planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
-    seconds, sources = session._estimate(mini, "lite", store, [*planned.runs, *planned.tunings[0].runs], measured=False)
+    seconds, sources = session._clock(mini, "lite", store, measured=False)([*planned.runs, *planned.tunings[0].runs])
     assert seconds == pytest.approx(9 * for_runs + 3 * for_grid) and sources == {"finished runs"}
     assert "12 runs to do" in session.dry_run(request)
+
+
+def test_measured_speeds_are_kept_for_the_tables(mini, store):
+    store.out.joinpath("runs").mkdir()
+    request = session.Request(mini, "lite", str(store.out), workers=1)
+    assert "20 measured steps" in session.dry_run(request)
+    speeds = estimate.known_speeds(store)
+    assert {place[:2] for place in speeds} == {("mnist", "cnn")}
+    session.tables_only(request)
+    assert "time not known" not in (store.out / "mini/table.md").read_text(encoding="utf-8")
+    go(mini, store)
+    assert {one.source for one in estimate.known_speeds(store).values()} == {"finished runs"}
+
+
+def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):
+    monkeypatch.setattr(estimate, "_MOST_SECONDS", 0.01)
+    assert estimate.measure(plan.make_plan(mini, "lite").runs[0]) is None
 
 
 def test_the_estimate_takes_the_size_of_the_profiles_data(store):

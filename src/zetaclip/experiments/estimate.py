@@ -17,6 +17,9 @@ from .runner import train_command
 from .store import Store, read_json, write_json
 
 _STEPS = 20
+_MEASURED = f"{_STEPS} measured steps"
+_MOST_SECONDS = 600
+_FILE = "speeds.json"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
 
 
 def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
-    """Speeds by data, network and method, out of what has finished in this folder."""
+    """Speeds by data, network and method, out of what has finished in this folder, or was measured for it."""
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for folder in sorted((store.out / "runs").glob("*")):
         if not (folder / "result.json").exists():
@@ -51,12 +54,31 @@ def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
             continue  # a folder that says too little about itself only makes the estimate coarser
         if steps:
             found.setdefault(place, []).append((setup, (total - setup) / steps))
-    return {
+    finished = {
         place: Speed(
             statistics.median([a for a, _ in pairs]), statistics.median([b for _, b in pairs]), "finished runs"
         )
         for place, pairs in found.items()
     }
+    return finished | {place: speed for place, speed in _remembered(store).items() if place not in finished}
+
+
+def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None:
+    """Keeps what was measured, so that a table can tell the time of runs of which none has finished."""
+    measured = {"/".join(place): [one.setup, one.step] for place, one in speeds.items() if one.source == _MEASURED}
+    if measured and store.out.exists():
+        write_json(store.out / _FILE, measured)
+
+
+def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
+    path = store.out / _FILE
+    if not path.exists():
+        return {}
+    found = {}
+    for name, (setup, step) in read_json(path).items():
+        data, model, method = name.rsplit("/", 2)
+        found[data, model, method] = Speed(setup, step, _MEASURED)
+    return found
 
 
 def measure(run: PlannedRun) -> Speed | None:
@@ -69,12 +91,16 @@ def measure(run: PlannedRun) -> Speed | None:
     with tempfile.TemporaryDirectory(prefix="zetaclip-estimate-") as folder:
         file, out = Path(folder) / "config.json", Path(folder) / "run"
         write_json(file, config)
-        ended = subprocess.run(train_command(str(file), str(out), False), capture_output=True, timeout=600, check=False)
+        words = train_command(str(file), str(out), False)
+        try:
+            ended = subprocess.run(words, capture_output=True, timeout=_MOST_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return None
         if ended.returncode != 0 or not (out / "result.json").exists():
             return None
         seconds = Run.read(out).result["seconds"]
     train = float(seconds["train"])
-    return Speed(max(0.0, float(seconds["total"]) - train), train / _STEPS, f"{_STEPS} measured steps")
+    return Speed(max(0.0, float(seconds["total"]) - train), train / _STEPS, _MEASURED)
 
 
 def estimate(

@@ -79,8 +79,10 @@ def cell_values(plan: Plan, runs: Mapping[str, Run], group: str, row: str, colum
     return {seed: 100.0 * (value / base[seed] - 1.0) for seed, value in values.items() if base.get(seed)}
 
 
-def table(plan: Plan, runs: Mapping[str, Run], command: str) -> dict[str, Any]:
-    """The table as plain data: what ``table.json`` holds."""
+def table(
+    plan: Plan, runs: Mapping[str, Run], command: str, missing: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The table as plain data: what ``table.json`` holds. ``missing``: see ``missing.parts``."""
     experiment = plan.experiment
     lines = []
     for group in experiment.groups:
@@ -99,6 +101,8 @@ def table(plan: Plan, runs: Mapping[str, Run], command: str) -> dict[str, Any]:
         "baseline": experiment.baseline,
         "confidence": CONFIDENCE,
         "runs": {"finished": len(finished), "planned": len(plan.runs)},
+        "missing": list(missing),
+        "left_out": list(plan.left_out),
         "columns": [column_title(column) for column in plan.columns],
         "column_details": [
             {

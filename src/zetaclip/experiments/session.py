@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CommandError
-from . import estimate, plots, results, series, tables, tuning
+from . import estimate, index, plots, results, series, tables, tuning
+from .missing import parts
 from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
@@ -120,7 +121,7 @@ def tables_only(request: Request) -> str:
 
 
 def dry_run(request: Request) -> str:
-    """The runs that are missing and how long they may take; writes nothing into the folder."""
+    """The runs that are missing and how long they may take. Only measured speeds are written, into a folder that exists."""
     store = open_store(request.out, create=False)
     plan, wanted, skipped = _prepare(request, store)
     rates = tuning.load_rates(store)
@@ -132,7 +133,7 @@ def dry_run(request: Request) -> str:
     rates_left = sum(run in grids for run in todo)
     lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
     lines += skipped
-    seconds, sources = _estimate(request.experiment, request.profile, store, todo, measured=True)
+    seconds, sources = _clock(request.experiment, request.profile, store, measured=True)(todo)
     workers = 1 if request.experiment.exclusive else request.workers or cores()
     if todo and seconds is None:
         lines.append("no estimate of time: twenty steps of a run could not be measured")
@@ -214,13 +215,22 @@ def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
     return [f"not used: {run.describe()}: {'; '.join(store.problems(run))}" for run in left if store.finished(run.key)]
 
 
-def _estimate(
-    experiment: Experiment, profile: str, store: Store, runs: Sequence[PlannedRun], measured: bool
-) -> tuple[float | None, set[str]]:
+def _clock(
+    experiment: Experiment, profile: str, store: Store, measured: bool
+) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
+    """Tells the seconds of one worker for some runs, and where the figure comes from."""
     costs = {
         str(method["set"]["method"]): float(method.get("cost", 1.0)) for method in experiment.common["methods"].values()
     }
-    return estimate.estimate(runs, _sizes(experiment, profile), costs, estimate.known_speeds(store), measured)
+    speeds = estimate.known_speeds(store)
+
+    def clock(runs: Sequence[PlannedRun]) -> tuple[float | None, set[str]]:
+        found = estimate.estimate(runs, _sizes(experiment, profile), costs, speeds, measured)
+        if measured:
+            estimate.remember(store, speeds)
+        return found
+
+    return clock
 
 
 def _sizes(experiment: Experiment, profile: str) -> dict[str, int]:
@@ -232,10 +242,11 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     """All that an experiment leaves in its folder; returns what to print."""
     folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)
-    table = results.table(plan, runs, command_line(request))
     left = [run for run in plan.runs if run.key not in runs]
     told = [*failures.values(), *_untrusted(store, [run for run in left if run.key not in failures])]
-    seconds, _ = _estimate(plan.experiment, plan.profile, store, left, measured=False) if left else (None, set())
+    clock = _clock(plan.experiment, plan.profile, store, measured=False)
+    missing = parts(plan, left, command_line(request), store, lambda some: clock(some)[0])
+    table = results.table(plan, runs, command_line(request), missing)
     pictures: list[str] = []
     note = ""
     try:
@@ -252,13 +263,13 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     page = tables.markdown(
         plan,
         table,
-        seconds_left=seconds,
         failures=told,
         rates=tuning.load_rates(store),
         skipped=skipped,
         pictures=pictures,
     )
     write_text(folder / "table.md", page)
+    index.write(store)
     report = f"{len(runs)} of {len(plan.runs)} runs; table, CSV and plots in {folder}{note}"
     if told:
         report += f"\n{len(told)} failed or left out:\n  " + "\n  ".join(told)

@@ -4,6 +4,8 @@ OUT/runs/KEY/       a run folder of `zetaclip train`
 OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
 OUT/tuning.json     chosen learning rates
+OUT/speeds.json     what `--dry-run` has measured
+OUT/README.md       every experiment, and what of it has not been run
 OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
 OUT/NAME-paper/     the same under the paper's
 

@@ -20,7 +20,6 @@ def markdown(
     plan: Plan,
     table: Mapping[str, Any],
     *,
-    seconds_left: float | None,
     failures: Sequence[str],
     rates: Mapping[str, Mapping[str, Any]],
     skipped: Sequence[str],
@@ -47,7 +46,7 @@ def markdown(
     page += [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
     page += _notes(plan, table)
     page += _rates(plan, rates)
-    page += _missing(plan, table, seconds_left, failures, skipped)
+    page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
 
 
@@ -183,18 +182,19 @@ def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _missing(
-    plan: Plan,
-    table: Mapping[str, Any],
-    seconds_left: float | None,
-    failures: Sequence[str],
-    skipped: Sequence[str],
-) -> list[str]:
-    left = table["runs"]["planned"] - table["runs"]["finished"]
-    lines = []
-    if left:
-        time = f", about {duration(seconds_left)} of one worker" if seconds_left is not None else ""
-        lines.append(f"- {left} of {table['runs']['planned']} runs: `{table['command']}`{time}")
-    lines += [f"- {reason}" for reason in (*plan.left_out, *skipped)]
-    lines += [f"- {failure}" for failure in failures]
+def _missing(plan: Plan, table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]) -> list[str]:
+    lines = [f"- {text}" for text in (*map(open_part, table["missing"]), *plan.left_out, *skipped, *failures)]
     return ["## Not run", "", *lines, ""] if lines else []
+
+
+def open_part(part: Mapping[str, Any]) -> str:
+    """What is left of a part of an experiment, with its command and its time."""
+    what = f"{part['what']}: " if part["what"] else ""
+    grid = f" and {part['grid']} for learning rates" if part["grid"] else ""
+    return f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`, {time_left(part)}"
+
+
+def time_left(part: Mapping[str, Any]) -> str:
+    if part["seconds"] is None:
+        return "time not known (`--dry-run` measures it)"
+    return f"about {duration(part['seconds'])} of one worker"

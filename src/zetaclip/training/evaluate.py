@@ -14,7 +14,7 @@ from .. import metrics
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-_ROWS = 1000
+_ROWS = 250  # as fast as 1000 on a small ResNet, at half the peak of memory
 
 
 @dataclass(frozen=True)
