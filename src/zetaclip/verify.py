@@ -14,7 +14,7 @@ from typing import Any
 from .errors import AccountingError, LedgerError
 from .training.config import Config, ConfigError
 from .training.folder import RunFolder
-from .training.result import SEALED, clip_path, digest
+from .training.result import METRICS, SEALED, clip_figures, clip_path, digest, every_change_is_kept, probe_summary
 
 # Accountants are deterministic, but their libraries' last digits may differ between versions.
 _SLACK = 1e-6
@@ -45,7 +45,7 @@ def verify(path: str | Path) -> list[str]:
         problems += _ledger(folder, result, config)
     if (folder / "probes.jsonl").exists():
         problems += _probes(folder, result, config)
-    return problems
+    return problems + _clip(folder, result)
 
 
 def _digests(folder: RunFolder, result: dict[str, Any]) -> list[str]:
@@ -67,6 +67,9 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     last = lines[-1] if lines else {}
     said, found = result.get("metric", {}).get("value"), last.get("metric")
     problems = [] if said == found else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
+    wanted = {name: last[name] for name in METRICS if name in last}
+    if result.get("metrics") != wanted:
+        problems.append(f"result.json says {result.get('metrics')} for the metrics, metrics.jsonl says {wanted}")
     if last.get("step") != result.get("steps"):
         problems.append(
             f"the last metrics are those of step {last.get('step')}, and the run ended at step {result.get('steps')}"
@@ -147,6 +150,8 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
                 state = dataclasses.replace(state, clip=line["clip"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
+    if result.get("probes") != probe_summary(lines):
+        problems.append("what result.json says of the probes is not what probes.jsonl has")
     return problems + _used(folder, result, lines)
 
 
@@ -158,7 +163,7 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
         rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
     except (FileNotFoundError, LedgerError):
         return []  # said already
-    clips = clip_path(lines, int(result.get("steps", 0)))
+    clips = clip_path(lines[0]["clip_before"], lines, int(result.get("steps", 0)))
     first = clips[0] if clips else 1.0
     unit = next((row.sensitivity / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
     for row in rows:
@@ -167,3 +172,42 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
                 f"step {row.step}: the ledger has sensitivity {row.sensitivity:.6g}, the probes C = {clips[row.step]:.6g}"
             ]
     return []
+
+
+def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
+    """What result.json says of C, against the lines that tell each change of it. Of a long run not all changes are kept: nothing is said then."""
+    said = result.get("clip")
+    if said is None:
+        return []
+    probes, lines = folder.read_lines("probes.jsonl"), folder.read_lines("clips.jsonl")
+    if lines and not every_change_is_kept(int(result.get("planned_steps") or 0)):
+        return []
+    try:
+        first = probes[0]["clip_before"] if probes else said["initial"]
+        changes = probes or lines
+        wanted = {
+            "initial": first,
+            "final": changes[-1]["clip"] if changes else first,
+            **clip_figures(clip_path(first, changes, int(result["steps"])), probes),
+        }
+        differing = [name for name, value in wanted.items() if not _close(said[name], value)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        return [f"what result.json says of C can't be checked: {error!r}"]
+    return [
+        f"C: result.json says {said[name]} ({name}), the lines that change it give {wanted[name]}" for name in differing
+    ] + _first(folder, said)
+
+
+def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
+    """The sensitivity of the first sum is the C that the run began with, by every rule that has a name."""
+    from .ledger import Ledger
+
+    try:
+        row = next((row for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows() if "sum" in row.query), None)
+    except (FileNotFoundError, LedgerError):
+        return []  # said already
+    if row is None or _close(row.sensitivity, said["initial"]):
+        return []
+    return [
+        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum had sensitivity {row.sensitivity:.6g}"
+    ]

@@ -175,8 +175,8 @@ def test_rates_are_chosen_on_the_grid_and_kept(mini, store):
     run_all(grid.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
     assert tuning.decide([grid], store) == {}
     rates = tuning.load_rates(store)
-    assert tuning.values(rates) == {"lite/mnist/paper/dp-sgd": 0.25}  # the stand-in is best there
-    entry = rates["lite/mnist/paper/dp-sgd"]
+    assert tuning.values([grid], rates) == {"lite/mnist/paper/dp-sgd": 0.25}  # the stand-in is best there
+    entry = rates[tuning.key(grid)]
     values = {point["lr"]: point["value"] for point in entry["grid"]}
     assert list(values) == [0.0625, 0.25, 1.0] and max(values, key=values.get) == 0.25
     assert entry["at_edge_of_grid"] is False

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..experiments import session, spec
+    from ..experiments import runner, session, spec
 
     if arguments.list:
         print(listing())
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         raise CommandError("say which experiment; `zetaclip reproduce --list` names them")
     if arguments.data_root:
-        os.environ["ZETACLIP_DATA"] = os.path.abspath(arguments.data_root)  # the trainings inherit it
+        os.environ[runner.DATA_VARIABLE] = os.path.abspath(arguments.data_root)  # the trainings are told
     experiment = spec.load(arguments.name)
     request = session.Request(
         experiment=experiment,

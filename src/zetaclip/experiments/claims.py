@@ -2,20 +2,23 @@
 
 Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
 checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim
-holds only if every cell that was run supports it; cells that were not run are counted beside it.
+holds only if every cell that was run supports it; cells that were not run are counted beside it. Rows are compared by the differences of
+their common seeds; a difference whose interval holds zero can't tell.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import CommandError
 from .measures import MEASURES
-from .results import reach
-from .spec import FOLDER, load, read_toml, tables_of
+from .results import Difference, difference_text, paired_difference, reach
+from .spec import FOLDER, load, names, read_toml, tables_of
 from .store import read_json, write_text
 
 HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "not tested here"
@@ -32,6 +35,10 @@ class Verdict:
 
 def write(out: str, page: str) -> None:
     """Writes the page of claims from the tables in a results folder."""
+    if not any(tables_of(Path(out), name) for name in names()):
+        raise CommandError(
+            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or say where they are with --out"
+        )
     write_text(Path(page), markdown(Path(out)))
 
 
@@ -45,8 +52,9 @@ def markdown(out: Path) -> str:
         "",
         "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
         "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
-        "*Better* means that the 95 % interval of the difference paired over seeds leaves out zero; *best* compares means, and can't tell where one is of a single seed; *below* a limit, with *can't be told* where the interval over seeds holds it. "
-        "*Comparable* (`sweep-robust`) means that the accuracies range less than those they are compared with, and that none is farther than "
+        "Rows are compared seed by seed: a difference counts only where its 95 % interval leaves out zero, and can't be told otherwise, or from a single seed. *Best* compares "
+        "with the rival that comes out best, by an interval widened for the number of rivals (Bonferroni). *Below* a limit: the interval over seeds. "
+        "*Comparable* (`sweep-robust`) means that the mean accuracies range less than those they are compared with, and that none is farther than "
         "one point from that of C_0 = 1.",
         "",
         f"{len(claims)} claims: {count}.",
@@ -97,44 +105,64 @@ Cell = tuple[bool | None, str] | None
 
 def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
     cell = _cell(table, group, claim["row"], place)
-    if cell is None or not cell["difference"] or cell["difference"]["low"] is None:
+    if cell is None or not cell["difference"]:
         return None
-    return bool(cell["better"]), f"{_place(table, group, place)} {_difference(table, cell, place)}"
+    return cell["better"], f"{_place(table, group, place)} {difference_text(cell['difference'], _digits(table, place))}"
 
 
 def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than the baseline, and no control is."""
+    """Better than the baseline, and no control is. A control that has no interval could be."""
     own = _better(claim, table, group, place)
-    others = [(name, _cell(table, group, name, place)) for name in claim["against"]]
-    seen = [(name, cell) for name, cell in others if cell is not None and cell["difference"]]
-    if own is None or not seen:
+    if own is None:
         return None
-    as_good = [name for name, cell in seen if cell["better"]]
+    cells = {name: _cell(table, group, name, place) for name in claim["against"]}
+    as_good = [name for name, cell in cells.items() if cell and cell["better"]]
+    open_ones = [
+        name
+        for name, cell in cells.items()
+        if cell is None or cell["difference"] is None or cell["difference"]["low"] is None
+    ]
     text = f"{own[1]}, controls better than {table['baseline']}: {', '.join(as_good) or 'none'}"
-    return bool(own[0]) and not as_good, text
+    text += f", not known of: {', '.join(open_ones)}" if open_ones else ""
+    return (False if as_good else None if own[0] and open_ones else own[0]), text
 
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The best mean of all private rows that the paper's table has."""
-    own = _means(table, group, [claim["row"]], place)
+    """Better than each of the rows ``against``: if not given, than all private ones of the paper's table."""
+    own = _values(table, group, claim["row"], place)
     if not own:
         return None
-    published = load(table["name"]).published.get(group, {})
-    lines = [line for line in table["rows"] if line["group"] == group and line["label"] in published]
-    others = {
-        line["label"]: means[0]
-        for line in lines
-        if line["method"] != "sgd"
-        and line["label"] != claim["row"]
-        and (means := _means(table, group, [line["label"]], place))
-    }
-    if not others:
-        return None
+    rivals = claim.get("against") or _published_rivals(claim, table, group)
     good = table["column_details"][place]["good"]
-    best = max(others, key=lambda label: good * others[label])
-    mean, digits = own[0], _digits(table, place)
-    text = f"{_place(table, group, place)} {mean:.{digits}f}, best of {len(others)} others {best} {others[best]:.{digits}f}"
-    return _by_means(good * mean > good * others[best], text, table, group, [claim["row"], best], place)
+    level = 1 - (1 - table["confidence"]) / max(1, len(rivals))
+    found = {
+        name: difference
+        for name in rivals
+        if (difference := paired_difference(own, _values(table, group, name, place), level)) is not None
+    }
+    if not found:
+        return None
+    nearest = min(found, key=lambda name: good * found[name].mean)
+    mean, digits = statistics.fmean(own.values()), _digits(table, place)
+    text = f"{_place(table, group, place)} {mean:.{digits}f}; from {nearest}, the best of {len(found)} others, {difference_text(vars(found[nearest]), digits)}"
+    signs = [_sign(one, good) for one in found.values()]
+    if len(found) < len(rivals):
+        text += f", {len(rivals) - len(found)} not run"
+        signs.append(None)
+    return (False if False in signs else None if None in signs else True), text
+
+
+def _published_rivals(claim: Mapping[str, Any], table: Mapping[str, Any], group: str) -> list[str]:
+    published = load(table["name"]).published.get(group, {})
+    lines = [line for line in table["rows"] if line["group"] == group and line["method"] != "sgd"]
+    return [line["label"] for line in lines if line["label"] in published and line["label"] != claim["row"]]
+
+
+def _sign(difference: Difference, good: int) -> bool | None:
+    """True: better; False: worse; None: the interval holds zero, or there is none."""
+    if difference.low is None or difference.high is None or difference.low <= 0 <= difference.high:
+        return None
+    return good * difference.mean > 0
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -153,22 +181,21 @@ def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place
 
 
 def _monotone(sign: int) -> Any:
+    """Along the rows, every step goes one way."""
+
     def rule(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
         means = _means(table, group, claim["rows"], place)
         if not means:
             return None
-        holds = all(sign * (later - earlier) > 0 for earlier, later in itertools.pairwise(means))
+        values = [_values(table, group, row, place) for row in claim["rows"]]
+        steps = [paired_difference(later, earlier) for earlier, later in itertools.pairwise(values)]
+        signs = [None if step is None else _sign(step, sign) for step in steps]
         shown = ", ".join(f"{mean:.{_digits(table, place)}f}" for mean in means)
-        return _by_means(holds, f"{_place(table, group, place)} {shown}", table, group, claim["rows"], place)
+        single = " (one seed)" if min(map(len, values)) == 1 else ""
+        word = False if False in signs else None if None in signs else True
+        return word, f"{_place(table, group, place)} {shown}{single}"
 
     return rule
-
-
-def _by_means(holds: bool, text: str, table: Mapping[str, Any], group: str, rows: list[str], place: int) -> Cell:
-    """What means say; where one of them is of a single seed, they say nothing."""
-    cells = [_cell(table, group, row, place) for row in rows]
-    single = any(cell is not None and cell["ours"]["n"] == 1 for cell in cells)
-    return (None, f"{text} (one seed)") if single else (holds, text)
 
 
 def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -187,6 +214,9 @@ def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, pl
         f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against {ranges[1]:.{digits}f}, "
         f"up to {farthest:.{digits}f} from {claim['row']} (limit {claim['limit']:g})"
     )
+    rows = [claim["row"], *claim["rows"], *claim["against"]]
+    if min(len(_values(table, group, row, place)) for row in rows) == 1:
+        return None, f"{text} (one seed)"
     return ranges[0] < ranges[1] and farthest <= claim["limit"], text
 
 
@@ -223,6 +253,12 @@ def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping
     return None
 
 
+def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[str, float]:
+    """By seed; none if one of them diverged."""
+    cell = _cell(table, group, row, place)
+    return dict(cell["values"]) if cell and not cell.get("diverged") else {}
+
+
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
     """The means of these rows; none at all if one of them has not been run, or has a seed that diverged."""
     cells = [_cell(table, group, row, place) for row in rows]
@@ -237,11 +273,6 @@ def _digits(table: Mapping[str, Any], place: int) -> int:
 def _place(table: Mapping[str, Any], group: str, place: int) -> str:
     condition = table["column_details"][place]["condition"]
     return (", ".join(part for part in (group, condition) if part) or table["columns"][place]) + ":"
-
-
-def _difference(table: Mapping[str, Any], cell: Mapping[str, Any], place: int) -> str:
-    digits, difference = _digits(table, place), cell["difference"]
-    return f"{difference['mean']:+.{digits}f} [{difference['low']:+.{digits}f}, {difference['high']:+.{digits}f}]"
 
 
 def _entry(claim: Mapping[str, Any], verdict: Verdict) -> Sequence[str]:

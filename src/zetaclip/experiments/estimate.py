@@ -13,8 +13,8 @@ from typing import Any
 
 from .measures import Run
 from .plan import PlannedRun
-from .runner import train_command
-from .store import Store, read_json, write_json
+from .runner import environment_of, train_command
+from .store import Store, read_cache, read_json, write_json
 
 _STEPS = 20
 _MEASURED = f"{_STEPS} measured steps"
@@ -71,18 +71,15 @@ def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None
 
 
 def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
-    path = store.out / _FILE
-    if not path.exists():
-        return {}
     found = {}
-    for name, (setup, step) in read_json(path).items():
+    for name, pair in read_cache(store.out / _FILE).items():
         data, model, method = name.rsplit("/", 2)
-        found[data, model, method] = Speed(setup, step, _MEASURED)
+        found[data, model, method] = Speed(float(pair[0]), float(pair[1]), _MEASURED)
     return found
 
 
-def measure(run: PlannedRun) -> Speed | None:
-    """Twenty steps of this run in a temporary folder; None if they can't be run."""
+def measure(run: PlannedRun, threads: int) -> Speed | None:
+    """Twenty steps of this run in a temporary folder, on as many threads as a worker has; None if they can't be run."""
     config = {key: value for key, value in run.config.items() if key not in ("epochs", "validation")}
     # What a clip schedule costs is nothing; the run whose C it follows need not exist yet.
     config.pop("clipping", None)
@@ -93,7 +90,9 @@ def measure(run: PlannedRun) -> Speed | None:
         write_json(file, config)
         words = train_command(str(file), str(out), False)
         try:
-            ended = subprocess.run(words, capture_output=True, timeout=_MOST_SECONDS, check=False)
+            ended = subprocess.run(
+                words, capture_output=True, timeout=_MOST_SECONDS, check=False, env=environment_of(threads)
+            )
         except subprocess.TimeoutExpired:
             return None
         if ended.returncode != 0 or not (out / "result.json").exists():
@@ -108,11 +107,12 @@ def estimate(
     sizes: Mapping[str, int],
     costs: Mapping[str, float],
     speeds: dict[tuple[str, str, str], Speed],
-    measured: bool = True,
+    threads: int | None = None,
 ) -> tuple[float | None, set[str]]:
     """Seconds of one worker for these runs, and the sources of the figure; None if nothing is known about a data set.
 
-    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known about yet.
+    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known about yet. With ``threads``, what is not known
+    at all is measured, on so many.
     """
     total = 0.0
     sources: set[str] = set()
@@ -120,8 +120,8 @@ def estimate(
         config = run.config
         place = (str(config["data"]), str(config["model"]), str(config["method"]))
         speed = speeds.get(place) or _near(place, speeds, costs)
-        if speed is None and measured:
-            speed = measure(run)
+        if speed is None and threads is not None:
+            speed = measure(run, threads)
             if speed is not None:
                 speeds[place] = speed
         if speed is None:

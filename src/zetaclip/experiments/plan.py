@@ -205,6 +205,7 @@ class _Planner:
         config = merged(
             self._foundation(name, recipe, method_name),
             group.get("set", {}),
+            group.get(self.profile, {}),
             self.common["readings"][reading]["set"] if reading else {},
             column.get("set", {}),
             column.get(self.profile, {}),
@@ -214,6 +215,8 @@ class _Planner:
         )
         if not method.get("private", True):
             config = {key: value for key, value in config.items() if key not in _DP_KEYS}
+        if "steps" in group.get(self.profile, {}):  # instead of the data set's epochs
+            config.pop("epochs", None)
         if "clipping" in config:  # brings its own first C
             config.pop("clip", None)
         if "skew" in config:

@@ -39,7 +39,9 @@ def summary(values: Sequence[float]) -> dict[str, Any] | None:
     return {"mean": statistics.fmean(values), "std": std, "n": len(values)}
 
 
-def paired_difference(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+def paired_difference(
+    ours: Mapping[Any, float], baseline: Mapping[Any, float], confidence: float = CONFIDENCE
+) -> Difference | None:
     """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed."""
     pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
     if not pairs:
@@ -47,15 +49,21 @@ def paired_difference(ours: Mapping[int, float], baseline: Mapping[int, float]) 
     mean = statistics.fmean(pairs)
     if len(pairs) < 2:
         return Difference(mean, None, None, 1)
-    half = reach(statistics.stdev(pairs), len(pairs))
+    half = reach(statistics.stdev(pairs), len(pairs), confidence)
     return Difference(mean, mean - half, mean + half, len(pairs))
 
 
-def reach(std: float, count: int) -> float:
+def reach(std: float, count: int, confidence: float = CONFIDENCE) -> float:
     """Half the width of Student's interval of a mean."""
     from scipy import stats
 
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * std / math.sqrt(count)
+    return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * std / math.sqrt(count)
+
+
+def digits_of(low: float, high: float, least: int) -> int:
+    """Decimals that show an interval: two figures of its half width, and at least ``least``."""
+    half = (high - low) / 2
+    return least if half <= 0 else max(least, min(6, 1 - math.floor(math.log10(half))))
 
 
 def collect(plan: Plan, store: Store) -> dict[str, Run]:
@@ -65,6 +73,17 @@ def collect(plan: Plan, store: Store) -> dict[str, Run]:
         for run in plan.runs
         if store.finished(run.key) and not store.problems(run)
     }
+
+
+def difference_text(difference: Mapping[str, Any], digits: int) -> str:
+    """A difference with its interval, as a page shows it."""
+    mean, low, high = (difference[name] for name in ("mean", "low", "high"))
+    if mean == 0 and low in (None, 0.0) and high in (None, 0.0):
+        return "0, the same in every seed" if low is not None else "0 (one seed)"
+    if low is None:
+        return f"{mean:+.{digits}f} (one seed)"
+    digits = digits_of(low, high, digits)
+    return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def cell_values(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> dict[int, float]:
@@ -141,13 +160,16 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
     planned = plan.cells.get((group, row, column.condition))
     if planned is None:
         return None
-    values = cell_values(plan, runs, group, row, column)
+    everything = cell_values(plan, runs, group, row, column)
+    seeds = _shown(plan, runs, group, row, column)
+    values = {seed: value for seed, value in everything.items() if seed in seeds}
     measure = MEASURES[column.measure]
     difference = _difference(plan, runs, group, row, column)
-    finished = [runs[key] for key in planned.values() if key in runs]
+    finished = [runs[planned[seed]] for seed in seeds]
     spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
     return {
         "ours": summary(list(values.values())),
+        "values": {str(seed): value for seed, value in sorted(values.items())},
         "published": _published(plan, group, row, column),
         "difference": None if difference is None else vars(difference),
         "better": _better(difference, direction(measure, finished)),
@@ -157,6 +179,18 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "diverged": _diverged(plan, runs, group, row, column),
         "planned": len(planned),
     }
+
+
+def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
+    """The finished seeds that a cell tells of: those that the baseline has too, so that rows can be compared by eye.
+
+    A row that others follow may be ahead of them by a seed. Where the baseline has none yet, all count.
+    """
+    finished = {
+        label: [seed for seed, key in plan.cells.get((group, label, column.condition), {}).items() if key in runs]
+        for label in (row, plan.experiment.baseline)
+    }
+    return [seed for seed in finished[row] if seed in finished[plan.experiment.baseline]] or finished[row]
 
 
 def _difference(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> Difference | None:

@@ -27,6 +27,8 @@ from .store import Store
 # A stand-in for `python -m zetaclip train`, for tests of the runner.
 TRAIN_VARIABLE = "ZETACLIP_TRAIN_COMMAND"
 
+DATA_VARIABLE = "ZETACLIP_DATA"
+
 _ATTEMPT = "--- a new attempt ---"
 
 
@@ -39,6 +41,7 @@ class Job:
     folder: str
     log: str
     threads: int
+    data: str | None = None  # where the data are: another machine's environment may not say
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,11 @@ def _begun(folder: str) -> bool:
     return any((Path(folder) / name).exists() for name in ("status.json", "config.json", "private"))
 
 
-def environment_of(job: Job) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads)}
+def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
+    """Of a training: its threads, and where the runner found the data, unless they lie elsewhere on this machine."""
+    elsewhere = DATA_VARIABLE in os.environ and data is not None and not Path(data).is_dir()
+    told = {DATA_VARIABLE: data} if data and not elsewhere else {}
+    return {**os.environ, **told, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def start_training(job: Job) -> subprocess.Popen[bytes]:
@@ -146,7 +152,12 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
         log.flush()
         # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to save.
         return subprocess.Popen(
-            leashed, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment_of(job), start_new_session=True
+            leashed,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment_of(job.threads, job.data),
+            start_new_session=True,
         )
 
 
@@ -170,7 +181,7 @@ class LocalBackend:
         if TRAIN_VARIABLE in os.environ or not nursery.available():
             return start_training(job)
         if self._nursery is None:
-            self._nursery = Nursery(environment_of(job))
+            self._nursery = Nursery(environment_of(job.threads, job.data))
         with open(job.log, "ab") as log:
             log.write(_ATTEMPT.encode() + b"\n")
         return self._nursery.start(["train", *_train_words(job.config, job.folder, _begun(job.folder))], job.log)
@@ -215,7 +226,8 @@ def last_line(log: Path) -> str:
 
 def _job(store: Store, run: PlannedRun, threads: int) -> Job:
     config = store.prepare(run)
-    return Job(run.key, str(config), str(store.folder(run.key)), str(store.log_file(run.key)), threads)
+    folder, log = str(store.folder(run.key)), str(store.log_file(run.key))
+    return Job(run.key, str(config), folder, log, threads, os.environ.get(DATA_VARIABLE))
 
 
 def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:

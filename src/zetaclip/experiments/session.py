@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
@@ -14,9 +15,9 @@ from .missing import parts
 from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
-from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
+from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, last_line, run_all
 from .spec import OUT, Experiment, folder_of
-from .store import Store, write_json, write_text
+from .store import Store, read_cache, write_json, write_text
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
 
@@ -32,6 +33,16 @@ class Request:
     workers: int | None = None
     ray: str | None = None
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise CommandError(f"--workers must be at least 1, not {self.workers}")
+
+    @property
+    def shared_out(self) -> tuple[int, int]:
+        """Workers, and the threads of each. What is timed runs alone."""
+        workers = 1 if self.experiment.exclusive else self.workers or cores()
+        return workers, max(1, cores() // workers)
 
 
 def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
@@ -90,7 +101,8 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 def command_line(request: Request) -> str:
     """The command that runs this experiment whole."""
     words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
-    return shlex.join(words + (["--out", request.out] if request.out != OUT else []))
+    usual = Path(request.out).resolve().name == OUT  # whoever reads the page stands beside the folder, wherever it is
+    return shlex.join(words + ([] if usual else ["--out", request.out]))
 
 
 def reproduce(request: Request) -> tuple[str, int]:
@@ -116,8 +128,7 @@ def tables_only(request: Request) -> str:
     """Tables and plots of what is there."""
     store = open_store(request.out)
     with store.lock():
-        plan = make_plan(request.experiment, request.profile, tuning.values(tuning.load_rates(store)))
-        return _write(request, store, plan, {}, [])
+        return _write(request, store, _plan(request, store), {}, [])
 
 
 def dry_run(request: Request) -> str:
@@ -133,8 +144,8 @@ def dry_run(request: Request) -> str:
     rates_left = sum(run in grids for run in todo)
     lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
     lines += skipped
-    seconds, sources = _clock(request.experiment, request.profile, store, measured=True)(todo)
-    workers = 1 if request.experiment.exclusive else request.workers or cores()
+    workers, threads = request.shared_out
+    seconds, sources = _clock(request.experiment, request.profile, store, threads)(todo)
     if todo and seconds is None:
         lines.append("no estimate of time: twenty steps of a run could not be measured")
     elif todo and seconds is not None:
@@ -151,10 +162,7 @@ def open_store(out: str, create: bool = True) -> Store:
 
 
 def _backend(request: Request) -> tuple[Backend, int]:
-    if request.workers is not None and request.workers < 1:
-        raise CommandError(f"--workers must be at least 1, not {request.workers}")
-    workers = 1 if request.experiment.exclusive else request.workers or cores()
-    threads = max(1, cores() // workers)
+    workers, threads = request.shared_out
     if request.ray is None:
         return LocalBackend(workers), threads
     from .ray_backend import RayBackend
@@ -163,9 +171,15 @@ def _backend(request: Request) -> tuple[Backend, int]:
     return RayBackend(request.ray, threads if alone else 1, 1 if alone else request.workers), threads if alone else 1
 
 
+def _plan(request: Request, store: Store) -> Plan:
+    """The plan with the learning rates that its own grids have chosen so far."""
+    grids = make_plan(request.experiment, request.profile).tunings
+    return make_plan(request.experiment, request.profile, tuning.values(grids, tuning.load_rates(store)))
+
+
 def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
     """The plan with the rates known so far, the wanted runs whose data are here, and what is skipped."""
-    plan = make_plan(request.experiment, request.profile, tuning.values(tuning.load_rates(store)))
+    plan = _plan(request, store)
     wanted = select(plan, request.only)
     missing = missing_data(wanted)
     if missing and request.strict:
@@ -215,18 +229,30 @@ def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
     return [f"not used: {run.describe()}: {'; '.join(store.problems(run))}" for run in left if store.finished(run.key)]
 
 
+def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
+    """Runs that ended in an error the last time they were tried, by what their folders say."""
+    said = []
+    for run in left:
+        status = read_cache(store.folder(run.key) / "status.json")
+        if status.get("state") == "failed" and not store.finished(run.key):
+            said.append(
+                f"failed before: {run.describe()}: {status.get('message') or last_line(store.log_file(run.key))}"
+            )
+    return said
+
+
 def _clock(
-    experiment: Experiment, profile: str, store: Store, measured: bool
+    experiment: Experiment, profile: str, store: Store, threads: int | None = None
 ) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
-    """Tells the seconds of one worker for some runs, and where the figure comes from."""
+    """Tells the seconds of one worker for some runs, and where the figure comes from; measures with ``threads`` what is not known."""
     costs = {
         str(method["set"]["method"]): float(method.get("cost", 1.0)) for method in experiment.common["methods"].values()
     }
     speeds = estimate.known_speeds(store)
 
     def clock(runs: Sequence[PlannedRun]) -> tuple[float | None, set[str]]:
-        found = estimate.estimate(runs, _sizes(experiment, profile), costs, speeds, measured)
-        if measured:
+        found = estimate.estimate(runs, _sizes(experiment, profile), costs, speeds, threads)
+        if threads is not None:
             estimate.remember(store, speeds)
         return found
 
@@ -243,8 +269,9 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)
     left = [run for run in plan.runs if run.key not in runs]
-    told = [*failures.values(), *_untrusted(store, [run for run in left if run.key not in failures])]
-    clock = _clock(plan.experiment, plan.profile, store, measured=False)
+    others = [run for run in left if run.key not in failures]
+    told = [*failures.values(), *_untrusted(store, others), *_failed_before(store, others)]
+    clock = _clock(plan.experiment, plan.profile, store)
     missing = parts(plan, left, command_line(request), store, lambda some: clock(some)[0])
     table = results.table(plan, runs, command_line(request), missing)
     pictures: list[str] = []
@@ -264,7 +291,7 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
         plan,
         table,
         failures=told,
-        rates=tuning.load_rates(store),
+        rates=tuning.chosen(plan.tunings, tuning.load_rates(store)),
         skipped=skipped,
         pictures=pictures,
     )

@@ -66,7 +66,7 @@ _EXPERIMENT_KEYS = frozenset(
 )
 _ROW_KEYS = frozenset(["label", "method", "set", "lite", "paper", "rate_times_mean_clip"])
 _COLUMN_KEYS = frozenset(["label", "data", "readings", "measures", "set", "lite", "paper", "x"])
-_GROUP_KEYS = frozenset(["label", "data", "recipe", "set"])
+_GROUP_KEYS = frozenset(["label", "data", "recipe", "set", "lite", "paper"])
 
 
 @dataclass(frozen=True)

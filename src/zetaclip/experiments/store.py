@@ -55,9 +55,11 @@ class Store:
     ) -> Store:
         """The folder, made if it is not there. One that another version wrote is refused."""
         path = Path(out).expanduser().resolve()
+        if path.exists() and not path.is_dir():
+            raise CommandError(f"{path} is a file; --out takes a folder")
         marker = path / "reproduce.json"
         if marker.exists():
-            found = read_json(marker).get("zetaclip_reproduce")
+            found = read_own(marker).get("zetaclip_reproduce")
             if found != FORMAT:
                 raise CommandError(
                     f"{path} was written by another version of zetaclip (format {found}, this one writes {FORMAT}); "
@@ -126,7 +128,7 @@ class Store:
         if other:
             return [f"it was run with another {key}: {found[key]!r}, not {wanted[key]!r}" for key in other]
         judged = self.out / "verified.json"
-        verdicts = read_json(judged) if judged.exists() else {}
+        verdicts = read_cache(judged)
         if verdicts.get(run.key) == digest:
             return []
         problems = list(self.verify(folder))
@@ -166,6 +168,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no table")
     return value
+
+
+def read_own(path: Path) -> dict[str, Any]:
+    """A file of the results folder that can't be made again."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"{path} can't be read ({error}). Bring back its last good copy, or choose another folder with --out"
+        ) from error
+
+
+def read_cache(path: Path) -> dict[str, Any]:
+    """A file that only saves time: where it can't be read, it is made again."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

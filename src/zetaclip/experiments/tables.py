@@ -8,6 +8,7 @@ from typing import Any
 from .measures import MEASURES
 from .plan import Plan
 from .progress import duration
+from .results import difference_text
 
 LITE = (
     "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, CIFAR a ResNet 16-32-64 of one "
@@ -31,6 +32,7 @@ def markdown(
     if plan.profile == "lite":
         beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
         page += [LITE + (_BESIDE if beside else ""), ""]
+    page += _edges(plan, rates)
     page += [
         f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs"
         + (f" · commit {table['commit']}" if table["commit"] else ""),
@@ -109,18 +111,11 @@ def _differences(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], c
         for place in places:
             difference = (line["cells"][place] or {}).get("difference")
             digits = MEASURES[table["column_details"][place]["measure"]].digits
-            cells.append(_difference(difference, digits) if difference else "")
+            cells.append(difference_text(difference, digits) if difference else "")
         if any(cells):
             body.append([line["label"], *cells])
     head = ["", *(table["columns"][place] for place in places)]
     return [f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.", "", *grid(head, body)]
-
-
-def _difference(difference: Mapping[str, Any], digits: int) -> str:
-    text = f"{difference['mean']:+.{digits}f}"
-    if difference["low"] is None:
-        return f"{text} (one seed)"
-    return f"{text} [{difference['low']:+.{digits}f}, {difference['high']:+.{digits}f}]"
 
 
 def _budgets(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
@@ -163,23 +158,51 @@ def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
     return ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
 
 
+def _used(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The learning rates behind a table: what each is called, and how it was chosen."""
+    return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
+
+
+def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A rate at the edge of its grid may be far from the best one: that must be read before the numbers."""
+    used = _used(plan, rates)
+    edges = sum(bool(entry["at_edge_of_grid"]) for _, entry in used)
+    if not edges:
+        return []
+    return [
+        f"**{edges} of {len(used)} learning rates lie at the edge of their grid** (below): a better one may lie outside, so a row may stand where "
+        "its grid ends rather than where its method does.",
+        "",
+    ]
+
+
 def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    used = [tuning.name for tuning in plan.tunings if tuning.name in rates]
+    used = _used(plan, rates)
     if not used:
         return []
     body = []
-    for name in used:
-        entry = rates[name]
+    for title, entry in used:
         tried = ", ".join(f"{point['lr']:g}" for point in entry["grid"])
         edge = "yes" if entry["at_edge_of_grid"] else "no"
-        body.append([name.partition("/")[2], f"{entry['rate']:g}", tried, edge])
+        body.append([title.partition("/")[2], f"{entry['rate']:g}", tried, edge])
     return [
         "## Learning rates",
         "",
-        "Chosen on one seed, half the length, a tenth of the training records held out. Such tuning is not free: it looks at private data and is not in any ε.",
+        f"Chosen on one seed, half the length, a tenth of the training records held out, at {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in any ε.",
         "",
         *grid(["data / recipe / method", "chosen", "tried", "at the edge"], body),
     ]
+
+
+def _tuned_at(plan: Plan) -> str:
+    """The noise under which the rates were chosen, by data set: one for all columns of a table."""
+    found = {}
+    for tuning in plan.tunings:
+        config = tuning.runs[0].config
+        for key, sign in (("sigma", "σ"), ("epsilon", "ε")):
+            if config.get(key) is not None:
+                found[str(config["data"])] = f"{sign} = {config[key]:g} ({config['data']})"
+    return ", ".join(found.values()) or "the table's budget"
 
 
 def _missing(plan: Plan, table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]) -> list[str]:

@@ -6,13 +6,14 @@ has finished: a run that failed might have been the best. One that diverged has 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from .measures import Run
 from .plan import Tuning
-from .store import Store, read_json, write_json
+from .store import Store, read_own, write_json
 
 NOTE = (
     "Each rate was chosen among those of its grid, by one run of half the length on one seed, on a tenth of the training records that was held "
@@ -20,18 +21,38 @@ NOTE = (
 )
 
 
+def key(tuning: Tuning) -> str:
+    """A grid's name and a digest of its runs.
+
+    An experiment with another grid, or another idea of a data set or a method, chooses a rate of its own and leaves this one alone.
+    """
+    return _key(tuning.name, [run.key for run in tuning.runs])
+
+
+def _key(name: str, runs: Sequence[str]) -> str:
+    return f"{name}@{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
+
+
 def load_rates(store: Store) -> dict[str, dict[str, Any]]:
-    """What has been chosen so far, by name."""
+    """What has been chosen so far, by the grids' keys."""
     path = store.out / "tuning.json"
-    return dict(read_json(path).get("rates", {})) if path.exists() else {}
+    found = dict(read_own(path).get("rates", {})) if path.exists() else {}
+    # Files from before there were keys have names alone; the entry tells the grid.
+    return {
+        name if "@" in name else _key(name, [point["run"] for point in entry["grid"]]): entry
+        for name, entry in found.items()
+    }
 
 
 def settled(tuning: Tuning, rates: dict[str, dict[str, Any]]) -> bool:
     """True if this very grid has been decided, by all of its runs."""
-    entry = rates.get(tuning.name)
-    if entry is None or [point["run"] for point in entry["grid"]] != [run.key for run in tuning.runs]:
-        return False
-    return all(point["value"] is not None or point.get("diverged") for point in entry["grid"])
+    entry = rates.get(key(tuning))
+    return entry is not None and all(point["value"] is not None or point.get("diverged") for point in entry["grid"])
+
+
+def chosen(tunings: Sequence[Tuning], rates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How the rates of these grids were chosen, by name, as far as they are."""
+    return {tuning.name: rates[key(tuning)] for tuning in tunings if settled(tuning, rates)}
 
 
 def open_tunings(tunings: Sequence[Tuning], names: set[str], rates: dict[str, dict[str, Any]]) -> list[Tuning]:
@@ -42,19 +63,19 @@ def open_tunings(tunings: Sequence[Tuning], names: set[str], rates: dict[str, di
 def decide(tunings: Sequence[Tuning], store: Store) -> dict[str, str]:
     """Chooses the best rate of each grid and stores it; returns those that can't be decided, and why.
 
-    An undecided grid loses what was chosen for it before: that rate is one of another grid, or of a part of this one.
+    An undecided grid loses what was chosen for it before: that was by a part of its runs.
     """
     rates = load_rates(store)
     undecided = {}
     for tuning in tunings:
         grid, metric, missing = _measured(tuning, store)
         if not missing and any(point["value"] is not None for point in grid):
-            rates[tuning.name] = _chosen(grid, metric)
+            rates[key(tuning)] = _chosen(grid, metric)
             continue
         why = (
             f"{missing} of {len(grid)} runs of its grid have no result" if missing else "every run of its grid diverged"
         )
-        dropped = rates.pop(tuning.name, None)
+        dropped = rates.pop(key(tuning), None)
         undecided[tuning.name] = why + (
             f" (the rate {dropped['rate']:g}, chosen before, is dropped)" if dropped else ""
         )
@@ -62,9 +83,9 @@ def decide(tunings: Sequence[Tuning], store: Store) -> dict[str, str]:
     return undecided
 
 
-def values(rates: dict[str, dict[str, Any]]) -> dict[str, float]:
+def values(tunings: Sequence[Tuning], rates: dict[str, dict[str, Any]]) -> dict[str, float]:
     """The bare numbers, as a plan takes them."""
-    return {name: float(entry["rate"]) for name, entry in rates.items()}
+    return {name: float(entry["rate"]) for name, entry in chosen(tunings, rates).items()}
 
 
 def _measured(tuning: Tuning, store: Store) -> tuple[list[dict[str, Any]], str, int]:

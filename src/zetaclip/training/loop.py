@@ -21,7 +21,7 @@ from .evaluate import outputs_of
 from .folder import FolderError, RunFolder, Status
 from .progress import Display
 from .recipe import build_method, load_data, resolve
-from .result import compose, describe_probe
+from .result import clip_lines_every, compose, describe_probe
 from .signals import Interrupted, Signals
 from .steps import SAVE, PlainSteps, PrivateSteps
 from .together import Leader, follow
@@ -213,8 +213,7 @@ class _Training:
                 self.series("probe", line)
         elif before.clip != after.clip:
             step = self.steps.done + 1
-            every = max(1, self.steps.total // 1000)
-            if step % every == 0:
+            if step % clip_lines_every(self.steps.total) == 0:
                 line = {"step": step, "clip": after.clip}
                 self.folder.append("clips.jsonl", [line])
                 if self.series is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # What result.json seals by digest.
 SEALED = ("config.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl", "ledger.jsonl", "model.safetensors")
+METRICS = ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss")
 
 
 def describe_probe(reading: Any, before: Any, after: Any, controller: Any) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def compose(
     from .steps import PrivateSteps
 
     private = isinstance(steps, PrivateSteps)
-    metrics = {name: last[name] for name in ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss") if name in last}
+    metrics = {name: last[name] for name in METRICS if name in last}
     probes = folder.read_lines("probes.jsonl")
     total = sum(seconds.values())
     result: dict[str, Any] = {
@@ -129,7 +130,7 @@ def compose(
         result |= _privacy(config, dataset, steps)  # type: ignore[arg-type]
     result["clip"] = _clip_summary(folder, steps, probes)
     if probes:
-        result["probes"] = _probe_summary(probes)
+        result["probes"] = probe_summary(probes)
     result["notes"] += _notes(config, dataset, steps, stop)
     result["files"] = {name: digest(folder / name) for name in SEALED if (folder / name).exists()}
     return result
@@ -177,10 +178,11 @@ def _clip_summary(folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: l
 
     if not isinstance(steps, PrivateSteps):
         return None
-    clips = steps.clips
+    return {"initial": steps.clips[0], "final": steps.clip, **clip_figures(steps.clips, probes)}
+
+
+def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "initial": clips[0],
-        "final": steps.clip,
         "median": statistics.median(clips),
         "mean": statistics.fmean(clips),
         "min": min(clips),
@@ -190,7 +192,16 @@ def _clip_summary(folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: l
     }
 
 
-def _probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
+def every_change_is_kept(planned_steps: int) -> bool:
+    """Whether clips.jsonl has a line for each change of C, or, of a long run, some thousand of them."""
+    return clip_lines_every(planned_steps) == 1
+
+
+def clip_lines_every(planned_steps: int) -> int:
+    return max(1, planned_steps // 1000)
+
+
+def probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
     fits = [layer for line in probes for layer in line["layers"].values()]
     return {
         "count": len(probes),
@@ -226,9 +237,9 @@ def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, s
     return notes
 
 
-def clip_path(probes: list[dict[str, Any]], steps: int) -> list[float]:
-    """C of each update, from the probes."""
-    changes = [(0, probes[0]["clip_before"]), *((line["step"], line["clip"]) for line in probes)]
+def clip_path(first: float, lines: list[dict[str, Any]], steps: int) -> list[float]:
+    """C of each update, from the lines of probes.jsonl, or of clips.jsonl, that changed it."""
+    changes = [(0, first), *((line["step"], line["clip"]) for line in lines)]
     clips: list[float] = []
     for (start, clip), end in zip(changes, [step for step, _ in changes[1:]] + [steps], strict=True):
         clips += [clip] * max(0, min(end, steps) - start)
