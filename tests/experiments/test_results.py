@@ -230,10 +230,66 @@ def test_the_first_page_names_every_experiment_and_what_is_left(mini, tmp_path, 
     assert "| [mini](mini/table.md): Mini | lite | 1 of 9 |" in page
     assert f"- mini: 8 of 9 runs: `{session.command_line(request)}`, about" in page
     assert "| lite | 0 of 30 | not known |" in page and "time not known (`--dry-run` measures it)" in page
-    assert "--profile paper" in page
+    assert all(
+        f"- {name}: nothing of it, `zetaclip reproduce {name}`" in page for name in spec.names() if name != "zone"
+    )
+    assert "- zone: nothing" not in page
     session.tables_only(session.Request(mini, "paper", str(out)))
     page = (out / "README.md").read_text(encoding="utf-8")
-    assert "[mini-paper](mini-paper/table.md)" in page and "has not been run" not in page
+    assert "[mini-paper](mini-paper/table.md)" in page and "has not been run" in page  # a table without runs
+    session.reproduce(session.Request(mini, "paper", str(out), workers=2))
+    assert "has not been run" not in (out / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"title": "mine"}'])
+def test_the_first_page_names_what_it_can_not_read(mini, done, content):
+    (done / "mine").mkdir()
+    (done / "mine/table.json").write_text(content)
+    session.tables_only(session.Request(mini, "lite", str(done)))
+    assert "- mine: its table.json can't be read" in (done / "README.md").read_text(encoding="utf-8")
+
+
+def test_rows_are_shown_by_the_seeds_that_the_baseline_has(mini, tmp_path, monkeypatch):
+    # The replay of seed 1 follows the spectral run of seed 2, which so is ahead of the baseline.
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    out = tmp_path / "out"
+    session.reproduce(session.Request(mini, "lite", str(out), only={"seed": ["1"]}, workers=2))
+    values = {(row["row"], row["seed"]): row["value"] for row in lines(out / "mini/runs.csv") if row["value"]}
+    assert ("Spectral", "2") in values and ("DP-SGD", "2") not in values
+    table = json.loads((out / "mini/table.json").read_text(encoding="utf-8"))
+    cell = next(line["cells"][0] for line in table["rows"] if line["label"] == "Spectral")
+    assert cell["ours"]["mean"] == pytest.approx(100 * float(values["Spectral", "1"])) and cell["finished"] == 1
+
+
+def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(mini, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")
+    request = session.Request(mini, "lite", str(tmp_path / "out"), workers=2)
+    assert session.reproduce(request)[1]
+    session.tables_only(request)
+    assert "- when last tried, failed: σ = 1.1 · Spectral · seed 1: zetaclip: the stand-in was told" in (
+        tmp_path / "out/mini/table.md"
+    ).read_text(encoding="utf-8")
+    monkeypatch.delenv("STAND_IN_FAIL")
+    session.reproduce(request)
+    assert "when last tried" not in (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+
+
+def test_rates_at_the_edge_are_told_before_the_numbers(mini_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    text = mini_file.read_text(encoding="utf-8").replace("factors = [0.25, 1.0, 4.0]", "factors = [1.0, 4.0]")
+    mini_file.write_text(text, encoding="utf-8")  # the stand-in is best at the middle, which now is an end
+    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+    assert page.index("**1 of 1 learning rates lie at the edge of their grid**") < page.index("| DP-SGD |")
+    assert "a tenth of the training records held out, at σ = 1.1 (mnist)." in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "digits"), [(-0.5, 0.7, 2, 2), (-0.000218, -0.00015, 3, 6), (-2, 3, 3, 3), (0, 0, 2, 2)]
+)
+def test_intervals_are_shown_to_two_figures_of_their_width(low, high, least, digits):
+    assert results.digits_of(low, high, least) == digits
 
 
 def test_nothing_published_is_promised_where_there_is_nothing():
@@ -299,10 +355,17 @@ def test_every_experiment_makes_its_page(store, monkeypatch):
         experiment = spec.load(name)
         request = session.Request(experiment, "lite", str(store.out), workers=2)
         planned = plan.make_plan(experiment, "lite")
-        rates = {tuning_.name: tuning_.runs[1].config["lr"] for tuning_ in planned.tunings}
-        entries = {key: {"rate": rate, "grid": [], "at_edge_of_grid": False} for key, rate in rates.items()}
+        entries = {
+            tuning.key(grid): {
+                "rate": grid.runs[1].config["lr"],
+                "at_edge_of_grid": False,
+                "grid": [{"lr": run.config["lr"], "value": 0.5, "run": run.key} for run in grid.runs],
+            }
+            for grid in planned.tunings
+        }
         (store.out / "tuning.json").write_text(json.dumps({"rates": entries}))
-        planned = plan.make_plan(experiment, "lite", tuning.values(tuning.load_rates(store)))
+        rates = tuning.values(planned.tunings, tuning.load_rates(store))
+        planned = plan.make_plan(experiment, "lite", rates)
         some = plan.with_dependencies(planned, planned.runs[:2])
         outcomes = run_all(some, store, LocalBackend(2), 1, Progress(io.StringIO()))
         assert {outcome.state for outcome in outcomes.values()} <= {"done", "reused"}
@@ -334,9 +397,16 @@ def a_table(cells, good=1, rows=("A", "B"), baseline="B", measure="accuracy", na
     }
 
 
-def a_cell(mean, low=None, high=None, better=None):
+def a_cell(mean, low=None, high=None, better=None, values=None):
+    """Three seeds around a mean, or the given values by seed."""
+    values = values or {"1": mean - 0.1, "2": mean, "3": mean + 0.1}
     difference = None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
-    return {"ours": {"mean": mean, "std": 0.1, "n": 3}, "difference": difference, "better": better}
+    std = np.std(list(values.values()), ddof=1) if len(values) > 1 else None
+    ours = {"mean": mean, "std": std, "n": len(values)}
+    return {"ours": ours, "values": values, "difference": difference, "better": better}
+
+
+NOTHING = {"ours": None, "values": {}, "difference": None, "better": None}
 
 
 def verdict(tmp_path, claim, table):
@@ -346,33 +416,60 @@ def verdict(tmp_path, claim, table):
     return claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **claim}, tmp_path).word
 
 
-def test_the_rules(tmp_path):
+def test_better(tmp_path):
     better = {"rule": "better", "row": "A"}
-    assert verdict(tmp_path, better, a_table([a_cell(2, 0.5, 1.5, True), a_cell(1)])) == "holds"
-    assert verdict(tmp_path, better, a_table([a_cell(2, -0.5, 1.5, None), a_cell(1)])) == "does not hold"
-    assert (
-        verdict(tmp_path, better, a_table([{"ours": None, "difference": None, "better": None}, a_cell(1)]))
-        == "not tested here"
-    )
-    rising = {"rule": "rising", "rows": ["A", "B"]}
-    assert verdict(tmp_path, rising, a_table([a_cell(1), a_cell(2)])) == "holds"
-    assert verdict(tmp_path, rising, a_table([a_cell(2), a_cell(1)])) == "does not hold"
-    assert verdict(tmp_path, {**rising, "rule": "falling"}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    for cell, word in (
+        (a_cell(2, 0.5, 1.5, True), "holds"),
+        (a_cell(2, -1.5, -0.5, False), "does not hold"),
+        (a_cell(2, -0.5, 1.5, None), "can't be told"),  # the interval holds zero
+        (NOTHING, "not tested here"),
+    ):
+        assert verdict(tmp_path, better, a_table([cell, a_cell(1)])) == word
+    single = a_cell(2) | {"difference": {"mean": 1.0, "low": None, "high": None, "n": 1}}
+    assert verdict(tmp_path, better, a_table([single, a_cell(1)])) == "can't be told"
+    found = claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **better}, tmp_path)
+    assert "+1.00 (one seed)" in found.measured
+
+
+def test_below(tmp_path):
     below = {"rule": "below", "row": "A", "limit": 1.5}
     assert verdict(tmp_path, below, a_table([a_cell(1), a_cell(9)])) == "holds"
     assert verdict(tmp_path, below, a_table([a_cell(2), a_cell(0)])) == "does not hold"
     # 0.1 / sqrt(3) times Student's 4.303 for two degrees of freedom: 0.248 to either side.
     for mean, word in ((1.24, "holds"), (1.26, "can't be told"), (1.74, "can't be told"), (1.76, "does not hold")):
         assert verdict(tmp_path, below, a_table([a_cell(mean), a_cell(9)])) == word
-    single = {**a_cell(1), "ours": {"mean": 1, "std": None, "n": 1}}
-    assert verdict(tmp_path, below, a_table([single, a_cell(9)])) == "can't be told"
-    only = {"rule": "only", "row": "A", "against": ["C"]}
-    three = ("A", "B", "C")
-    feedback, baseline = a_cell(2, 0.5, 1.5, True), a_cell(1)
-    assert verdict(tmp_path, only, a_table([feedback, baseline, a_cell(1, -1, 1, None)], rows=three)) == "holds"
-    assert (
-        verdict(tmp_path, only, a_table([feedback, baseline, a_cell(2, 0.5, 1.5, True)], rows=three)) == "does not hold"
-    )
+    assert verdict(tmp_path, below, a_table([a_cell(1, values={"1": 1.0}), a_cell(9)])) == "can't be told"
+
+
+def test_rising_and_falling(tmp_path):
+    rising = {"rule": "rising", "rows": ["A", "B"]}
+    assert verdict(tmp_path, rising, a_table([a_cell(1), a_cell(2)])) == "holds"
+    assert verdict(tmp_path, rising, a_table([a_cell(2), a_cell(1)])) == "does not hold"
+    assert verdict(tmp_path, {**rising, "rule": "falling"}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    # The means rise by 0.5, seed by seed by -1, 0.5 and 2.
+    noisy = a_cell(1.5, values={"1": -0.1, "2": 1.5, "3": 3.1})
+    assert verdict(tmp_path, rising, a_table([a_cell(1), noisy])) == "can't be told"
+    other = a_cell(2, values={"4": 1.9, "5": 2.1})  # no seed in common
+    assert verdict(tmp_path, rising, a_table([a_cell(1), other])) == "can't be told"
+
+
+def test_feedback_must_beat_what_its_controls_do_not(tmp_path):
+    only, three = {"rule": "only", "row": "A", "against": ["C", "D"]}, ("A", "B", "C", "D")
+    feedback, baseline, fails = a_cell(2, 0.5, 1.5, True), a_cell(1), a_cell(1, -1, 1, None)
+    wins, worse = a_cell(2, 0.5, 1.5, True), a_cell(0, -1.5, -0.5, False)
+    single = a_cell(4) | {"difference": {"mean": 3.0, "low": None, "high": None, "n": 1}}
+    for cells, word in (
+        ((feedback, fails, fails), "holds"),
+        ((feedback, fails, wins), "does not hold"),
+        ((feedback, NOTHING, wins), "does not hold"),
+        ((feedback, fails, NOTHING), "can't be told"),  # the one that is missing might do it
+        ((feedback, fails, single), "can't be told"),
+        ((worse, NOTHING, NOTHING), "does not hold"),
+        ((a_cell(2, -0.5, 1.5, None), fails, fails), "can't be told"),
+        ((NOTHING, fails, fails), "not tested here"),
+    ):
+        own, *controls = cells
+        assert verdict(tmp_path, only, a_table([own, baseline, *controls], rows=three)) == word
 
 
 def test_comparable_is_narrower_and_near(tmp_path):
@@ -385,24 +482,52 @@ def test_comparable_is_narrower_and_near(tmp_path):
     assert verdict(tmp_path, rule, a_table(far, rows=rows)) == "does not hold"
     found = claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **rule}, tmp_path)
     assert "range 7.00 against 11.00, up to 7.00 from A (limit 1)" in found.measured
-    missing = [a_cell(1), {"ours": None, "difference": None, "better": None}, a_cell(1), a_cell(12)]
-    assert verdict(tmp_path, rule, a_table(missing, rows=rows)) == "not tested here"
+    absent = [a_cell(1), NOTHING, a_cell(1), a_cell(12)]
+    assert verdict(tmp_path, rule, a_table(absent, rows=rows)) == "not tested here"
+    single = [a_cell(1), a_cell(1.5), a_cell(1), a_cell(9, values={"1": 9.0})]
+    assert verdict(tmp_path, rule, a_table(single, rows=rows)) == "can't be told"
 
 
-def test_best_is_among_the_papers_private_rows(tmp_path):
-    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00", "practical form, C_0=1.00")
-    best = {"rule": "best", "row": rows[0]}
-    assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=rows)) == "holds"
-    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=rows)) == "does not hold"
-    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=rows)) == "holds"
+SWEEP = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00", "practical form, C_0=1.00")
 
 
-def test_means_of_one_seed_tell_nothing(tmp_path):
-    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00")
-    single = a_cell(1) | {"ours": {"mean": 1, "std": None, "n": 1}}
-    for rule in ({"rule": "best"}, {"rule": "rising", "rows": rows[::-1]}):
-        assert verdict(tmp_path, {"row": rows[0], **rule}, a_table([a_cell(2), a_cell(1)], rows=rows)) == "holds"
-        assert verdict(tmp_path, {"row": rows[0], **rule}, a_table([a_cell(2), single], rows=rows)) == "can't be told"
+def test_best_is_among_the_papers_private_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "_published_rivals", lambda claim, table, group: [SWEEP[1]])
+    best = {"rule": "best", "row": SWEEP[0]}
+    assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=SWEEP)) == "holds"
+    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=SWEEP)) == "does not hold"
+    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=SWEEP)) == "holds"
+    monkeypatch.undo()
+    table = a_table([a_cell(2), a_cell(1), a_cell(9)], rows=SWEEP)
+    assert claims._published_rivals(best, table, "") == [SWEEP[1]]  # the practical form is ours, not the paper's
+
+
+def test_best_is_told_by_common_seeds_and_by_all_rivals(tmp_path):
+    rows = ("A", "B", "C")
+    best = {"rule": "best", "row": "A", "against": ["B", "C"]}
+    close = a_cell(1.99, values={"1": 2.09, "2": 1.99, "3": 1.89})  # 0.2 above to 0.2 below, seed by seed
+    for cells, word in (
+        ((a_cell(2), a_cell(1), a_cell(0)), "holds"),
+        ((a_cell(2), close, a_cell(0)), "can't be told"),
+        ((close, a_cell(2), a_cell(0)), "can't be told"),
+        ((a_cell(2), a_cell(2), a_cell(0)), "can't be told"),  # the same training
+        ((a_cell(2), a_cell(1), NOTHING), "can't be told"),
+        ((a_cell(2), a_cell(3), NOTHING), "does not hold"),
+        ((a_cell(2), a_cell(3, values={"4": 2.9, "5": 3.1}), a_cell(0)), "can't be told"),
+        ((a_cell(2), a_cell(3, values={"1": 3.0}), a_cell(0)), "can't be told"),
+        ((a_cell(2), NOTHING, NOTHING), "not tested here"),
+    ):
+        assert verdict(tmp_path, best, a_table(cells, rows=rows)) == word
+
+
+def test_the_best_of_many_rivals_needs_a_wider_interval(tmp_path):
+    # Differences of 0.4, 0.5 and 0.6: t = 8.66, beyond 4.30 (one rival at 95 %) and within 9.92 (five at 99 %: 0.05 / 5).
+    better = a_cell(1.5, values={"1": 1.3, "2": 1.5, "3": 1.7})
+    assert stats.t.ppf(0.975, 2) < 0.5 / (0.1 / math.sqrt(3)) < stats.t.ppf(0.995, 2)
+    for count, word in ((1, "does not hold"), (5, "can't be told")):
+        names = [f"R{number}" for number in range(count)]
+        table = a_table([a_cell(1), better, *[a_cell(0)] * (count - 1)], rows=("A", *names))
+        assert verdict(tmp_path, {"rule": "best", "row": "A", "against": names}, table) == word
 
 
 def test_the_full_protocol_speaks_first(tmp_path):
@@ -410,8 +535,8 @@ def test_the_full_protocol_speaks_first(tmp_path):
     assert verdict(tmp_path, claim, a_table([a_cell(2, 0.5, 1.5, True), a_cell(1)])) == "holds"
     (tmp_path / "clip-sweep-paper").mkdir()
     for cell, word, profile in (
-        (a_cell(2), "holds", "lite"),  # without an interval the other table has nothing to say
-        (a_cell(2, -0.5, 1.5, None), "does not hold", "paper"),
+        (a_cell(2), "holds", "lite"),  # without a difference the other table has nothing to say
+        (a_cell(2, -0.5, 1.5, None), "can't be told", "paper"),
     ):
         table = a_table([cell, a_cell(1)]) | {"profile": "paper"}
         (tmp_path / "clip-sweep-paper/table.json").write_text(json.dumps(table))
@@ -420,7 +545,7 @@ def test_the_full_protocol_speaks_first(tmp_path):
 
 
 def test_a_diverged_row_proves_nothing(tmp_path):
-    rows = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00")
+    rows = SWEEP[:2]
     table = a_table([a_cell(2) | {"diverged": 1}, a_cell(1)], rows=rows)
     for rule in ({"rule": "best"}, {"rule": "below", "limit": 3.0}, {"rule": "rising", "rows": rows[::-1]}):
         assert verdict(tmp_path, {"row": rows[0], **rule}, table) == "not tested here"

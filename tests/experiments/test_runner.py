@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import CommandError
-from zetaclip.experiments import estimate, needs, plan, session, spec, tuning
+from zetaclip.experiments import estimate, needs, plan, runner, session, spec, tuning
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, Outcome, run_all
 from zetaclip.experiments.store import Store
@@ -202,7 +202,8 @@ def a_grid(store, metric, *values):
 
 def test_the_smallest_rmse_is_the_best(store):
     assert tuning.decide([a_grid(store, "rmse", 0.5, None, 0.3)], store) == {}
-    assert tuning.load_rates(store)["x"]["rate"] == 3.0 and tuning.load_rates(store)["x"]["at_edge_of_grid"]
+    (entry,) = tuning.load_rates(store).values()
+    assert entry["rate"] == 3.0 and entry["at_edge_of_grid"]
 
 
 @pytest.mark.parametrize("diverged", [None, float("nan")])
@@ -210,8 +211,9 @@ def test_a_diverged_run_has_finished_and_cannot_win(store, diverged):
     grid = a_grid(store, "accuracy", diverged, 0.6, diverged)
     assert tuning.decide([grid], store) == {}
     rates = tuning.load_rates(store)
-    assert rates["x"]["rate"] == 2.0 and rates["x"]["at_edge_of_grid"] is False and tuning.settled(grid, rates)
-    assert [point["value"] for point in rates["x"]["grid"]] == [None, 0.6, None]
+    entry = rates[tuning.key(grid)]
+    assert entry["rate"] == 2.0 and entry["at_edge_of_grid"] is False and tuning.settled(grid, rates)
+    assert [point["value"] for point in entry["grid"]] == [None, 0.6, None]
 
 
 def test_a_grid_that_diverged_is_undecided(store):
@@ -220,7 +222,7 @@ def test_a_grid_that_diverged_is_undecided(store):
 
 def test_a_grid_with_a_failed_run_is_not_settled(store):
     grid = a_grid(store, "accuracy", 0.5, 0.6, 0.7)
-    assert tuning.decide([grid], store) == {} and tuning.load_rates(store)["x"]["rate"] == 3.0
+    assert tuning.decide([grid], store) == {} and tuning.values([grid], tuning.load_rates(store)) == {"x": 3.0}
     (store.folder(grid.runs[2].key) / "result.json").unlink()
     assert tuning.decide([grid], store) == {
         "x": "1 of 3 runs of its grid have no result (the rate 3, chosen before, is dropped)"
@@ -231,7 +233,7 @@ def test_a_grid_with_a_failed_run_is_not_settled(store):
 def test_a_choice_without_a_failed_run_is_made_again(store):
     grid = a_grid(store, "accuracy", 0.5, 0.6)
     points = [{"lr": 1.0, "value": 0.5, "run": grid.runs[0].key}, {"lr": 2.0, "value": None, "run": grid.runs[1].key}]
-    assert not tuning.settled(grid, {"x": {"rate": 1.0, "at_edge_of_grid": True, "grid": points}})
+    assert not tuning.settled(grid, {tuning.key(grid): {"rate": 1.0, "at_edge_of_grid": True, "grid": points}})
 
 
 def test_a_grid_with_an_edited_run_is_not_decided(store):
@@ -239,6 +241,30 @@ def test_a_grid_with_an_edited_run_is_not_decided(store):
     config = store.folder(grid.runs[0].key) / "config.json"
     config.write_text(config.read_text().replace("1.0", "8.0"))
     assert "1 of 2 runs" in tuning.decide([grid], store)["x"] and tuning.load_rates(store) == {}
+
+
+def test_experiments_with_other_grids_leave_each_others_rates_alone(mini_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "missing_data", lambda runs: {})
+    other = mini_file.with_name("other.toml")
+    text = mini_file.read_text(encoding="utf-8")
+    other.write_text(text.replace("factors = [0.25, 1.0, 4.0]", "factors = [8.0, 16.0]"), encoding="utf-8")
+    out = tmp_path / "out"
+    pages = []
+    for path in (mini_file, other, mini_file):
+        request = session.Request(spec.load(str(path)), "lite", str(out), workers=2)
+        assert session.reproduce(request)[1] == 0
+        pages.append((out / "mini/table.md").read_text(encoding="utf-8"))
+    assert pages[0] == pages[1] == pages[2] and "9 of 9 runs" in pages[0]
+    assert "| 2 | 2, 4 | yes |" in (out / "other/table.md").read_text(encoding="utf-8")
+
+
+def test_rates_from_before_grids_had_keys_are_found(mini, store):
+    (grid,) = plan.make_plan(mini, "lite").tunings
+    points = [{"lr": run.config["lr"], "value": 0.5, "run": run.key} for run in grid.runs]
+    old = {"rates": {grid.name: {"rate": 0.25, "at_edge_of_grid": False, "grid": points}}}
+    (store.out / "tuning.json").write_text(json.dumps(old))
+    assert tuning.values([grid], tuning.load_rates(store)) == {grid.name: 0.25}
+    assert tuning.values([plan.Tuning(grid.name, grid.runs[:2])], tuning.load_rates(store)) == {}
 
 
 def test_a_grid_without_any_result_is_named(mini, store):
@@ -252,9 +278,9 @@ def test_durations(seconds, text):
 
 
 def test_workers_must_be_positive(mini, tmp_path):
-    request = session.Request(mini, "lite", str(tmp_path / "out"), workers=0)
-    with pytest.raises(CommandError, match="--workers"):
-        session.reproduce(request)
+    for workers in (0, -1):
+        with pytest.raises(CommandError, match="--workers must be at least 1"):
+            session.Request(mini, "lite", str(tmp_path / "out"), workers=workers)
 
 
 # The command itself, as a process of its own.
@@ -335,7 +361,8 @@ def test_list_and_dry_run(mini_file, tmp_path, capsys):
     from zetaclip import cli
 
     assert cli.main(["reproduce", "--list"]) == 0
-    assert all(name in capsys.readouterr().out for name in spec.names()[:1])
+    listed = capsys.readouterr().out
+    assert len(spec.names()) == 13 and all(f"\n{name} " in f"\n{listed}" for name in spec.names())
     out = tmp_path / "out"
     assert cli.main(["reproduce", str(mini_file), "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -351,7 +378,7 @@ def test_the_estimate_is_steps_times_speed(mini, store):
     # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half of nine tenths 2 x 211
     for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
     planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
-    seconds, sources = session._clock(mini, "lite", store, measured=False)([*planned.runs, *planned.tunings[0].runs])
+    seconds, sources = session._clock(mini, "lite", store)([*planned.runs, *planned.tunings[0].runs])
     assert seconds == pytest.approx(9 * for_runs + 3 * for_grid) and sources == {"finished runs"}
     assert "12 runs to do" in session.dry_run(request)
 
@@ -370,7 +397,7 @@ def test_measured_speeds_are_kept_for_the_tables(mini, store):
 
 def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):
     monkeypatch.setattr(estimate, "_MOST_SECONDS", 0.01)
-    assert estimate.measure(plan.make_plan(mini, "lite").runs[0]) is None
+    assert estimate.measure(plan.make_plan(mini, "lite").runs[0], 1) is None
 
 
 def test_the_estimate_takes_the_size_of_the_profiles_data(store):
@@ -443,6 +470,55 @@ def test_which_data_are_here():
         missing["cifar10"]
         == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch cifar10`"
     )
+
+
+@pytest.mark.parametrize("name", ["reproduce.json", "tuning.json"])
+def test_a_cut_file_is_named(mini, store, name):
+    (store.out / name).write_text('{"ra')
+    with pytest.raises(CommandError, match=f"{name} can't be read"):
+        session.tables_only(session.Request(mini, "lite", str(store.out)))
+
+
+@pytest.mark.parametrize("name", ["verified.json", "speeds.json"])
+def test_a_cut_cache_is_made_again(mini, store, name):
+    go(mini, store)
+    (store.out / name).write_text('{"ra')
+    assert "of 9 runs" in session.tables_only(session.Request(mini, "lite", str(store.out)))
+
+
+def test_a_file_is_no_results_folder(mini, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="is a file; --out takes a folder"):
+        session.tables_only(session.Request(mini, "lite", str(tmp_path / "file")))
+
+
+def test_claims_need_tables(tmp_path, capsys):
+    from zetaclip import cli
+
+    page = tmp_path / "page.md"
+    page.write_text("as it was")
+    assert cli.main(["reproduce", "--claims", str(page), "--out", str(tmp_path / "empty")]) == 2
+    assert "holds no tables" in capsys.readouterr().err and page.read_text() == "as it was"
+
+
+def test_a_training_is_told_where_the_data_are(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    monkeypatch.delenv("ZETACLIP_DATA")
+    assert runner.environment_of(1, str(there))["ZETACLIP_DATA"] == str(there)
+    monkeypatch.setenv("ZETACLIP_DATA", str(here))  # this machine has them elsewhere
+    assert runner.environment_of(1, str(there))["ZETACLIP_DATA"] == str(here)
+    there.mkdir()
+    assert runner.environment_of(1, str(there))["ZETACLIP_DATA"] == str(there)
+
+
+def test_speeds_are_measured_on_a_workers_threads(mini, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(estimate, "measure", lambda run, threads: asked.append(threads))
+    monkeypatch.setattr(session, "cores", lambda: 8)
+    for workers in (1, 2, 8):
+        session.dry_run(session.Request(mini, "lite", str(tmp_path / "out"), workers=workers))
+    assert asked == [8, 4, 1]
 
 
 def test_the_usual_mistakes(capsys, tmp_path):

@@ -59,6 +59,38 @@ def test_a_better_metric_is_found(copy):
     assert any("metric" in problem for problem in verify(copy))
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        *[("metrics", key, 0.0) for key in ("accuracy", "ece", "loss")],
+        *[("clip", key, 7.0) for key in ("initial", "final", "median", "mean", "min", "max")],
+        *[("clip", key, 99) for key in ("hits_min", "hits_max")],
+        *[("probes", key, 0.5) for key in ("count", "in_zone_share", "weak_fits", "failed_fits")],
+    ],
+)
+def test_every_figure_that_a_table_may_show_is_checked(copy, table, key, value):
+    assert key in json.loads((copy / "result.json").read_text())[table]
+    edit(copy / "result.json", lambda values: values[table].update({key: value}))
+    assert verify(copy)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "quantile"])
+def test_without_probes_c_is_told_by_the_ledger_and_its_changes(method, tmp_path):
+    words = ["train", "--data", "digits", "--model", "mlp-2", "--sigma", "2", "--steps", "6", "--batch-size", "64"]
+    out = tmp_path / "run"
+    assert main([*words, "--lr", "0.1", "--method", method, "--threads", "1", "--quiet", "--out", str(out)]) == 0
+    assert verify(out) == []
+    result = json.loads((out / "result.json").read_text())
+    assert (result["clip"]["min"] < result["clip"]["max"]) == (method == "quantile")
+    for scaled in (["mean"], ["initial"], list(result["clip"])):
+        edited = {
+            **result,
+            "clip": {name: value * (2 if name in scaled else 1) for name, value in result["clip"].items()},
+        }
+        (out / "result.json").write_text(json.dumps(edited))
+        assert any(problem.startswith("C: ") for problem in verify(out))
+
+
 def test_a_clipping_norm_that_does_not_follow_is_found_even_with_a_new_digest(copy):
     edit(copy / "probes.jsonl", lambda lines: lines[2].update(clip=lines[2]["clip"] * 1.01))
     problems = verify(copy)

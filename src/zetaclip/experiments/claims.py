@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import CommandError
 from .measures import MEASURES
-from .results import Difference, difference_text, paired_difference, reach
+from .results import CONFIDENCE, Difference, difference_text, paired_difference, reach
 from .spec import FOLDER, load, names, read_toml, tables_of
 from .store import read_json, write_text
 
@@ -134,7 +134,7 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
         return None
     rivals = claim.get("against") or _published_rivals(claim, table, group)
     good = table["column_details"][place]["good"]
-    level = 1 - (1 - table["confidence"]) / max(1, len(rivals))
+    level = 1 - (1 - CONFIDENCE) / max(1, len(rivals))
     found = {
         name: difference
         for name in rivals

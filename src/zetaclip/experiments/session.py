@@ -15,9 +15,9 @@ from .missing import parts
 from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
-from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, last_line, run_all
+from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
 from .spec import OUT, Experiment, folder_of
-from .store import Store, read_cache, write_json, write_text
+from .store import Store, write_json, write_text
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
 
@@ -117,7 +117,9 @@ def reproduce(request: Request) -> tuple[str, int]:
             plan, wanted, skipped = _prepare(request, store)
             ready, left_out = _ready(plan, wanted)
             outcomes = run_all(ready, store, backend, threads, Progress(title=request.experiment.name))
-            failures |= _failures(plan.by_key, outcomes) | left_out
+            failed = _failures(plan.by_key, outcomes)
+            store.keep_failures(failed, over=outcomes)
+            failures |= failed | left_out
         finally:
             backend.close()
         text = _write(request, store, plan, failures, skipped)
@@ -230,15 +232,9 @@ def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 
 
 def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
-    """Runs that ended in an error the last time they were tried, by what their folders say."""
-    said = []
-    for run in left:
-        status = read_cache(store.folder(run.key) / "status.json")
-        if status.get("state") == "failed" and not store.finished(run.key):
-            said.append(
-                f"failed before: {run.describe()}: {status.get('message') or last_line(store.log_file(run.key))}"
-            )
-    return said
+    """Runs that failed when they were last tried: without a word they would look as if they never had been."""
+    kept = store.failures()
+    return [f"when last tried, {kept[run.key]}" for run in left if run.key in kept and not store.finished(run.key)]
 
 
 def _clock(

@@ -4,6 +4,7 @@ OUT/runs/KEY/       a run folder of `zetaclip train`
 OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
 OUT/tuning.json     chosen learning rates
+OUT/failures.json   runs that failed when they were last tried
 OUT/speeds.json     what `--dry-run` has measured
 OUT/README.md       every experiment, and what of it has not been run
 OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
@@ -28,7 +29,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ class Store:
         if not problems:
             write_json(judged, {**verdicts, run.key: digest})
         return problems
+
+    def failures(self) -> dict[str, str]:
+        """What has been said of the runs that failed when they were last tried, by key."""
+        return read_cache(self.out / "failures.json")
+
+    def keep_failures(self, failed: Mapping[str, str], over: Collection[str]) -> None:
+        """Of these runs (``over``) only the given ones failed; what is known of others stays."""
+        kept = {key: said for key, said in self.failures().items() if key not in over} | dict(failed)
+        if kept or self.failures():
+            write_json(self.out / "failures.json", kept)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[int]:

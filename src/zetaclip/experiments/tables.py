@@ -11,7 +11,7 @@ from .progress import duration
 from .results import difference_text
 
 LITE = (
-    "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, CIFAR a ResNet 16-32-64 of one "
+    "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, Adult 10, CIFAR a ResNet 16-32-64 of one "
     "block a stage and 300 steps)."
 )
 _BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
