@@ -256,7 +256,7 @@ def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping
 def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[str, float]:
     """By seed; none if one of them diverged."""
     cell = _cell(table, group, row, place)
-    return dict(cell["values"]) if cell and not cell.get("diverged") else {}
+    return dict(cell.get("values", {})) if cell and not cell.get("diverged") else {}
 
 
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
