@@ -68,7 +68,7 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     said, found = result.get("metric", {}).get("value"), last.get("metric")
     problems = [] if said == found else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
     wanted = {name: last[name] for name in METRICS if name in last}
-    if result.get("metrics") != wanted:
+    if json.dumps(result.get("metrics"), sort_keys=True) != json.dumps(wanted, sort_keys=True):  # NaN is NaN here
         problems.append(f"result.json says {result.get('metrics')} for the metrics, metrics.jsonl says {wanted}")
     if last.get("step") != result.get("steps"):
         problems.append(
@@ -150,8 +150,11 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
                 state = dataclasses.replace(state, clip=line["clip"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
-    if result.get("probes") != probe_summary(lines):
-        problems.append("what result.json says of the probes is not what probes.jsonl has")
+    try:
+        if result.get("probes") != probe_summary(lines):
+            problems.append("what result.json says of the probes is not what probes.jsonl has")
+    except (KeyError, TypeError) as error:
+        problems.append(f"probes.jsonl can't be summed up: {error!r}")
     return problems + _used(folder, result, lines)
 
 

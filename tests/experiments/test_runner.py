@@ -479,10 +479,11 @@ def test_a_cut_file_is_named(mini, store, name):
         session.tables_only(session.Request(mini, "lite", str(store.out)))
 
 
+@pytest.mark.parametrize("content", ['{"ra', '{"mnist/cnn/dp-sgd": "fast", "x": [1]}'])
 @pytest.mark.parametrize("name", ["verified.json", "speeds.json"])
-def test_a_cut_cache_is_made_again(mini, store, name):
+def test_a_cut_cache_is_made_again(mini, store, name, content):
     go(mini, store)
-    (store.out / name).write_text('{"ra')
+    (store.out / name).write_text(content)
     assert "of 9 runs" in session.tables_only(session.Request(mini, "lite", str(store.out)))
 
 

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,10 @@ def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None
 def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
     found = {}
     for name, pair in read_cache(store.out / _FILE).items():
-        data, model, method = name.rsplit("/", 2)
-        found[data, model, method] = Speed(float(pair[0]), float(pair[1]), _MEASURED)
+        with suppress(ValueError, TypeError):  # edited by hand: it is measured again
+            data, model, method = name.rsplit("/", 2)
+            setup, step = map(float, pair)
+            found[data, model, method] = Speed(setup, step, _MEASURED)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from . import spec
@@ -14,54 +13,55 @@ from .tables import grid, open_part
 
 def write(store: Store) -> None:
     """``README.md`` out of the tables that the folder holds, and the names of the experiments that have none."""
-    found, unread = [], []
+    lines, missing, begun, whole = [], [], set(), False
     for path in sorted(store.out.glob("*/table.json")):
+        folder = path.parent.name
         try:
             table = read_json(path)
-            _line(path.parent, table), _missing(path.parent, table)
-            found.append((path.parent, table))
+            line, left = _line(folder, table), _missing(folder, table)
+            whole |= table["profile"] == "paper" and table["runs"]["finished"] > 0
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            unread.append(path.parent.name)
-    begun = {folder.name for folder, _ in found}
-    never = [name for name in spec.names() if not {spec.folder_of(name, one) for one in spec.PROFILES} & begun]
-    write_text(store.out / "README.md", page(found, never, unread))
+            missing.append(f"- {folder}: its table.json can't be read")
+            continue
+        lines.append(line)
+        missing += left
+        begun.add(folder)
+    for name in spec.names():
+        if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
+            missing.append(f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes")
+    write_text(store.out / "README.md", _page(lines, missing, whole))
 
 
-def page(found: Sequence[tuple[Path, Mapping[str, Any]]], never: Sequence[str] = (), unread: Sequence[str] = ()) -> str:
-    lines = [
+def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -> str:
+    page = [
         "# Results",
         "",
         "Written by `zetaclip reproduce`. Each experiment's folder holds its table, one CSV line per run, and its plots.",
         "",
-        *grid(["experiment", "profile", "runs done", "left, of one worker"], [_line(*one) for one in found]),
+        *grid(["experiment", "profile", "runs done", "left, of one worker"], lines),
     ]
-    missing = [line for folder, table in found for line in _missing(folder, table)]
-    missing += [
-        f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes" for name in never
-    ]
-    missing += [f"- {name}: its table.json can't be read" for name in unread]
     if missing:
-        lines += ["## Not run", "", *missing, ""]
-    if not any(table["profile"] == "paper" and table["runs"]["finished"] for _, table in found):
-        lines += [
+        page += ["## Not run", "", *missing, ""]
+    if not whole:
+        page += [
             "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the published EMNIST split and ImageNet-100 want a GPU) has not "
             "been run: `zetaclip reproduce NAME --profile paper`, and `--dry-run` tells how long it takes.",
             "",
         ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(page).rstrip() + "\n"
 
 
-def _line(folder: Path, table: Mapping[str, Any]) -> list[str]:
+def _line(folder: str, table: Mapping[str, Any]) -> list[str]:
     runs, parts = table["runs"], table.get("missing", [])
     known = [part["seconds"] for part in parts if part["seconds"] is not None]
     left = duration(sum(known)) if known else "–"
     if len(known) < len(parts):
         left = f"over {left}" if known else "not known"
-    title = f"[{folder.name}]({folder.name}/table.md): {table['title']}"
+    title = f"[{folder}]({folder}/table.md): {table['title']}"
     return [title, table["profile"], f"{runs['finished']} of {runs['planned']}", left]
 
 
-def _missing(folder: Path, table: Mapping[str, Any]) -> list[str]:
+def _missing(folder: str, table: Mapping[str, Any]) -> list[str]:
     """A table from before these were kept has none."""
     texts = [*map(open_part, table.get("missing", [])), *table.get("left_out", [])]
-    return [f"- {folder.name}: {text}" for text in texts]
+    return [f"- {folder}: {text}" for text in texts]

@@ -101,7 +101,7 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 def command_line(request: Request) -> str:
     """The command that runs this experiment whole."""
     words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
-    usual = Path(request.out).resolve().name == OUT  # whoever reads the page stands beside the folder, wherever it is
+    usual = Path(request.out).resolve() == Path(OUT).resolve()
     return shlex.join(words + ([] if usual else ["--out", request.out]))
 
 
