@@ -14,7 +14,7 @@ from typing import Any
 from .errors import AccountingError, LedgerError
 from .training.config import Config, ConfigError
 from .training.folder import RunFolder
-from .training.result import METRICS, SEALED, clip_figures, clip_path, digest, every_change_is_kept, probe_summary
+from .training.result import METRICS, SEALED, clip_figures, clip_lines_every, clip_path, digest, probe_summary
 
 # Accountants are deterministic, but their libraries' last digits may differ between versions.
 _SLACK = 1e-6
@@ -183,7 +183,7 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     if said is None:
         return []
     probes, lines = folder.read_lines("probes.jsonl"), folder.read_lines("clips.jsonl")
-    if lines and not every_change_is_kept(int(result.get("planned_steps") or 0)):
+    if lines and clip_lines_every(int(result.get("planned_steps") or 0)) > 1:
         return []
     try:
         first = probes[0]["clip_before"] if probes else said["initial"]

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..experiments import runner, session, spec
+    from ..data.places import ENVIRONMENT
+    from ..experiments import session, spec
 
     if arguments.list:
         print(listing())
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         raise CommandError("say which experiment; `zetaclip reproduce --list` names them")
     if arguments.data_root:
-        os.environ[runner.DATA_VARIABLE] = os.path.abspath(arguments.data_root)  # the trainings are told
+        os.environ[ENVIRONMENT] = os.path.abspath(arguments.data_root)  # the trainings are told
     experiment = spec.load(arguments.name)
     request = session.Request(
         experiment=experiment,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..data.places import ENVIRONMENT
 from ..errors import CommandError
 from . import nursery
 from .nursery import Nursery
@@ -26,8 +27,6 @@ from .store import Store
 
 # A stand-in for `python -m zetaclip train`, for tests of the runner.
 TRAIN_VARIABLE = "ZETACLIP_TRAIN_COMMAND"
-
-DATA_VARIABLE = "ZETACLIP_DATA"
 
 _ATTEMPT = "--- a new attempt ---"
 
@@ -137,8 +136,8 @@ def _begun(folder: str) -> bool:
 
 def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
     """Of a training: its threads, and where the runner found the data, unless they lie elsewhere on this machine."""
-    elsewhere = DATA_VARIABLE in os.environ and data is not None and not Path(data).is_dir()
-    told = {DATA_VARIABLE: data} if data and not elsewhere else {}
+    elsewhere = ENVIRONMENT in os.environ and data is not None and not Path(data).is_dir()
+    told = {ENVIRONMENT: data} if data and not elsewhere else {}
     return {**os.environ, **told, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -227,7 +226,7 @@ def last_line(log: Path) -> str:
 def _job(store: Store, run: PlannedRun, threads: int) -> Job:
     config = store.prepare(run)
     folder, log = str(store.folder(run.key)), str(store.log_file(run.key))
-    return Job(run.key, str(config), folder, log, threads, os.environ.get(DATA_VARIABLE))
+    return Job(run.key, str(config), folder, log, threads, os.environ.get(ENVIRONMENT))
 
 
 def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:

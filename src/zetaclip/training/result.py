@@ -192,12 +192,8 @@ def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def every_change_is_kept(planned_steps: int) -> bool:
-    """Whether clips.jsonl has a line for each change of C, or, of a long run, some thousand of them."""
-    return clip_lines_every(planned_steps) == 1
-
-
 def clip_lines_every(planned_steps: int) -> int:
+    """A change of C has a line in clips.jsonl at each of so many steps: a long run keeps a thousand or two of them."""
     return max(1, planned_steps // 1000)
 
 
