@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import InputError
 from .dataset import Dataset, Split
 from .files import cached
+from .holdout import held_out
 from .images import looked_at, scaled
 from .places import Place
 
@@ -74,13 +75,13 @@ def own_folder(
     else:
         classes = _classes(path)
         pixels, labels = _read(path, classes, size, channels, kept)
-        order = np.random.default_rng(seed).permutation(len(labels))
-        cut = round(test_share * len(labels))
-        if not 0 < cut < len(labels):
-            raise InputError(f"{path} has too few images to hold out a share of {test_share:g}")
-        test_rows, train_rows = np.sort(order[:cut]), np.sort(order[cut:])
-        x, y, x_test, y_test = pixels[train_rows], labels[train_rows], pixels[test_rows], labels[test_rows]
-        notes.append(f"a random share of {test_share:g} is held out, with public seed {seed}")
+        testing = held_out(pixels, labels, test_share, seed, "test")
+        if testing.all() or not testing.any():
+            raise InputError(f"{path} has too few images to hold out a share of {test_share:g}, or take another seed")
+        x, y, x_test, y_test = pixels[~testing], labels[~testing], pixels[testing], labels[testing]
+        notes.append(
+            f"about a share of {test_share:g} is held out, each image by its content and the public seed {seed}"
+        )
     if len(np.unique(y)) < 2:
         raise InputError(f"the training images of {path} are all of one class")
     return _dataset(path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False)

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import InputError, PrivacyLeakWarning
 from .columns import encode, feature_names, is_missing, numbers
 from .dataset import Dataset, Split
+from .holdout import held_out
 from .schema import Schema, complete, read_schema
 
 _DELIMITERS = ",;\t|"
@@ -35,7 +36,8 @@ def own_table(
     """A table as a ``Dataset``; one record is one row.
 
     Types, bounds and vocabularies come from ``schema``; whatever it leaves open is inferred from the data, with a
-    ``PrivacyLeakWarning``. A random share is held out for testing, chosen by the public seed; 0 holds out nothing.
+    ``PrivacyLeakWarning``. About a ``test_share`` of the rows is held out for testing, each by its content and the
+    public seed, so that one row more moves no other; 0 holds out nothing.
 
     Edge cases: a number beyond its bounds is clipped to them; a missing one is the middle of its range; a missing or
     unknown category is a group of zeros. A missing target, a class that was not declared, a word where a number
@@ -54,7 +56,7 @@ def own_table(
         )
     x = encode(meaning.columns, table, lines)
     y = _targets(table[meaning.target], meaning, lines)
-    train, test = _held_out(x, y, test_share, seed)
+    train, test = _parts(x, y, test_share, seed)
     return Dataset(
         name=path.name,
         task=meaning.task,
@@ -170,16 +172,14 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
     return labels.astype(np.float32) if meaning.task == "binary" else labels
 
 
-def _held_out(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split, Split | None]:
+def _parts(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split, Split | None]:
     import torch
 
-    order = np.random.default_rng(seed).permutation(len(y))
-    cut = round(share * len(y))
-    if share and not 0 < cut < len(y):
-        raise InputError(f"{len(y)} records are too few to hold out a share of {share:g}")
-    parts = [np.sort(order[cut:]), np.sort(order[:cut])]
-    splits = [Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in parts]
-    return splits[0], splits[1] if cut else None
+    testing = held_out(x, y, share, seed, "test")
+    if testing.all() or (share and not testing.any()):
+        raise InputError(f"{len(y)} records are too few to hold out a share of {share:g}, or take another seed")
+    train, test = (Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~testing, testing))
+    return train, test if share else None
 
 
 def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
@@ -191,5 +191,7 @@ def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
         low, high = meaning.target_range
         notes.append(f"the target is clipped to {low:g} to {high:g}")
     if share:
-        notes.append(f"a random share of {share:g} is held out for testing, with public seed {seed}")
+        notes.append(
+            f"about a share of {share:g} is held out for testing, each row by its content and the public seed {seed}"
+        )
     return tuple(notes)

@@ -39,6 +39,7 @@ _PAPER_RATES = {
 }
 _PAPER_RATES |= {"adult": 0.1, "heart": 0.1, "ved": 0.1}
 DEFAULT_EPSILON = 3.0
+_VALIDATION_SEED = 20240
 
 
 def load_data(config: Config) -> Dataset:
@@ -57,23 +58,34 @@ def load_data(config: Config) -> Dataset:
 
 
 def _with_validation(dataset: Dataset, share: float) -> Dataset:
-    """A fixed random part of the training records stands in for the test set, which is not touched."""
+    """A fixed random part of the training records stands in for the test set, which is not touched.
+
+    A public set has its published records at their places, so a permutation of the places does. Of own data each record is
+    held out by itself: one more must not move the others (see ``data.holdout``), and how many are left is not public.
+    """
     import torch
 
     from ..data import Split
+    from ..data.holdout import held_out
 
     x, y = dataset.train.x, dataset.train.y
-    count = round(share * len(y))
-    if not 0 < count < len(y):
+    if dataset.public:
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(_VALIDATION_SEED))
+        count = round(share * len(y))
+        held, kept = order[:count], order[count:].sort().values
+        note = f"evaluated on {count} held-out training records, not on the test set"
+    else:
+        chosen = torch.from_numpy(held_out(x.numpy(), y.numpy(), share, _VALIDATION_SEED, "validation"))
+        held, kept = (rows.nonzero()[:, 0] for rows in (chosen, ~chosen))
+        note = f"evaluated on about a share of {share:g} of the training records, not on the test set"
+    if not (len(held) and len(kept)):
         raise ConfigError(f"validation = {share:g} of {len(y)} training records leaves one of the parts empty")
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(20240))
-    held, kept = order[:count], order[count:].sort().values
     return dataclasses.replace(
         dataset,
         train=Split(x[kept], y[kept]),
         test=Split(x[held], y[held]),
-        nominal_size=len(kept),
-        notes=(*dataset.notes, f"evaluated on {count} held-out training records, not on the test set"),
+        nominal_size=len(kept) if dataset.public else None,
+        notes=(*dataset.notes, note),
     )
 
 
