@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import NoGuarantee, PrivacyEngine
+from zetaclip.gradients import Chunk
 from zetaclip.run import OrderError
 
 
@@ -169,6 +170,32 @@ def test_a_step_without_a_batch_or_a_backward_is_refused():
             optimizer.step()
         break
     assert len(engine.ledger) == 0
+
+
+def test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself(monkeypatch):
+    """σ = 0 and q = 1, two chunks: after a failure in the middle of a sum the batch starts afresh, and each record counts once."""
+    module, data = tiny(), toy_data()
+    before, expected = flat(module), clipped_sum(module, data, 0.3)
+    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=12)
+    whole, failures = Chunk.add_weighted_sum, []
+
+    def failing(self, *args, **kwargs):
+        whole(self, *args, **kwargs)
+        if not failures:
+            failures.append(1)
+            raise MemoryError("in the middle")
+
+    monkeypatch.setattr(Chunk, "add_weighted_sum", failing)
+    batch = next(iter(loader))
+    for error, match in ((MemoryError, "middle"), (OrderError, "count twice")):
+        optimizer.zero_grad()
+        mean_loss(module, batch).backward()
+        with pytest.raises(error, match=match):
+            optimizer.step()
+    assert torch.equal(flat(module), before)
+    assert train(module, optimizer, loader) == 1
+    moved = (before - flat(module)) * 24
+    assert (moved - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_a_gradient_that_autograd_wrote_is_an_error_at_any_step():

@@ -196,6 +196,7 @@ class Run:
             self._start = replace(self._start, public=public, tries=self._start.tries + 1)
             self._noise_key = self._key_of_try(turn.key)
         turn.done = 0
+        turn.spoiled = False
         turn.mechanism = self._mechanism(turn)
 
     def _key_of_try(self, key: bytes) -> bytes:
@@ -301,6 +302,11 @@ class Run:
                 "step() without a private batch: every step takes a batch from the loader that make_private returned, then "
                 "forward, backward, step"
             )
+        if turn.spoiled:
+            raise OrderError(
+                "step() after one that failed while it added the records of this batch: some of them may be in the sum already, "
+                "and would count twice. Leave the loop over the loader and begin it again: the batch then starts afresh"
+            )
         if not self.recorder.received:
             raise OrderError(
                 "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
@@ -327,8 +333,10 @@ class Run:
         assert turn.mechanism is not None
         if turn.chunks[turn.done].shape[0]:  # an empty batch's row of zeros is nobody's record
             scale = float(rows) if self.settings.loss_reduction == "mean" else 1.0
+            turn.spoiled = True  # until it is in as a whole
             with exact(self.layout.device):
                 turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
+            turn.spoiled = False
 
     def _refuse(self, ranks: Ranks, turn: Turn, why: str) -> None:
         """Meets the other ranks where they wait, with nothing but the reason."""

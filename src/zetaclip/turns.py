@@ -35,6 +35,7 @@ class Turn:
         self.done = 0  # chunks that step() has closed
         self.out = False  # whether a chunk is with the user
         self.mechanism: Mechanism | None = None
+        self.spoiled = False  # whether a chunk was cut off while it was added: its records may be in the sum already
 
 
 @dataclass
