@@ -5,7 +5,9 @@ import torch
 from helpers import assert_parity, mean_loss, private, recorded, square_loss, train
 from networks import Recurrent, Scaled
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
+from zetaclip import ValidationError
 from zetaclip.gradients import CaptureError
 
 
@@ -176,3 +178,96 @@ def test_scalars_lists_of_parameters_and_mixed_uses():
     assert_parity(Listed().double(), (_x(6),), square_loss, 1e-11)
     assert_parity(BothWays().double(), (_x(6, 8), _x(4, 8)), square_loss, 1e-11)
     assert_parity(TwoPrecisions(), (_x(6),), square_loss, 1e-6)
+
+
+class Mixed(nn.Module):
+    """A parametrization with a layer inside: it is given a weight, whose rows could be taken for records."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, weight):
+        return self.mix(weight)
+
+
+def mixed(frozen=False):
+    layer = nn.Linear(6, 5, bias=False)
+    parametrize.register_parametrization(layer, "weight", Mixed(6))
+    layer.parametrizations.weight.original.requires_grad_(not frozen)
+    return layer
+
+
+def used_twice():
+    layer = parametrizations.weight_norm(nn.Linear(6, 6, bias=False))
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: parametrizations.weight_norm(nn.Linear(6, 4, bias=False)),
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), parametrizations.weight_norm(nn.Conv1d(2, 3, 2, bias=False))),
+        lambda: parametrizations.orthogonal(nn.Linear(6, 4, bias=False)),
+        mixed,
+        lambda: mixed(frozen=True),
+        used_twice,
+    ],
+    ids=["linear", "convolution", "orthogonal", "mixed", "adapter", "twice"],
+)
+def test_a_parametrized_layer_is_one_unit(build):
+    """Without a bias it has no parameter of its own: they lie in parts whose forward is given weights, never a record."""
+    torch.manual_seed(0)
+    module = build().double()
+    assert_parity(module, (_x(6),), square_loss, 1e-11)
+    assert len(recorded(module, (_x(6),), square_loss)[2]) == 1
+
+
+def test_a_cached_weight_is_refused():
+    """The weight made from one record's alias would collect the gradients of all."""
+    module = parametrizations.weight_norm(nn.Linear(6, 4, bias=False))
+
+    def cached(module, batch):
+        with parametrize.cached():
+            return square_loss(module, batch)
+
+    with pytest.raises(CaptureError, match=r"outside of cached\(\)"):
+        recorded(module, (torch.randn(5, 6),), cached)
+
+
+class Held(nn.Module):
+    """A weight in a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 6))
+
+    def forward(self):
+        return self.weight
+
+
+class Scaling(Held):
+    def forward(self, by):
+        return self.weight * by
+
+
+class Away(nn.Module):
+    """Uses a weight that a part without records hands out: all records share it."""
+
+    def __init__(self, part, *args):
+        super().__init__()
+        self.part, self.args = part, args
+
+    def forward(self, x):
+        return x @ self.part(*self.args).t()
+
+
+def test_a_part_whose_forward_takes_no_record_is_refused_before_any_batch():
+    with pytest.raises(ValidationError, match=r"part \(Held\): its forward is given no record"):
+        private(Away(Held()), (torch.randn(12, 6), torch.zeros(12)))
+
+
+@pytest.mark.parametrize("by", [2.0, torch.tensor(2.0), None], ids=["number", "scalar", "none"])
+def test_a_part_that_is_given_no_record_is_refused(by):
+    with pytest.raises(CaptureError, match=r"part \(Scaling\): its forward is given no record"):
+        recorded(Away(Scaling(), by), (torch.randn(5, 6),), square_loss)

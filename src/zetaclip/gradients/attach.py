@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
 from .capture import Recorder, Shadow
-from .fallback import LOOP, VMAP, recurrent_refusal, run_per_example
+from .fallback import LOOP, VMAP, recordless_refusal, recurrent_refusal, run_per_example
 from .rules import find_rule, refusal
 
 
@@ -31,7 +32,8 @@ def make_shadows(
     """A shadow for every part that holds trained parameters; not attached yet.
 
     A part with a layer rule, or with parameters of its own and no rule, is one unit: nothing inside it is
-    looked at again. Everything else is only a container.
+    looked at again. So is a parametrized part (``torch.nn.utils.parametrize``): what holds its parameters is never given a
+    record. Everything else is only a container.
     """
     shadows: list[Shadow] = []
     refusals: list[Refusal] = []
@@ -51,7 +53,11 @@ def make_shadows(
         rule = find_rule(part)
         if rule is not None:
             shadows.append(Shadow(part, name, rule.path, rule.forward or rule.run, here, recorder))
-        elif any(p in trained for p in _own_parameters(part)):
+        elif is_parametrized(part) or any(p in trained for p in _own_parameters(part)):
+            reason = recordless_refusal(part)
+            if reason is not None:
+                refusals.append(Refusal(name, type(part).__name__, reason))
+                return
             refusals.extend(_refused_inside(part, name))
             path = LOOP if isinstance(part, nn.RNNBase) else VMAP
             shadows.append(Shadow(part, name, path, run_per_example, here, recorder))

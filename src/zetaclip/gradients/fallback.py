@@ -8,6 +8,7 @@ those of the module as it is, dropout included, because forward and backward are
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .capture import CaptureError, Shadow, exact
@@ -22,6 +24,10 @@ from .contributions import Dense, widen
 
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
+_NO_RECORD = (
+    "its forward is given no record, so one use of its parameters serves all of them, and nobody can tell whose gradient is whose. "
+    "Hold the parameters (as nn.Parameter) in the module that computes with them and the records: it is then one unit"
+)
 
 
 class _Alias(torch.autograd.Function):
@@ -55,6 +61,13 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         dim = 1 if recurrent and position > 0 else 0
         recorder.check_rows(leaf.movedim(dim, 0), shadow.name)
         batch_dims.append(dim)
+    if all(dim is None for dim in batch_dims):
+        raise CaptureError(f"{shadow.name} ({type(shadow.module).__name__}): {_NO_RECORD}")
+    if getattr(parametrize, "_cache_enabled", 0):
+        raise CaptureError(
+            f"{shadow.name} ({type(shadow.module).__name__}) was called inside torch.nn.utils.parametrize.cached(): the weight that "
+            "one record made would be used for all others, and get their gradients. Call it outside of cached()"
+        )
 
     aliases = {
         name: _Alias.apply(recorder.anchor, shadow, name, parameter, recorder.rows)
@@ -163,3 +176,12 @@ def recurrent_refusal(module: nn.Module) -> str | None:
     if isinstance(module, nn.RNNBase) and not module.batch_first:
         return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
     return None
+
+
+def recordless_refusal(module: nn.Module) -> str | None:
+    """Why a module whose ``forward`` takes no argument at all can't be a unit of its own, or None."""
+    try:
+        takes = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # a forward that doesn't tell; the call will
+        return None
+    return None if takes else _NO_RECORD
