@@ -6,15 +6,19 @@ It finds what was changed by hand and what does not fit together. It can't find 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import AccountingError, LedgerError
 from .training.config import Config, ConfigError
 from .training.folder import RunFolder
-from .training.result import METRICS, SEALED, clip_figures, clip_lines_every, clip_path, digest, probe_summary
+from .training.result import METRICS, SEALED, clip_figures, clip_lines_every, clip_path, digest, probe_summary, seal
+
+if TYPE_CHECKING:
+    from .ledger import Event, Ledger
 
 # Accountants are deterministic, but their libraries' last digits may differ between versions.
 _SLACK = 1e-6
@@ -24,7 +28,7 @@ def verify(path: str | Path) -> list[str]:
     """What is wrong with a finished run; an empty list if everything fits.
 
     **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own accountant gives for the rows of
-    ``ledger.jsonl``, and each C that the spectral controller set follows from the eigenvalues in ``probes.jsonl``.
+    ``ledger.jsonl``, the ε of the other accountants and of a group likewise, every step has its row, and each C that the spectral controller set follows from the eigenvalues in ``probes.jsonl``.
     """
     folder = RunFolder(path)
     if not folder.path.is_dir():
@@ -40,6 +44,8 @@ def verify(path: str | Path) -> list[str]:
     if not isinstance(result, dict) or result.get("zetaclip_result") != 1:
         return ["result.json is not the result of this version of zetaclip"]
     problems = _digests(folder, result)
+    if "seal" in result and result["seal"] != seal(result):  # older results have none
+        problems.append("result.json is not what the run wrote: its seal differs")
     problems += _metric(folder, result)
     if (folder / "ledger.jsonl").exists() or result.get("epsilon") is not None:
         problems += _ledger(folder, result, config)
@@ -84,7 +90,6 @@ def _close(a: float | None, b: float | None) -> bool:
 
 
 def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    from .accounting import epsilon
     from .ledger import Ledger
 
     try:
@@ -104,10 +109,9 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     if head.claims_privacy:
         assert config.delta is not None
         try:
-            value = epsilon(ledger.events(), config.delta, config.accountant)
+            found = _epsilon(tuple(ledger.events()), config.delta, config.accountant)
         except (AccountingError, LedgerError) as error:
             return [*problems, f"ε can't be recomputed: {error}"]
-        found = value if math.isfinite(value) else None
     said = result.get("epsilon")
     if not _close(said, found):
         problems.append(
@@ -118,7 +122,78 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     last = max((row.step for row in ledger.rows()), default=-1) + 1
     if result.get("steps") != last:
         problems.append(f"steps: result.json says {result.get('steps')}, the ledger ends with {last}")
-    return problems
+    summed = {row.step for row in ledger.rows() if "sum" in row.query}
+    if missing := sorted(set(range(last)) - summed):
+        problems.append(f"the ledger has no sum for {len(missing)} of {last} steps, the first of them {missing[0]}")
+    return problems + _stated(result, config, ledger)
+
+
+def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
+    """The figures beside ε that a reader may quote: what the configuration asked for, and what the ledger's rows are."""
+    from .accounting import ACCOUNTANTS
+
+    head, events = ledger.header, ledger.events()
+    assert config.batch_size is not None and config.delta is not None
+    wanted: dict[str, Any] = {
+        "method": config.method,
+        "model": config.model,
+        "accountant": config.accountant,
+        "expected_batch_size": config.batch_size,
+        "releases": len(ledger),
+        "num_examples_source": head.num_examples_source,
+    }
+    if config.sigma is not None:
+        wanted["sigma"] = config.sigma
+    problems = [
+        f"{name}: result.json says {result.get(name)!r}, the run's other files {value!r}"
+        for name, value in wanted.items()
+        if result.get(name) != value
+    ]
+    numbers = {"sample_rate": (result.get("sample_rate"), min(1.0, config.batch_size / head.num_examples))}
+    for name, said in (result.get("epsilon_by") or {}).items():
+        if name not in ACCOUNTANTS:
+            problems.append(f"ε by {name!r}: there is no such accountant")
+        elif said is not None:
+            try:
+                numbers[f"ε by {name}"] = (said, _epsilon(tuple(events), config.delta, name))
+            except AccountingError as error:
+                problems.append(f"ε by {name} can't be recomputed: {error}")
+    if group := result.get("group"):
+        if group.get("delta") != config.delta:
+            problems.append(
+                f"δ of a {group.get('unit')}: result.json says {group.get('delta')}, config.json {config.delta}"
+            )
+        if group.get("epsilon") is not None:
+            found = _group_epsilon(tuple(events), config.delta, group.get("records"))
+            numbers[f"ε of a {group.get('unit')}"] = (group["epsilon"], found)
+    multipliers = [event.noise_multiplier for event in events][:32]
+    said = result.get("multipliers") or []
+    if len(said) != len(multipliers) or not all(map(_close, said, multipliers)):
+        problems.append("the multipliers in result.json are not those of the ledger")
+    return problems + [
+        f"{name}: result.json says {said}, the run's other files give {found}"
+        for name, (said, found) in numbers.items()
+        if not _close(said, found)
+    ]
+
+
+# Many runs of an experiment have the same steps; a search over them takes seconds.
+@functools.lru_cache(maxsize=256)
+def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float | None:
+    from .accounting import epsilon
+
+    value = epsilon(events, delta, accountant)
+    return value if math.isfinite(value) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> float | None:
+    from .accounting import group_epsilon
+
+    try:
+        return group_epsilon(events, delta, records)
+    except (AccountingError, ValueError):
+        return None
 
 
 def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
+from zetaclip.accounting import group_epsilon
 from zetaclip.cli import main
-from zetaclip.training.result import digest
+from zetaclip.training.result import digest, seal
 from zetaclip.verify import verify
 
 
@@ -17,10 +18,11 @@ def copy(finished, tmp_path):
 
 
 def edit(path, change, reseal=True):
-    """Changes result.json, or a line-wise file and then the digest that result.json has of it."""
+    """Changes result.json, or a line-wise file and then the digest that result.json has of it; and renews the seal."""
     if path.name == "result.json":
         values = json.loads(path.read_text())
         change(values)
+        values["seal"] = seal(values) if reseal else values["seal"]
         path.write_text(json.dumps(values))
         return
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -30,6 +32,7 @@ def edit(path, change, reseal=True):
         result = path.parent / "result.json"
         values = json.loads(result.read_text())
         values["files"][path.name] = digest(path)
+        values["seal"] = seal(values)
         result.write_text(json.dumps(values))
 
 
@@ -46,6 +49,62 @@ def test_a_changed_claim_is_found(copy, key):
 
     edit(copy / "result.json", change)
     assert verify(copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("method", "dp-sgd-plus"),
+        ("model", "resnet-18"),
+        ("accountant", "pld"),
+        ("sigma", 5.0),
+        ("sample_rate", 0.001),
+        ("expected_batch_size", 1),
+        ("releases", 3),
+        ("num_examples_source", "guessed"),
+        ("multipliers", [9.0]),
+    ],
+)
+def test_a_changed_figure_beside_epsilon_is_found(copy, key, value):
+    assert json.loads((copy / "result.json").read_text())[key] != value
+    edit(copy / "result.json", lambda values: values.update({key: value}))
+    assert any(key in problem for problem in verify(copy))
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv", "pld"])
+def test_the_epsilon_of_each_accountant_is_computed_again(copy, accountant):
+    edit(copy / "result.json", lambda values: values["epsilon_by"].update({accountant: 0.1}))
+    assert any(f"ε by {accountant}" in problem for problem in verify(copy))
+
+
+def test_the_epsilon_of_a_group_is_computed_again(copy):
+    from zetaclip.ledger import Ledger
+
+    events = Ledger.from_jsonl(copy / "ledger.jsonl").events()
+    delta = json.loads((copy / "result.json").read_text())["delta"]
+    true = group_epsilon(events, delta, 3)
+    for said, fits in ((true, True), (0.1, False)):
+        group = {"unit": "person", "records": 3, "epsilon": said, "delta": delta}
+        edit(copy / "result.json", lambda values, group=group: values.update(group=group))
+        assert (verify(copy) == []) == fits
+
+
+def test_a_line_that_nothing_else_knows_is_sealed(copy):
+    edit(copy / "result.json", lambda values: values.update(notes=[], unit="one hospital"), reseal=False)
+    assert verify(copy) == ["result.json is not what the run wrote: its seal differs"]
+
+
+def test_a_step_without_a_row_is_found(copy):
+    from zetaclip.ledger import Ledger
+
+    whole = Ledger.from_jsonl(copy / "ledger.jsonl")
+    fewer = Ledger(whole.header)
+    for row in whole.rows():
+        if row.step != 4:
+            fewer.append(row)
+    fewer.to_jsonl(copy / "ledger.jsonl")
+    edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
+    assert any("no sum for 1 of" in problem for problem in verify(copy))
 
 
 def test_a_smaller_epsilon_is_named(copy, capsys):

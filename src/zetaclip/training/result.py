@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import statistics
 import subprocess
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
 from .config import Config
-from .folder import RunFolder
+from .folder import RunFolder, finite
 from .progress import shown
 from .recipe import mean_clip
 
@@ -133,7 +134,14 @@ def compose(
         result["probes"] = probe_summary(probes)
     result["notes"] += _notes(config, dataset, steps, stop)
     result["files"] = {name: digest(folder / name) for name in SEALED if (folder / name).exists()}
+    result["seal"] = seal(result)
     return result
+
+
+def seal(result: dict[str, Any]) -> str:
+    """A digest of everything else in result.json: tells an edited line, not a forger, who would make a new one."""
+    whole = finite({name: value for name, value in result.items() if name != "seal"})
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def ranks_of(steps: PrivateSteps | PlainSteps) -> int:
