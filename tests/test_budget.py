@@ -179,3 +179,12 @@ def test_a_budget_without_a_path_leaves_no_file():
 def test_budgets_that_are_none(eps, delta):
     with pytest.raises(ValueError, match="a budget's"):
         Budget(eps, delta)
+
+
+def test_no_two_receipts_have_the_same_number():
+    budget = Budget(3.0, 1e-5)
+    first, second = budget.spend(FIT, 'a {"spend": name'), budget.spend(FIT)
+    budget.refund(first)
+    third = budget.spend(FIT)
+    assert [budget.number_of(receipt) for receipt in (first, second, third)] == [0, 1, 2]
+    assert len(budget.spendings) == 2

@@ -57,7 +57,7 @@ def regressor(**options):
 
 
 def weights(estimator):
-    return torch.cat([p.flatten() for p in estimator.module_.parameters()])
+    return torch.cat([p.detach().flatten() for p in estimator.module_.parameters()])
 
 
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
@@ -257,6 +257,24 @@ def test_a_budget_adds_up_what_clones_spend(table):
         with pytest.raises(BudgetExceeded, match=r"PrivateClassifier\(epsilon=1\) would bring"):
             clone(search.best_estimator_).fit(x, y)
     assert budget.spent == spent <= 4.0
+
+
+def test_fits_of_one_budget_never_share_noise(table):
+    """One random_state, as the folds of a cross-validation have it, on data that differ by one record."""
+    x, y = table
+
+    def apart(**options):
+        first, second = (classifier(epochs=1, **options).fit(x[rows], y[rows]) for rows in (slice(None), slice(N - 1)))
+        return (weights(first) - weights(second)).norm().item()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyLeakWarning)  # the fits without a budget
+        shared, distinct = apart(), apart(budget=Budget(8.0, 1e-5))
+        secret = apart(random_state=None)
+    assert shared < 0.1 * secret  # what sharing looks like: the noise cancels
+    assert 0.5 * secret < distinct < 2 * secret
+    again = [weights(classifier(epochs=1, budget=Budget(8.0, 1e-5)).fit(x, y)) for _ in range(2)]
+    assert torch.equal(*again)  # and a sequence of fits can be repeated
 
 
 def test_a_fit_that_releases_nothing_is_refunded(table, monkeypatch):

@@ -24,6 +24,7 @@ from .errors import AccountingError, BudgetExceeded, LedgerError
 from .ledger import Event
 
 _FORMAT = 1
+_SPEND = b'{"spend": '  # how the line of a charge begins
 # The filter's orders, as multiples of the one that is best for a Gaussian which spends just this budget.
 _AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LARGEST_ORDER = 1020  # past it the binomials of the Rényi analysis overflow
@@ -138,16 +139,26 @@ class Budget:
         return self._grants(made, self.spendings)
 
     def spend(self, events: Iterable[Event], what: str = "a fit") -> str:
-        """Charges what is about to be released, or raises ``BudgetExceeded``; returns a receipt for ``refund``."""
+        """Charges what is about to be released, or raises ``BudgetExceeded``; returns a receipt for ``refund``.
+
+        **Guarantee.** The sum over fits takes their noise for independent. Two releases that share noise are not covered by it:
+        their difference is exact. Whoever draws noise from a fixed seed mixes ``number_of(receipt)`` into it.
+        """
         made = self._made(events, what)
-        receipt = secrets.token_hex(8)
         with self._locked() as file:
             earlier = self._read(file)
             if not self._grants(made, earlier):
                 raise BudgetExceeded(self._refusal(made, earlier))
+            file.seek(0)
+            receipt = f"{file.read().count(_SPEND)}-{secrets.token_hex(8)}"
             rows = [[e.sample_rate, e.noise_multiplier, e.count] for e in made.events]
             self._append(file, {"spend": receipt, "what": what, "events": rows, "renyi": made.renyi})
         return receipt
+
+    @staticmethod
+    def number_of(receipt: str) -> int:
+        """How many charges this budget had seen before, those taken back included: no two receipts have the same number."""
+        return int(receipt.partition("-")[0])
 
     def refund(self, receipt: str) -> None:
         """Takes a charge back, for a fit that released nothing."""

@@ -109,9 +109,12 @@ class PrivacyEngine:
         taken from the loader, with a warning, because N is then a function of the private data.
 
         ``physical_batch_size`` bounds memory and changes nothing else. ``loss_reduction`` says how the loss that is run
-        backward reduces over the rows of a batch: "mean" over just these rows, or "sum". ``decouple_lr`` divides the private
-        gradient by the step's sensitivity, so that moving C does not move the step size. ``epochs`` and ``target_delta``
-        are needed by methods whose noise depends on the number of steps.
+        backward reduces over the rows of a batch: "mean" over just these rows, or "sum". A weighted mean is neither
+        (``F.cross_entropy(..., weight=...)``, ``ignore_index``, a mean over tokens): it divides by weights of the whole batch, so
+        one record scales the gradients of all others before they are clipped, and ε does not hold. Use ``reduction="sum"`` in such
+        a loss with ``loss_reduction="sum"`` here, or weigh each record's own loss and divide by the rows; ``validate`` tells.
+        ``decouple_lr`` divides the private gradient by the step's sensitivity, so that moving C does not move the step size.
+        ``epochs`` and ``target_delta`` are needed by methods whose noise depends on the number of steps.
 
         In a process group of several ranks every rank calls it, and they train one model together: q, N and L are those of
         all ranks, ``physical_batch_size`` is each rank's own.
@@ -233,6 +236,15 @@ class PrivacyEngine:
     def _stream(self, name: str) -> Stream:
         return Stream.fresh() if self._seed is None else Stream.seeded(self._seed, name)
 
+    def reseed(self, purpose: str) -> None:
+        """Other streams from the same seed, for each purpose their own; before anything is released. Without a seed they differ anyway."""
+        run = self._private()
+        if run.step_count or len(run.ledger):
+            raise RuntimeError("reseed() comes before the first step")
+        if self._seed is not None:
+            run.abandon()
+            run.rekey(self._stream(f"sampling, {purpose}"), self._stream(f"noise, {purpose}"), run.stream, None)
+
     def _header(self, settings: Settings, declared: bool, method: Method) -> Header:
         literal = []
         if settings.normalize == "realized":
@@ -337,16 +349,23 @@ class PrivacyEngine:
             )
         return Description(lines)
 
-    def validate(self, batch: Any, loss_fn: Callable[[nn.Module, Any], Any]) -> list[str]:
+    def validate(
+        self,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> list[str]:
         """Problems that training on such a batch would meet, by name; an empty list if none.
 
-        Runs ``loss_fn(module, batch)`` forward and backward once, on a number of records that equals no other dimension
-        in sight. Nothing is released and nothing changes.
+        Runs ``loss_fn(module, batch)`` forward and backward, on a number of records that equals no other dimension in sight,
+        and on each of them alone. With ``collate_fn``, ``batch`` is a list of records, short and long, and each is collated
+        alone, too, as in ``check_parity``: padding that reaches a loss is found then. Nothing is released and nothing changes.
         """
         run = self._private()
         if not run.between_batches:
             raise RuntimeError("validate() while a private batch is out; call it before training")
-        return dry_run(run.module, run.layout, self._recorder, batch, loss_fn, run.settings.loss_reduction)
+        return dry_run(run.module, run.layout, self._recorder, batch, loss_fn, run.settings.loss_reduction, collate_fn)
 
     def observe(self, observer: Callable[[Any, Any, Any], None] | None) -> None:
         """Calls ``observer(reading, state before, state after)`` whenever the controller has updated C.

@@ -92,6 +92,8 @@ class _Private(BaseEstimator):
         else:
             planned = steps.engine.planned_events(0, steps.total)
             receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
+            # The folds of a cross-validation share their random_state, and must not share their noise.
+            steps.engine.reseed(f"charge {budget.number_of(receipt)}")
         try:
             while steps.done < steps.total:
                 for _ in steps.updates(steps.total):
@@ -148,7 +150,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
         classes: all labels that there can be.
         num_examples: a public nominal number of records.
         budget: a ``zetaclip.Budget`` that all fits are charged to.
-        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise.
+        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
+            are charged to one ``budget`` draw different noise from the same number; without one they share it, and the
+            difference of two such models is exact.
 
     After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``, ``clip_history_``, ``classes_``, ``module_``.
 
