@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import clipped_sum, flat, mean_loss, private, tiny, toy_data, train
+from helpers import clipped_sum, flat, mean_loss, private, tiny, toy_data, train, without_warnings
 from networks import CNN, MODELS, Words
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -366,6 +366,63 @@ def test_check_parity_detects_a_loss_that_divides_by_something_else():
     report = check_parity(module, (x, y), ignoring)
     assert not report.ok and "loss_reduction='sum'" in report.note and not any(layer.ok for layer in report.layers)
     assert check_parity(module, (x, y), lambda m, b: ignoring(m, b, "sum"), loss_reduction="sum").ok
+
+
+@pytest.mark.parametrize("head", [0.0, 1.0], ids=["fresh head of zeros", "trained"])
+def test_class_weights_are_found_out_however_rare_the_class_is(head):
+    """A weighted mean divides by the weights of the whole batch, so that one record scales the others' gradients."""
+    from zetaclip import check_parity
+
+    x, y = toy_data(60, classes=2)
+    y[:], y[50] = 0, 1
+
+    def weighted(reduction, divisor=1.0):
+        weight = torch.tensor([1.0, 100.0, 1.0])
+        return lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction).div(divisor)
+
+    def per_record(m, b):
+        own = F.cross_entropy(m(b[0]), b[1], reduction="none") * torch.tensor([1.0, 100.0, 1.0])[b[1]]
+        return own.mean()
+
+    module = tiny()
+    with torch.no_grad():
+        for p in module[2].parameters():
+            p *= head  # with zeros every record has the same loss, whatever it weighs
+    assert not check_parity(module, (x, y), weighted("mean"))
+    assert check_parity(module, (x, y), weighted("sum"), loss_reduction="sum") and check_parity(
+        module, (x, y), per_record
+    )
+    engine, module, *_ = private(module, (x, y))
+    (problem,) = engine.validate((x, y), weighted("mean"))
+    assert "class weights" in problem
+    assert engine.validate((x, y), per_record) == []
+    engine.detach()
+    engine, *_ = private(module, (x, y), loss_reduction="sum")
+    assert engine.validate((x, y), weighted("sum", divisor=60.0)) == []
+
+
+def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not():
+    """What one record of the rare class moves, against what the ledger says, where there is no noise."""
+
+    def sums(reduction, more):
+        generator = torch.Generator().manual_seed(2)
+        x = torch.randn(33, 6, generator=generator) + torch.tensor([5.0, 0, 0, 0, 0, 0])
+        y = torch.tensor([0] * 32 + [1])
+        size = 32 + more
+        module = tiny()
+        engine, module, optimizer, loader = private(
+            module, (x[:size], y[:size]), sigma=0.0, q=1.0, num_examples=32, loss_reduction=reduction
+        )
+        before = flat(module)
+        weight = torch.tensor([1.0, 1000.0, 1.0])
+        train(
+            module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction)
+        )
+        return (before - flat(module)) * 32, next(iter(engine.ledger.rows())).sensitivity
+
+    for reduction, holds in (("mean", False), ("sum", True)):
+        (one, sensitivity), (other, _) = sums(reduction, 0), without_warnings(sums, reduction, 1)
+        assert (float((one - other).norm()) <= sensitivity * (1 + 1e-5)) == holds
 
 
 def test_check_parity_detects_a_wrong_rule(monkeypatch):

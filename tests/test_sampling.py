@@ -1,12 +1,20 @@
 """Poisson batches: rates, independence, and every shape a batch can have."""
 
+import random
+import time
+import warnings
+from collections import UserDict
+
+import numpy as np
 import pytest
 import torch
 from helpers import flat, mean_loss, private, tiny, toy_data, train
 from scipy import stats
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -17,9 +25,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from zetaclip import PrivacyEngine
+from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity
 from zetaclip.randomness import Stream
-from zetaclip.sampling import poisson_indices
+from zetaclip.sampling import _repeats, check_loader, poisson_indices, zero_row
 
 
 def draws(records, rate, times, seed=0):
@@ -212,3 +220,209 @@ def test_an_ordinary_loss_on_each_batch_is_all_that_is_needed():
     first = mean_loss(module, toy_data()).item()
     train(module, optimizer, loader, epochs=40)
     assert mean_loss(module, toy_data()).item() < 0.9 * first
+
+
+# -- the same record twice
+
+
+BASE = TensorDataset(*toy_data(10))
+OTHER = TensorDataset(*toy_data(10, inputs=5))
+
+
+class Files(Dataset):
+    """Records by name, and no length."""
+
+    def __getitem__(self, name):
+        return torch.zeros(6), 0
+
+
+NAMED = Files()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Subset(BASE, [0, 0, 1]),
+        Subset(BASE, torch.tensor([0, 1, 1])),
+        Subset(BASE, [9, -1]),
+        Subset(Subset(BASE, [0, 0, 1]), range(3)),
+        ConcatDataset([BASE, BASE]),
+        ConcatDataset([BASE, OTHER, Subset(BASE, [3])]),
+        ConcatDataset([Subset(BASE, [1, 2]), ConcatDataset([OTHER, Subset(BASE, [2, 3])])]),
+        Subset(ConcatDataset([BASE, BASE]), [4, 14]),
+        Subset(ConcatDataset([BASE, OTHER]), [-1, 19]),
+        ConcatDataset([BASE, TensorDataset(*BASE.tensors)]),
+        ConcatDataset([Subset(NAMED, ["a", "b"]), Subset(NAMED, ["b", "c"])]),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_a_record_that_is_in_the_data_twice_is_refused_however_it_got_there(data):
+    with pytest.raises(ValueError, match="more than once"):
+        check_loader(DataLoader(data, batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Subset(Subset(BASE, [5, 0, 1]), [2, 1]),
+        Subset(BASE, [0, -1]),
+        ConcatDataset([BASE, OTHER]),
+        ConcatDataset([Subset(BASE, [1, 2]), Subset(BASE, [3]), Subset(BASE, [])]),
+        Subset(ConcatDataset([BASE, BASE]), [4, 15]),
+        Subset(Subset(BASE, [0, 0, 1]), [1, 2]),
+        ConcatDataset([Subset(NAMED, ["a", "b"]), Subset(NAMED, ["c", "d"])]),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_parts_that_do_not_overlap_are_taken(data):
+    check_loader(DataLoader(data, batch_size=2))
+
+
+def test_a_million_records_are_looked_at_in_no_time():
+    size = 1_000_000
+    base = TensorDataset(torch.zeros(size, 1))
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()
+    data = ConcatDataset([Subset(base, order[: size // 2]), Subset(Subset(base, order), range(size // 2, size))])
+    start = time.process_time()
+    assert not _repeats(data)
+    assert time.process_time() - start < 3.0
+
+
+# -- padding to the longest record of a batch
+
+
+class Texts(Dataset):
+    def __init__(self, lengths):
+        generator = torch.Generator().manual_seed(3)
+        self.rows = [(torch.randint(1, 50, (n,), generator=generator), i % 2) for i, n in enumerate(lengths)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def to_longest(rows):
+    return pad_sequence([ids for ids, _ in rows], batch_first=True), torch.tensor([label for _, label in rows])
+
+
+def to_forty(rows):
+    x, y = to_longest(rows)
+    return nn.functional.pad(x, (0, 40 - x.shape[1])), y
+
+
+class Bag(nn.Module):
+    masked = False
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.out = nn.Embedding(50, 16, padding_idx=0), nn.Linear(16, 2)
+
+    def forward(self, x):
+        found = self.embed(x)
+        return self.out(found.sum(1) / (x != 0).sum(1, keepdim=True) if self.masked else found.mean(1))
+
+
+class Masked(Bag):
+    masked = True
+
+
+class Conv(Bag):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.conv(self.embed(x).transpose(1, 2))).mean(2))
+
+
+class Gru(Bag):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, x):
+        return self.out(self.gru(self.embed(x))[0][:, -1])
+
+
+SHORT, MIXED = [5] * 12, [5] * 11 + [40]
+
+
+def leaks(data, collate, **options):
+    """Warnings of a leak in two epochs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, module, optimizer, loader = private(
+            Bag(), data, q=0.5, loader_options={"collate_fn": collate, **options.pop("loader_options", {})}, **options
+        )
+        train(module, optimizer, loader, epochs=2)
+    return [w for w in caught if w.category is PrivacyLeakWarning]
+
+
+@pytest.mark.parametrize("options", [{}, {"physical_batch_size": 2}, {"loader_options": {"num_workers": 1}}], ids=str)
+def test_padding_to_the_longest_of_a_batch_is_noticed_once(options):
+    (warning,) = leaks(Texts(MIXED), to_longest, **options)
+    assert "public length" in str(warning.message) and warning.filename.endswith("helpers.py")
+    assert leaks(Texts(MIXED), to_forty) == leaks(Texts(SHORT), to_longest) == []
+
+
+def test_padding_is_noticed_where_there_is_one_batch_of_everything():
+    _, _, _, loader = private(Bag(), Texts(MIXED), q=1.0, loader_options={"collate_fn": to_longest})
+    with pytest.warns(PrivacyLeakWarning, match="padded to its longest"):
+        next(iter(loader))
+
+
+def test_padding_is_noticed_in_any_shape_of_batch():
+    class Encoding(UserDict):  # as transformers' BatchEncoding
+        pass
+
+    def opaque(rows):
+        x, y = to_longest(rows)
+        return Encoding(ids=x, labels=y)
+
+    def time_first(rows):
+        x, y = to_longest(rows)
+        return x.T, y
+
+    for collate in (opaque, time_first):
+        _, _, _, loader = private(Bag(), Texts(MIXED), q=1.0, loader_options={"collate_fn": collate})
+        with pytest.warns(PrivacyLeakWarning):
+            next(iter(loader))
+
+
+def test_a_collate_fn_that_needs_several_records_still_works():
+    def pairs(rows):
+        assert len(rows) > 1
+        return to_longest(rows)
+
+    _, _, _, loader = private(Bag(), Texts(SHORT), q=1.0, loader_options={"collate_fn": pairs})
+    assert next(iter(loader))[0].shape == (12, 5)
+
+
+def test_looking_at_a_record_moves_no_public_stream():
+    class Augmented(Texts):
+        def __getitem__(self, i):
+            random.random(), np.random.rand(), torch.rand(1)
+            return super().__getitem__(i)
+
+    def standing():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = standing()
+    zero_row(DataLoader(Augmented(SHORT), collate_fn=to_longest))
+    assert standing() == before
+
+
+@pytest.mark.parametrize(("kind", "fine"), [(Bag, False), (Conv, False), (Gru, False), (Masked, True)])
+def test_parity_of_raw_records_sees_padding(kind, fine):
+    records = Texts(MIXED).rows
+    assert check_parity(kind(), to_longest(records), mean_loss).ok  # collated already: nothing to be seen
+    assert check_parity(kind(), records, mean_loss, collate_fn=to_forty).ok
+    found = check_parity(kind(), records, mean_loss, collate_fn=to_longest)
+    assert found.ok == fine and ("public length" in found.note) == (not fine)
+    engine, *_ = private(kind(), Texts(MIXED), loader_options={"collate_fn": to_longest})
+    problems = engine.validate(records, mean_loss, collate_fn=to_longest)
+    assert bool(problems) == (not fine) and all("public length" in problem for problem in problems)
+    assert engine.validate(records, mean_loss, collate_fn=to_forty) == []

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
+from .gradients.capture import exact
+from .sampling import record_shapes, shapes_differ
 from .validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]
+Collate = Callable[[list[Any]], Any]
 
 # Relative error, in L2 norm, below which two ways of computing one gradient are the same, by precision.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+_PADDED = (
+    "the records are padded to the longest one of their batch, and the padding reaches the gradients of the others: pad to one "
+    "public length, or mask the padding in model and loss"
+)
 
 
 @dataclass(frozen=True)
@@ -74,12 +84,59 @@ def select_rows(batch: Any, rows: Tensor) -> Any:
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:
     """Indices of records, so many that their number equals no other dimension in sight; repeated if need be."""
+    taken = _dimensions(module, batch)
+    count = next(n for n in (11, 13, 17, 7, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61) if n not in taken)
+    return _one_of_each(batch)[torch.arange(count) % rows_of(batch)]
+
+
+def _dimensions(module: nn.Module, batch: Any) -> set[int]:
     taken = {int(d) for p in module.parameters() for d in p.shape}
     for leaf in tree_flatten(batch)[0]:
         if isinstance(leaf, Tensor):
             taken |= {int(d) for d in leaf.shape[1:]}
-    count = next(n for n in (11, 13, 17, 7, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61) if n not in taken)
-    return torch.arange(count) % rows_of(batch)
+    return taken
+
+
+def _one_of_each(batch: Any) -> Tensor:
+    """All records, first one of each label: a loss that weighs classes looks like any other on records of one class."""
+    rows = rows_of(batch)
+    first: list[int] = []
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.shape == (rows,) and not leaf.is_floating_point():
+            first += np.sort(np.unique(leaf.cpu().numpy(), return_index=True)[1]).tolist()
+    return torch.tensor(list(dict.fromkeys([*first, *range(rows)])))
+
+
+class _Examples:
+    """Some records as one batch, and each of them by itself."""
+
+    def __init__(self, module: nn.Module, batch: Any, collate_fn: Collate | None) -> None:
+        self._collate = collate_fn
+        if collate_fn is None:
+            self.batch = select_rows(batch, unmistakable(module, batch))
+            self.rows = rows_of(self.batch)
+            return
+        records = list(batch)
+        if not records:
+            raise ValueError("with collate_fn=, batch is a list of records; there is none in it")
+        taken = _dimensions(module, collate_fn(records))
+        # All of them: the one that makes the others longer may be the last.
+        self.rows = next(n for n in itertools.count(max(7, len(records))) if n not in taken)
+        self._records = [records[i % len(records)] for i in range(self.rows)]
+        self.batch = collate_fn(self._records)
+
+    def one(self, i: int) -> Any:
+        if self._collate is None:
+            return select_rows(self.batch, torch.tensor([i]))
+        return self._collate([self._records[i]])
+
+    @property
+    def padded(self) -> bool:
+        """Whether a record looks different by itself."""
+        if self._collate is None:
+            return False
+        whole = record_shapes(self.batch, self.rows)
+        return any(shapes_differ(record_shapes(self.one(i), 1), whole) for i in range(self.rows))
 
 
 def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
@@ -89,13 +146,24 @@ def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
     loss.backward()
 
 
-def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction: str = "mean") -> Parity:
+def check_parity(
+    module: nn.Module,
+    batch: Any,
+    loss_fn: LossFn,
+    loss_reduction: str = "mean",
+    *,
+    collate_fn: Collate | None = None,
+) -> Parity:
     """Compares the one-pass per-example gradients and their clipped sum with autograd, one example at a time.
 
     ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given to ``make_private``.
     Works on a copy in evaluation mode, so that dropout does not blur the comparison; the module is left alone.
     A loss that divides by something else than the rows of its batch (``ignore_index``, class weights) shows up here:
-    pass such a loss as a sum.
+    pass such a loss as a sum. Give records that differ as your data do: on records of one class, class weights can't be seen.
+
+    With ``collate_fn``, ``batch`` is a list of records as the data set gives them (a dozen, short and long), and each one is
+    compared with itself collated alone, so that padding to the longest record of a batch shows up, too. A batch that is collated
+    already has lost what would tell. All records are used, and ``collate_fn`` must do the same thing every time.
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
@@ -108,17 +176,17 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
     if not named:
         raise ValueError("no parameter of the module requires a gradient")
     layout = Layout.of(named)
-    batch = select_rows(batch, unmistakable(module, batch))
-    rows = rows_of(batch)
+    examples = _Examples(module, batch, collate_fn)
+    rows = examples.rows
 
-    loop = torch.stack([_one(module, batch, loss_fn, layout, i) for i in range(rows)]).double()
+    loop = torch.stack([_one(module, examples.one(i), loss_fn, layout) for i in range(rows)]).double()
     recorder = Recorder()
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
     raise_refusals(refusals)
     for shadow in shadows:
         shadow.attach()
     recorder.open(rows)
-    _backward(module, batch, loss_fn)
+    _backward(module, examples.batch, loss_fn)
     outside = [name for name, p in named.items() if p.grad is not None]
     scale = float(rows) if loss_reduction == "mean" else 1.0
     with torch.no_grad():
@@ -130,12 +198,13 @@ def check_parity(module: nn.Module, batch: Any, loss_fn: LossFn, loss_reduction:
         total = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
         chunk.add_weighted_sum(total, factors, True)
     wanted = (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip) if clip > 0 else 1.0)).sum(0)
-    return _compare(named, layout, shadows, loop, fast, _relative(total.double(), wanted, wanted), outside)
+    error = _relative(total.double(), wanted, wanted)
+    return _compare(named, layout, shadows, loop, fast, error, outside, examples.padded)
 
 
-def _one(module: nn.Module, batch: Any, loss_fn: LossFn, layout: Layout, i: int) -> Tensor:
+def _one(module: nn.Module, example: Any, loss_fn: LossFn, layout: Layout) -> Tensor:
     """One example's gradient, by backward: reentrant checkpointing refuses torch.autograd.grad."""
-    _backward(module, select_rows(batch, torch.tensor([i])), loss_fn)
+    _backward(module, example, loss_fn)
     found = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().to(layout.dtype) for p in layout.parameters]
     for parameter in layout.parameters:
         parameter.grad = None
@@ -157,6 +226,7 @@ def _compare(
     fast: Tensor,
     sum_error: float,
     outside: list[str],
+    padded: bool,
 ) -> Parity:
     paths: dict[nn.Parameter, list[str]] = {}
     for shadow in shadows:
@@ -172,6 +242,8 @@ def _compare(
     note = ""
     if outside:
         note = f"used outside their layer's forward, so that autograd wrote .grad itself: {', '.join(outside)}"
+    elif padded and not all(layer.ok for layer in layers):
+        note = f"{_PADDED}, unless the loss mixes records in another way"
     elif all(not layer.ok for layer in layers):
         note = (
             "every layer is off: the loss probably does not divide by the rows of its batch (ignore_index, class weights, a "
@@ -181,40 +253,70 @@ def _compare(
     return Parity(ok, tuple(layers), sum_error, note)
 
 
-def _reduction_problem(module: nn.Module, batch: Any, loss_fn: LossFn, reduction: str) -> Iterator[str]:
-    """Whether the loss of a batch is the mean (or the sum) of the losses of its records, in evaluation mode."""
+def _reduction_problems(
+    module: nn.Module, layout: Layout, recorder: Recorder, examples: _Examples, loss_fn: LossFn, reduction: str
+) -> Iterator[str]:
+    """Whether loss and gradients of a batch are the mean (or the sum) of those of its records, in evaluation mode.
+
+    Both are looked at: a model that still says the same about every record has one loss for all of them, however they are
+    weighed. Of the gradients the norms are compared, which need no memory to speak of.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
+
+    def looked_at(batch: Any, rows: int, scale: float) -> tuple[float, Tensor]:
+        recorder.open(rows)
+        loss = loss_fn(module, batch)
+        loss.backward()
+        with torch.no_grad(), exact(layout.device):
+            return float(loss.detach()), Chunk(recorder.take(), layout, rows, scale).norms().double().cpu()
+
+    count = examples.rows
     try:
-        with torch.no_grad():
-            whole = float(loss_fn(module, batch))
-            count = rows_of(batch)
-            each = [float(loss_fn(module, select_rows(batch, torch.tensor([i])))) for i in range(count)]
+        whole, found = looked_at(examples.batch, count, float(count) if reduction == "mean" else 1.0)
+        each = [looked_at(examples.one(i), 1, 1.0) for i in range(count)]
     finally:
+        recorder.close()
         for part, mode in modes:
             part.training = mode
-    expected = sum(each) / (count if reduction == "mean" else 1)
+    expected = sum(loss for loss, _ in each) / (count if reduction == "mean" else 1)
+    wanted = torch.cat([norm for _, norm in each])
+    cause = _PADDED if examples.padded else ""
     if not abs(whole - expected) <= 1e-3 * max(abs(whole), abs(expected), 1e-6):
         yield (
-            f"the loss of {count} records is {whole:.4g}, but loss_reduction={reduction!r} of their own losses is {expected:.4g}: it "
-            "divides by something else (ignore_index, class weights, a mean over tokens), mixes records, or is reduced otherwise"
+            f"the loss of {count} records is {whole:.4g}, but loss_reduction={reduction!r} of their own losses is {expected:.4g}: "
+            + (
+                cause
+                or "it divides by something else (ignore_index, class weights, a mean over tokens), mixes records, or is reduced otherwise"
+            )
+        )
+    elif off := int((~((found - wanted).abs() <= 1e-2 * wanted.clamp_min(1e-3 * float(wanted.max())))).sum()):
+        yield (
+            f"the gradients of {off} of {count} records are others in a batch than by themselves, with loss_reduction={reduction!r}: "
+            + (cause or "the loss weighs records by what else is in the batch (class weights), or mixes them")
         )
 
 
 def dry_run(
-    module: nn.Module, layout: Layout, recorder: Recorder, batch: Any, loss_fn: LossFn, reduction: str
+    module: nn.Module,
+    layout: Layout,
+    recorder: Recorder,
+    batch: Any,
+    loss_fn: LossFn,
+    reduction: str,
+    collate_fn: Collate | None = None,
 ) -> list[str]:
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
     rng = torch.get_rng_state()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads = [p.grad for p in layout.parameters]
     problems = []
-    batch = select_rows(batch, unmistakable(module, batch))
+    examples = _Examples(module, batch, collate_fn)
     try:
         for parameter in layout.parameters:
             parameter.grad = None
-        recorder.open(rows_of(batch))
-        _backward(module, batch, loss_fn)
+        recorder.open(examples.rows)
+        _backward(module, examples.batch, loss_fn)
         for name, parameter in zip(layout.names, layout.parameters, strict=True):
             used, came = recorder.forwards.get(id(parameter), 0), len(recorder.received.get(id(parameter), ()))
             if parameter.grad is not None:
@@ -228,7 +330,7 @@ def dry_run(
                 problems.append(
                     f"{name}: the training forward changes this buffer, which is neither clipped nor noised"
                 )
-        problems += _reduction_problem(module, batch, loss_fn, reduction)
+        problems += _reduction_problems(module, layout, recorder, examples, loss_fn, reduction)
     except CaptureError as problem:
         problems.append(str(problem))
     finally:

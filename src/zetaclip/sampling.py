@@ -6,14 +6,18 @@ with one, so the user's ``collate_fn``, workers and pinning do what they did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -24,6 +28,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from .errors import PrivacyLeakWarning
 from .randomness import generator
 
 if TYPE_CHECKING:
@@ -50,10 +55,10 @@ def check_loader(loader: Any) -> None:
             "an IterableDataset can't be Poisson sampled: every record must be drawn independently with probability q, which "
             "needs access by index. Load it into a map-style dataset (one with __len__ and __getitem__)"
         )
-    if isinstance(loader.dataset, Subset) and len(set(loader.dataset.indices)) < len(loader.dataset.indices):
+    if _repeats(loader.dataset):
         raise ValueError(
-            "the Subset holds a record more than once: its gradient would count as often, and one record could do more than the "
-            "sensitivity says. Remove the repetitions"
+            f"the {type(loader.dataset).__name__} holds a record more than once: its gradient would count as often, and one record "
+            "could do more than the sensitivity says. Remove the repetitions"
         )
     if loader.batch_sampler is None:
         raise ValueError("the loader has batch_size=None; give it the batch size that you expect (L)")
@@ -70,6 +75,62 @@ def check_loader(loader: Any) -> None:
         )
 
 
+def _repeats(dataset: Any) -> bool:
+    """Whether a record is in the data set twice, through any nesting of Subset and ConcatDataset."""
+    found: dict[Any, list[np.ndarray | None]] = {}
+    for base, rows in _origins(dataset, None):
+        found.setdefault(_identity(base), []).append(rows)
+    for parts in found.values():
+        some = [part for part in parts if part is not None and len(part)]
+        whole = len(parts) - sum(part is not None for part in parts)
+        if whole > 1 or (whole and some):
+            return True
+        if some:
+            every = np.concatenate(some)
+            distinct = set(every.tolist()) if every.dtype == object else np.unique(every)
+            if len(distinct) < len(every):
+                return True
+    return False
+
+
+def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.ndarray | None]]:
+    """The data sets that hold the records themselves, each with the rows of it that are used; None: all of them, once."""
+    if isinstance(dataset, Subset):
+        own = _indices(dataset.indices)
+        yield from _origins(dataset.dataset, own if rows is None else own[rows])
+    elif isinstance(dataset, ConcatDataset):
+        if rows is None:
+            for part in dataset.datasets:
+                yield from _origins(part, None)
+            return
+        ends = np.asarray(dataset.cumulative_sizes)
+        rows = np.where(rows < 0, rows + ends[-1], rows)
+        home = np.searchsorted(ends, rows, side="right")
+        for i, part in enumerate(dataset.datasets):
+            yield from _origins(part, rows[home == i] - (ends[i - 1] if i else 0))
+    elif rows is not None and rows.dtype != object and (rows < 0).any():
+        yield dataset, np.where(rows < 0, rows + len(dataset), rows)  # -1 is the last one
+    else:
+        yield dataset, rows
+
+
+def _indices(indices: Any) -> np.ndarray:
+    """As an array of integers; keys of another kind (names of files, say) are kept as they are."""
+    if isinstance(indices, Tensor):
+        return indices.detach().cpu().numpy().reshape(-1)
+    try:
+        return np.asarray(indices, dtype=np.int64).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(indices, dtype=object)
+
+
+def _identity(base: Any) -> Any:
+    """The same for two data sets over the same tensors."""
+    if type(base) is TensorDataset and len(base) and all(t.layout == torch.strided for t in base.tensors):
+        return tuple((t.data_ptr(), t.shape, t.stride()) for t in base.tensors)
+    return id(base)
+
+
 def zero_row(loader: DataLoader) -> Any:
     """One record of zeros, shaped as the loader's batches: what the model sees when a batch is empty."""
 
@@ -80,12 +141,35 @@ def zero_row(loader: DataLoader) -> Any:
             return type(leaf)()
         return leaf
 
-    state = torch.get_rng_state()  # a dataset that augments must not move the public stream
+    # A dataset that augments must not move the public streams.
+    state, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         dataset: Any = loader.dataset
         return tree_map(blank, loader.collate_fn([dataset[0]]))
     finally:
         torch.set_rng_state(state)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+
+
+def record_shapes(batch: Any, rows: int) -> list[tuple[int, ...] | None]:
+    """What one record looks like in each tensor of a batch: its shape without the records; None where they have no dimension."""
+    found: list[tuple[int, ...] | None] = []
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor):
+            shape = tuple(leaf.shape)
+            at = shape.index(rows) if rows in shape else None  # time may come before the records
+            found.append(None if at is None else shape[:at] + shape[at + 1 :])
+        elif isinstance(leaf, Mapping):  # transformers' BatchEncoding
+            found += record_shapes(dict(leaf), rows)
+    return found
+
+
+def shapes_differ(one: list[tuple[int, ...] | None], other: list[tuple[int, ...] | None]) -> bool:
+    """Whether a record looks different in two batches of the same structure."""
+    return len(one) == len(other) and any(
+        a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None
+    )
 
 
 class _InMemory:
@@ -138,6 +222,9 @@ class PoissonLoader:
         self._run = run
         self._fetch = _in_memory(loader)
         self._zero: Any = None
+        # A collate_fn can say that its padding was looked at, and that no record's loss depends on it.
+        self._watches = self._fetch is None and not getattr(loader.collate_fn, "inert_padding", False)
+        self._shapes: list[tuple[int, ...] | None] | None = None
 
     @property
     def dataset(self) -> Dataset:
@@ -174,6 +261,8 @@ class PoissonLoader:
         while run.position < run.settings.steps_per_epoch:
             for rows in run.open_batch():
                 data = self._data(rows, feed)
+                if self._watches and len(rows):
+                    self._watch(record_shapes(data, len(rows)))
                 run.hand_out(rows, ticket)
                 yield data
                 run.check_stepped(ticket)
@@ -182,6 +271,27 @@ class PoissonLoader:
         if rows.shape[0] == 0:
             return self._empty()
         return next(feed) if self._fetch is None else self._fetch(rows)
+
+    def _watch(self, shapes: list[tuple[int, ...] | None]) -> None:
+        """Warns, once, if what a record looks like depends on the records that it is collated with."""
+        if self._shapes is None:
+            try:  # one record alone tells more than the first batch, which may be the only one
+                self._zero = zero_row(self._loader)
+                self._shapes = record_shapes(self._zero, 1)
+            except (
+                Exception
+            ):  # a collate_fn may need more than one record, and an unreadable record is not ours to report
+                self._shapes = shapes
+        if shapes_differ(self._shapes, shapes):
+            self._watches = False
+            warnings.warn(
+                "the shape of a record changes with the records that it is collated with, as if each batch were padded to its longest "
+                "one. If padding has any influence on a record's loss, one long record changes the gradients of all others, and ε "
+                "does not hold. Pad every record to one public length, or show with engine.validate(records, loss_fn, "
+                "collate_fn=...) that padding has no effect (a model that masks it), and ignore this warning",
+                PrivacyLeakWarning,
+                stacklevel=3,
+            )
 
     def _torch_loader(self, start: int) -> DataLoader:
         own = self._loader
