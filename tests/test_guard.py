@@ -1,5 +1,8 @@
 """Ways by which a record could reach the weights past the mechanism. Each is stopped before a release."""
 
+import math
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +11,7 @@ from torch import nn
 
 from zetaclip import ValidationError
 from zetaclip.gradients import CaptureError
+from zetaclip.guard import COMPARED_BYTES, COMPARED_STEPS
 from zetaclip.run import OrderError
 
 
@@ -140,6 +144,168 @@ def test_state_that_learns_from_records(way, name):
     with pytest.raises(OrderError, match=f"changed .*{name}"):
         train(module, optimizer, loader)
     assert len(engine.ledger) == 0
+
+
+class Late(nn.Module):
+    """Leaves its buffer alone for some forwards, then writes to it in a way that torch does not count."""
+
+    def __init__(self, way, quiet, buffer):
+        super().__init__()
+        self.fc, self.way, self.quiet = nn.Linear(6, 3), way, quiet
+        self.register_buffer("mean", buffer)
+        self.register_buffer("variance", torch.ones(6))
+
+    def forward(self, x):
+        self.quiet -= 1
+        if self.quiet < 0:
+            if self.way == "kernel":
+                F.batch_norm(x, self.mean, self.variance, training=True)
+            elif self.way == "pointed":
+                self.mean.data = self.mean + x.detach().mean()
+            else:
+                self.mean.data.add_(x.detach().mean())
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("way", ["data", "kernel", "pointed"])
+def test_a_small_buffer_that_begins_to_learn_late(way):
+    quiet = 2 * COMPARED_STEPS
+    engine, module, optimizer, loader = private(Late(way, quiet, torch.zeros(6)), toy_data())
+    with pytest.raises(OrderError, match="changed mean"):
+        train(module, optimizer, loader, epochs=quiet)
+    assert engine.ledger.steps == quiet
+
+
+def test_a_large_buffer_is_compared_in_the_first_steps():
+    large = torch.zeros(COMPARED_BYTES // 4 + 1)
+    engine, module, optimizer, loader = private(Late("data", COMPARED_STEPS - 1, large), toy_data())
+    with pytest.raises(OrderError, match="changed mean"):
+        train(module, optimizer, loader, epochs=COMPARED_STEPS)
+    assert engine.ledger.steps == COMPARED_STEPS - 1
+
+
+class Building(nn.Module):
+    """Makes something of the first records that it sees, and keeps it."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.fc, self.what = nn.Linear(6, 3), what
+
+    def forward(self, x):
+        if self.training and not hasattr(self, "kept"):
+            mean = x.detach().mean(0)
+            if self.what == "buffer":
+                self.register_buffer("kept", mean)
+            elif self.what == "parameter":
+                self.kept = nn.Parameter(mean, requires_grad=False)
+            else:
+                self.kept = nn.BatchNorm1d(6)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("what", ["buffer", "parameter", "layer"])
+def test_what_a_forward_builds_on_first_use(what):
+    """Also if there is no next batch: one release is one too many."""
+    engine, module, optimizer, loader = private(Building(what), toy_data())
+    before = flat(module.fc)
+    with pytest.raises(OrderError, match="builds it on first use"):
+        train(module, optimizer, loader, steps=1)
+    assert torch.equal(before, flat(module.fc)) and len(engine.ledger) == 0
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.full((3,), math.nan),
+        torch.zeros(0),
+        torch.tensor(True),
+        torch.zeros(4, 4).t()[:2],
+        torch.zeros(2).bfloat16(),
+    ],
+    ids=["nan", "empty", "bool", "strided", "half"],
+)
+def test_buffers_of_all_kinds_are_left_alone(buffer):
+    module = tiny()
+    module.register_buffer("kept", buffer)
+    _, module, optimizer, loader = private(module, toy_data())
+    assert train(module, optimizer, loader, epochs=3) == 6
+
+
+def test_a_buffer_may_be_set_between_batches():
+    """By a schedule, say: the loop has no more than it was given."""
+    _, module, optimizer, loader = private(Learning("none"), toy_data())
+    for step in range(6):
+        train(module, optimizer, loader, steps=1)
+        if step % 2:
+            module.mean = torch.full((6,), float(step))
+        else:
+            module.mean.fill_(step)
+
+
+def forked(function):
+    """What a fork of this process says to ``function``; the fork ends here."""
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(into, str(function()).encode())
+        except BaseException as error:
+            os.write(into, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(into)
+    with os.fdopen(out, "rb") as said:
+        text = said.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@needs_fork
+@pytest.mark.parametrize("moment", ["between", "out", "half"])
+def test_a_fork_of_a_run_does_not_draw_its_parents_noise(moment):
+    """Between batches, with one out, and between the chunks of one: whatever it releases its parent releases as well."""
+    _, module, optimizer, loader = private(
+        tiny(), toy_data(), q=1.0, seed=None, physical_batch_size=12 if moment == "half" else None
+    )
+    batches = iter(loader)
+    if moment != "between":
+        mean_loss(module, next(batches)).backward()
+    if moment == "half":
+        optimizer.step()
+        assert not optimizer.stepped
+
+    def go_on():
+        if moment == "between":
+            return train(module, optimizer, loader, steps=1)
+        if moment == "half":
+            mean_loss(module, next(batches)).backward()
+        return optimizer.step()
+
+    assert "OrderError: this process is a fork" in forked(go_on)
+    go_on()  # the owner itself is left alone
+    assert optimizer.stepped
+
+
+@needs_fork
+def test_a_fork_trains_with_streams_of_its_own(tmp_path):
+    engine, module, optimizer, loader = private(tiny(), toy_data(), seed=None)
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+
+    assert "OrderError: this process is a fork" in forked(lambda: engine.save(tmp_path / "copy.pt"))
+
+    def loaded():
+        engine.load(tmp_path / "run.pt")
+        return train(module, optimizer, loader, steps=1)
+
+    def made():
+        _, *parts = private(tiny(), toy_data(), seed=None)
+        return train(*parts, steps=1)
+
+    assert forked(loaded) == "1" and forked(made) == "1"
 
 
 def test_state_that_does_not_learn_is_left_alone():

@@ -25,6 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from .control import Released
 from .gradients import rows
+from .guard import FORKED, OrderError
 from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
@@ -93,6 +94,8 @@ def collect(
     Call it inside ``run.weights.restored()``, and keep the two apart wherever they are written. ``parts`` are what the ranks
     have for themselves; None with one process.
     """
+    if not run.sampling.at_home:  # its owner goes on without a journal beside this checkpoint
+        raise OrderError(FORKED)
     parts = [_own_part(run)] if parts is None else parts
     where = run.standing()
     public = {

@@ -40,12 +40,21 @@ def _derive(key: bytes, label: bytes) -> bytes:
 
 
 class Stream:
-    """A secret key that moves one way."""
+    """A secret key that moves one way.
+
+    It belongs to the process that made it: a fork has a copy of the key and would draw what its parent draws.
+    """
 
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError("a stream's key has 32 bytes")
         self._key = key
+        self._process = os.getpid()
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this is the process that made the stream, and not a fork of it."""
+        return os.getpid() == self._process
 
     @staticmethod
     def fresh() -> Stream:

@@ -27,7 +27,7 @@ from .control.base import check_clip
 from .distributed import Ranks, check_equal
 from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
-from .guard import Guard, OrderError
+from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
@@ -143,6 +143,8 @@ class Run:
     def open_batch(self) -> list[Tensor]:
         """Opens the next logical batch, or the one that is still waiting, and gives its chunks."""
         self._check_attached()
+        if not self.sampling.at_home:
+            raise OrderError(FORKED)
         if self._turn is not None:
             self._reopen(self._turn)
             return self._turn.chunks
