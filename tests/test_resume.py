@@ -1,7 +1,9 @@
 """Checkpoints: exact replay, fresh keys, and what counts after a crash."""
 
 import dataclasses
+import json
 import os
+import shutil
 import stat
 import warnings
 
@@ -216,8 +218,6 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
 
 
 def test_a_saved_state_does_not_reveal_earlier_draws(tmp_path):
-    import json
-
     engine, module, optimizer, loader = build()
     run = optimizer._run
     early = {run.noise.state, run.sampling.state}
@@ -451,6 +451,68 @@ def test_replay_needs_the_journal(tmp_path):
             other.load(elsewhere / "run.pt", replay=True)
         with pytest.warns(UserWarning, match="can't be counted"):
             other.load(elsewhere / "run.pt")
+
+
+def test_a_copied_folder_is_not_replayed(tmp_path):
+    """The original goes on, and the copy's journal doesn't hear of it: the same noise would come on another sum."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(first / "run.pt")
+    shutil.copytree(first, second)
+    train(module, optimizer, loader, steps=1)
+    other, twin, opt, their = build(seed=None)
+    before = flat(twin)
+    with pytest.raises(CheckpointError, match="looks like a copy"):
+        other.load(second / "run.pt", replay=True)
+    assert torch.equal(before, flat(twin)) and len(other.ledger) == 0
+    other.load(second / "run.pt")
+    train(twin, opt, their, steps=1)
+    assert other.ledger.steps == 2
+    # In place it is a replay as ever, also under another name.
+    first.rename(tmp_path / "renamed")
+    again, same, opt, their = build(seed=None)
+    again.load(tmp_path / "renamed" / "run.pt", replay=True)
+    train(same, opt, their, steps=1)
+    assert torch.equal(flat(same), flat(module))
+
+
+def test_a_copy_that_took_fresh_streams_is_replayed_with_those_only(tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    first.mkdir()
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    engine.save(first / "run.pt")
+    shutil.copytree(first, second)
+    other, twin, opt, their = build(seed=None)
+    other.load(second / "run.pt")
+    other.save(second / "own.pt")
+    shutil.copytree(second, third)
+    finish(twin, opt, their, 3)
+    again, same, opt, their = build(seed=None)
+    with pytest.raises(CheckpointError, match="looks like a copy"):
+        again.load(second / "run.pt", replay=True)
+    with pytest.raises(CheckpointError, match="looks like a copy"):
+        again.load(third / "own.pt", replay=True)
+    again.load(second / "own.pt", replay=True)
+    finish(same, opt, their, 3)
+    assert torch.equal(flat(same), flat(twin)) and again.ledger.steps == 3
+
+
+def test_a_journal_that_does_not_know_its_place_is_taken_as_it_is(tmp_path):
+    engine, module, optimizer, loader = build()
+    engine.save(tmp_path / "run.pt")
+    train(module, optimizer, loader, steps=1)
+    (journal,) = tmp_path.glob("*.journal")
+    begun, *rest = journal.read_text().splitlines(keepends=True)
+    assert json.loads(begun) == {"journal": "whole", "inode": journal.stat().st_ino}
+    journal.unlink()
+    journal.write_text("".join(['{"journal": "whole"}\n', *rest]))
+    other, twin, opt, their = build(seed=None)
+    other.load(tmp_path / "run.pt", replay=True)
+    train(twin, opt, their, steps=1)
+    assert torch.equal(flat(twin), flat(module))
 
 
 def test_two_runs_of_one_checkpoint_cannot_let_out_two_sums_under_one_noise(tmp_path):

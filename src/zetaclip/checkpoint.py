@@ -201,6 +201,8 @@ def _take(
         run.ranks.take_share(run.records, public["deal"])
     if rank == 0:
         run.watch(folder, found.whole)
+        if not replay:
+            Journal(folder / run.name).adopt(run.stream)
     run.resume()
     extra = public["extra"]
     return extra if extra is None else dict(extra)
@@ -248,7 +250,7 @@ def _examined(
     journal = Journal(folder / public["configuration"]["run"])
     whole = journal.whole
     if hidden is not None:
-        secret = _replayable(run, hidden, public, whole, parts)
+        secret = _replayable(run, hidden, public, journal, parts)
         same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
         noise.append(bytes.fromhex(secret["noise"]))
         return _Found(raw, whole, journal.read(), bytes.fromhex(secret["sampling"]), same, public["stream"])
@@ -358,10 +360,10 @@ def _check_fits(run: Run, public: dict[str, Any]) -> None:
 
 
 def _replayable(
-    run: Run, hidden: Path, public: dict[str, Any], journaled: bool, parts: list[dict[str, Any]]
+    run: Run, hidden: Path, public: dict[str, Any], journal: Journal, parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
-    if not journaled:
+    if not journal.whole:
         raise CheckpointError(
             "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
             "what was released before. load(path) goes on with fresh streams"
@@ -390,6 +392,13 @@ def _replayable(
         raise CheckpointError(
             f"an exact replay is not possible, because something else is different now: {changes}. The same noise on another "
             "sum would cancel by subtraction. load(path) goes on with fresh streams"
+        )
+    if not journal.at_home(public["stream"]):
+        raise CheckpointError(
+            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another). What the run "
+            "did in the original folder after it was copied, or will do, is not noted here, so a replay could put the same noise on "
+            "another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
+            f"with fresh streams: load(path), or a framework's resume without {hidden.name}"
         )
     return secret
 

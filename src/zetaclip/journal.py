@@ -21,8 +21,9 @@ _SEAL = "(the line above was never finished)"
 
 
 _CONFIRMED = '{"released"'
-_WHOLE = '{"journal": "whole"}'
-_PART = '{"journal": "part"}'
+_ADOPTED = '{"adopted"'
+_WHOLE = '{"journal": "whole"'
+_PART = '{"journal": "part"'
 
 
 def _whole(line: str) -> bool:
@@ -46,7 +47,8 @@ class Journal:
 
     **Edge cases.** The file is not synced to the disk at every step, which would cost more than the step:
     it doesn't survive a power cut or a crash of the operating system. A full disk raises, before the noise
-    is drawn. No file is an empty journal.
+    is drawn. No file is an empty journal. A copy of the file is known by its inode, which the first line names; a disk that was set
+    back to an earlier state, or a copy that got the old number, is not.
     """
 
     _descriptor: int | None = None
@@ -59,12 +61,34 @@ class Journal:
     def begin(self, whole: bool) -> None:
         """Starts the file, if there is none. ``whole`` says that nothing was executed that it should hold and doesn't."""
         if not self.path.exists():
-            self._write((_WHOLE if whole else _PART) + "\n")
+            # Not the number of the device: that changes when a disk is mounted again.
+            inode = os.fstat(self._open()).st_ino
+            self._write(json.dumps({"journal": "whole" if whole else "part", "inode": inode}) + "\n")
 
     @property
     def whole(self) -> bool:
         """Whether every step since the run's first checkpoint is here."""
         return self.path.exists() and self.path.read_bytes()[: len(_WHOLE)] == _WHOLE.encode()
+
+    def at_home(self, stream: str) -> bool:
+        """Whether this is the file in which everything that was drawn from ``stream`` is noted, and not a copy of it.
+
+        What the run does where it was copied from does not get here, so a copy can't tell what was released.
+        """
+        begun: list[int] = []
+        adopted: list[int] = []
+        for number, line in self._lines():
+            if number == 1 and line.startswith((_WHOLE, _PART)):
+                begun = [inode for key, inode in json.loads(line).items() if key == "inode"]
+            elif line.startswith(_ADOPTED) and json.loads(line)["adopted"] == stream:
+                adopted.append(json.loads(line)["inode"])
+        places = adopted or begun
+        return not places or os.stat(self.path).st_ino in places  # none: begun before journals knew their place
+
+    def adopt(self, stream: str) -> None:
+        """Makes a copy the home of a stream that nobody has drawn from yet. The streams that came with it stay strangers."""
+        if self.path.exists() and not self.at_home(stream):
+            self._write(json.dumps({"adopted": stream, "inode": os.fstat(self._open()).st_ino}) + "\n")
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
@@ -118,7 +142,7 @@ class Journal:
         """
         found: dict[Key, Row] = {}
         for number, line in self._lines():
-            if line.startswith((_CONFIRMED, _WHOLE, _PART)):
+            if line.startswith((_CONFIRMED, _ADOPTED, _WHOLE, _PART)):
                 continue
             try:
                 row = Row.from_json(line)

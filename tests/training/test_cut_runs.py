@@ -114,6 +114,20 @@ def test_fresh_streams_keep_every_executed_step_in_the_ledger(spawn, tmp_path):
     assert not torch.equal(saved["fc1.weight"], other["fc1.weight"])
 
 
+def test_a_copy_of_a_cut_run_takes_fresh_streams(spawn, tmp_path):
+    """What the original does from here on is not noted in the copy."""
+    out, copy = tmp_path / "cut", tmp_path / "copy"
+    executed = _cut(spawn, out)
+    shutil.copytree(out, copy)
+    with pytest.raises(FolderError, match=r"looks like a copy.*--rekey"):
+        small_runs.run(copy, small_runs.small(**LONG), resume=True)
+    small_runs.run(copy, small_runs.small(**LONG), resume=True, rekey=True)
+    small_runs.run(out, small_runs.small(**LONG), resume=True)
+    streams = [[row.stream for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()] for folder in (out, copy)]
+    assert set(streams[0]) == {streams[1][0]} and streams[1].count(streams[1][0]) == executed
+    assert len(set(streams[1])) == 2
+
+
 def test_what_can_not_be_replayed_is_refused_by_name(spawn, tmp_path):
     out = tmp_path / "cut"
     _cut(spawn, out)
