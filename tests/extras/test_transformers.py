@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", reason="the extra `transforme
 
 from transformers import TrainerCallback  # noqa: E402
 
-from zetaclip import PrivacyEngine, check_parity  # noqa: E402
+from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
@@ -195,6 +195,121 @@ def test_losses_that_are_not_known():
         record_loss(gpt2(), {"input_ids": torch.ones(2, 3, dtype=torch.long)})
     with pytest.raises(ValueError, match="do not fit labels"):
         record_loss(gpt2(), {**rows(2), "labels": torch.ones(2, 4, dtype=torch.long)})
+
+
+# -- padding -------------------------------------------------------------------------------------------------------
+
+
+def padded(texts, side):
+    """Each batch padded to its longest text, as transformers' collators do."""
+    length = max(map(len, texts))
+    batch = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    batch = {name: torch.full((len(texts), length), value) for name, value in batch.items()}
+    for i, text in enumerate(texts):
+        own = slice(length - len(text), length) if side == "left" else slice(0, len(text))
+        batch["input_ids"][i, own] = batch["labels"][i, own] = text
+        batch["attention_mask"][i, own] = 1
+    return batch
+
+
+def texts(lengths, seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, WORDS, (n,), generator=generator) for n in lengths]
+
+
+def roberta():
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=30, pad_token_id=0,
+        max_position_embeddings=20, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.RobertaForMaskedLM(config)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_one_long_record_moves_the_sum_by_no_more_than_the_sensitivity(make, side):
+    short, (long,) = [texts([5])[0]] * 8, texts([15], seed=5)
+
+    def release(rows):
+        model = make()
+        register_rules(model)
+        before, engine = flat(model), PrivacyEngine(accountant="rdp", seed=0)
+        loader = torch.utils.data.DataLoader(rows, batch_size=8, collate_fn=lambda rows: padded(rows, side))
+        _, optimizer, private = engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), data_loader=loader,
+            noise_multiplier=0.0, clipping=0.5, sample_rate=1.0, num_examples=8,
+        )  # fmt: skip
+        for batch in private:
+            optimizer.zero_grad()
+            record_loss(model, batch).backward()
+            optimizer.step()
+        return (before - flat(model)) * 8, next(iter(engine.ledger.rows())).sensitivity
+
+    one, sensitivity = release(short)
+    # The loader can't know what becomes of the padding.
+    with (
+        pytest.warns(PrivacyLeakWarning, match="padded to its longest"),
+        pytest.warns(UserWarning, match="num_examples = 8 was declared"),
+    ):
+        other, _ = release([*short, long])
+    assert float((one - other).norm()) == pytest.approx(sensitivity, rel=1e-3)  # the long one's own part
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bert", "llama", "roberta", "albert", "electra", "gpt_neo", "openai-gpt", "gemma", "qwen2"]
+)
+def test_a_record_does_not_see_its_padding(name, side):
+    own = {"gpt2": gpt2, "bert": bert, "llama": llama, "roberta": roberta}
+    model = (own[name]() if name in own else small(name)).eval()
+    register_rules(model)
+    assert check_parity(model, texts([4, 11, 6, 3]), record_loss, collate_fn=lambda rows: padded(rows, side))
+
+
+def test_labels_on_padding_do_not_count():
+    model, batch = gpt2().eval(), padded(texts([4, 9]), "right")
+    marked = {**batch, "labels": batch["input_ids"].clone()}  # the padding token as a label
+    assert torch.equal(record_loss(model, marked), record_loss(model, batch))
+
+
+def test_padding_on_the_left_is_refused_where_positions_can_not_be_told():
+    config = transformers.BloomConfig(vocab_size=WORDS, hidden_size=24, n_layer=1, n_head=2)
+    model = transformers.BloomForCausalLM(config)
+    with pytest.raises(ValueError, match=r"padded on the left, and BloomForCausalLM takes no position_ids.*'right'"):
+        record_loss(model, padded(texts([4, 9]), "left"))
+    record_loss(model, padded(texts([4, 9]), "right"))
+
+
+class Uneven(PrivateTrainer):
+    """Texts of different lengths, padded to the longest of each batch."""
+
+    side = "right"
+
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        loader.collate_fn.collate = lambda rows: padded([row["input_ids"] for row in rows], self.side)
+        return loader
+
+
+class Blind(Uneven):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(inputs["input_ids"]).logits.square().mean()  # over padding as well
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_trainer_finds_out_whether_padding_matters(tmp_path, side):
+    rows = [{"input_ids": text} for text in texts([3 + i % 9 for i in range(N)])]
+    args = arguments(tmp_path, max_steps=4, remove_unused_columns=False)
+    for kind in (Uneven, Blind):
+        made = kind(llama(), args, train_dataset=rows, privacy=privacy())
+        made.side = side
+        if kind is Blind:
+            with pytest.warns(PrivacyLeakWarning, match="padded to its longest"):
+                made.train()
+        else:
+            made.train()  # warnings are errors here
+        assert made.engine.updates == 4 and made.model.training
 
 
 # -- training ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,13 +100,77 @@ def unwrapped(model: Any) -> Any:
 
 
 def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with ``position_ids`` of one row per record, where the model would otherwise share one row."""
+    """The inputs with ``position_ids`` of one row per record, where the model would otherwise share one row.
+
+    A record's positions begin at its own first token. With padding on the left they would otherwise say how long the longest
+    record of the batch is, to every record.
+    """
     ids = inputs.get("input_ids")
-    config = getattr(unwrapped(model), "config", None)
-    if "position_ids" in inputs or ids is None or getattr(config, "model_type", None) not in SHARED_POSITIONS:
+    inner = unwrapped(model)
+    if "position_ids" in inputs or ids is None or ids.dim() != 2:
+        return inputs
+    start = _first_token(inputs)
+    left = start is not None and bool(start.any())
+    if left and _counts_positions(inner):
+        return inputs
+    if left and "position_ids" not in inspect.signature(type(inner).forward).parameters:
+        raise ValueError(
+            f"the records are padded on the left, and {type(inner).__name__} takes no position_ids, so what it computes for a record "
+            "could depend on the longest one of the batch: set tokenizer.padding_side = 'right'"
+        )
+    if not left and getattr(getattr(inner, "config", None), "model_type", None) not in SHARED_POSITIONS:
         return inputs
     rows = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
-    return {**inputs, "position_ids": rows}
+    return {**inputs, "position_ids": rows if start is None else (rows - start).clamp_min(0)}
+
+
+def _token_mask(inputs: dict[str, Any]) -> Tensor | None:
+    """Which tokens are the records' own, as ``attention_mask`` says; None if it does not."""
+    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+    return mask != 0 if isinstance(mask, Tensor) and ids is not None and mask.shape == ids.shape else None
+
+
+def _first_token(inputs: dict[str, Any]) -> Tensor | None:
+    """Where each record begins, as a column."""
+    mask = _token_mask(inputs)
+    return None if mask is None else mask.to(torch.uint8).argmax(1, keepdim=True)
+
+
+def _counts_positions(model: nn.Module) -> bool:
+    """RoBERTa and its like count positions from the padding token, per record, in numbers of their own."""
+    return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+
+
+def padding_is_inert(
+    parameters: list[nn.Parameter], loss: Callable[[dict[str, Any]], Tensor], batch: dict[str, Any], tolerance: float
+) -> bool:
+    """Whether the gradient of a padded record is its gradient without the padding, by trial.
+
+    ``batch`` holds records of different lengths, and ``loss`` is that of a model in evaluation mode. Without a record that is
+    padded, or without a mask that says where, the answer is no. Not the losses are compared: those of a fresh head are nearly the
+    same whatever it is given.
+    """
+    mask = _token_mask(batch)
+    if mask is None:
+        return False
+    rows, length = mask.shape
+
+    def gradient(inputs: dict[str, Any]) -> Tensor:
+        found = torch.autograd.grad(loss(inputs), parameters, allow_unused=True)
+        return torch.cat([g.flatten().float() for g in found if g is not None])
+
+    tried = 0
+    for i in (mask.any(1) & ~mask.all(1)).nonzero().flatten().tolist()[:4]:
+        padded, bare = {}, {}
+        for name, value in batch.items():
+            own = isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
+            padded[name] = value[i : i + 1] if own else value
+            bare[name] = padded[name][:, mask[i]] if own and value.shape[1:2] == (length,) else padded[name]
+        with_it, without = gradient(padded), gradient(bare)
+        if not float((with_it - without).norm()) <= tolerance * float(without.norm()):
+            return False
+        tried += bool(without.any())  # a record that is not trained on shows nothing
+    return tried > 0
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -128,8 +194,10 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
     the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss.
 
     **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for token labels; ``check_parity``
-    with this function as ``loss_fn`` shows it for a model as a whole.
-    **Edge cases.** A record without any label that counts has a loss of 0.
+    with this function as ``loss_fn`` shows it for a model as a whole. Padding that ``attention_mask`` marks, on either side, has
+    no part in it, if the model masks it, too: no label on padding counts, and none that is predicted from it.
+    **Edge cases.** A record without any label that counts has a loss of 0. Padding on the left is refused for a model that takes
+    no ``position_ids``.
     """
     labels = inputs.get("labels")
     if labels is None:
@@ -151,8 +219,14 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
             f"logits of shape {tuple(logits.shape)} do not fit labels of shape {tuple(labels.shape)}; override compute_loss in a "
             "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
         )
+    mask = None if kept else _token_mask(inputs)  # an encoder's mask says nothing about the decoder's labels
+    if mask is not None and mask.shape == labels.shape:
+        labels = labels.masked_fill(~mask, IGNORED)
     if shifts_labels(model):
         logits, labels = logits[:, :-1], labels[:, 1:]
+        if mask is not None and mask.shape[1] == labels.shape[1] + 1:
+            # The first token behind padding has nothing before it to be predicted from; alone it would not be predicted.
+            labels = labels.masked_fill(~mask[:, :-1], IGNORED)
     each = F.cross_entropy(
         logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none", label_smoothing=label_smoothing
     )

@@ -34,12 +34,14 @@ from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
 from ..ledger import replace_file
 from ..optimizer import PrivateOptimizer
-from .language import record_loss, register_rules
+from ..turns import public_streams, set_public_streams
+from .language import padding_is_inert, record_loss, register_rules
 from .terms import Teller, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
 _STATE = "zetaclip.pt"
+_TRIED = 16  # records that padding is tried on
 _LOG = logging.getLogger("zetaclip")
 
 
@@ -128,6 +130,8 @@ class PrivateTrainer(Trainer):
                 f"the model was wrapped into {type(model).__name__}, which can't be trained privately: use one device"
             )
         register_rules(model)
+        if isinstance(train_dataloader.collate_fn, _AsDict):
+            train_dataloader.collate_fn.inert_padding = self._padding_is_inert(train_dataloader)
         self.engine, self._private, loader = self.privacy.make_private(
             model, self.optimizer.optimizer, train_dataloader, max_steps, earlier
         )
@@ -143,6 +147,28 @@ class PrivateTrainer(Trainer):
         # The trainer's scheduler holds the outer optimizer; what that steps is exchanged.
         self.optimizer.optimizer = _Taken(self._private)
         return model, self._updates
+
+    def _padding_is_inert(self, loader: DataLoader) -> bool:
+        """Whether batches of other lengths are no news, by trial on some records: the loss has to leave padding out."""
+        data: Any = loader.dataset
+        model, last = self.model, len(data) - 1
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        exact = not self.args.bf16 and all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
+        modes = [(part, part.training) for part in model.modules()]
+        streams = public_streams(self.args.device)
+        model.eval()
+        try:
+            chosen = sorted({round(k * last / (_TRIED - 1)) for k in range(_TRIED)})
+            batch = self._prepare_inputs(loader.collate_fn([data[i] for i in chosen]))
+            return padding_is_inert(
+                parameters, lambda inputs: self.compute_loss(model, inputs), batch, 1e-3 if exact else 5e-2
+            )
+        except Exception:  # whatever is wrong with model or data is told where they are trained
+            return False
+        finally:
+            set_public_streams(streams, self.args.device)
+            for part, mode in modes:
+                part.training = mode
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -290,10 +316,14 @@ class _Epochs(TrainerCallback):
 
 
 class _AsDict:
-    """A collator whose batches are plain dicts, so that a row of zeros can be made in their shape."""
+    """A collator whose batches are plain dicts, so that a row of zeros can be made in their shape.
+
+    ``inert_padding`` tells the loader that batches may be padded to their longest record.
+    """
 
     def __init__(self, collate: Any) -> None:
         self.collate = collate
+        self.inert_padding = False
 
     def __call__(self, rows: Any) -> dict[str, Any]:
         return dict(self.collate(rows))
