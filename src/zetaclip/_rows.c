@@ -166,7 +166,11 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     }
     const double *given = (const double *)(uintptr_t)address;
     Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < rows; i++) factors[i] = (float)(given[i] * by);
+    for (size_t i = 0; i < rows; i++) {
+        float factor = (float)(given[i] * by);
+        /* A denormal number has few digits or none, and could be up to twice what was asked for: then nothing is added. */
+        factors[i] = fabsf(factor) < FLT_MIN ? 0.0f : factor;
+    }
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
         weigh_rows((const float *)(uintptr_t)f[0], factors, rows, f[1], (float *)(uintptr_t)f[2],
@@ -286,7 +290,7 @@ static PyMethodDef methods[] = {
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, by)\n\n"
      "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
-     "their sum; the last two may be 0. `factors` is the address of float64 values."},
+     "their sum; the last two may be 0. `factors` is the address of float64 values; a product below the normal floats is zero."},
     {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
     {"farthest", farthest, METH_VARARGS,
      "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"

@@ -171,6 +171,25 @@ def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
     assert rows._compiled.called == ["norms", "weigh"]
 
 
+@pytest.mark.parametrize(("clip", "size"), [(1e-3, 60000), (1e-2, 60000), (0.1, 1024), (1.0, 256)])
+def test_a_gradient_near_the_largest_float_stays_within_c(way, clip, size):
+    """Its factor is near the smallest float, below which digits are lost: rounded up, it would be up to twice too large."""
+    module = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.eye(1, 4))
+    shares = []
+    for length in [1e3, *torch.linspace(1e18, 1.2e19, 40).tolist()]:
+        x = torch.tensor([[length, 0.0, 0.0, 0.0]])
+        chunk, layout, _ = recorded(module, (x,), lambda module, batch: module(batch[0]).square().sum())
+        with torch.no_grad():
+            factors = rows.flat_factors(chunk.norms(), clip)
+            total = torch.empty(layout.numel)
+            chunk.add_weighted_sum(total, factors, True, by=1 / size)
+        shares.append(float(total.double().norm()) * size / clip)
+    assert all(share == 0.0 or share == pytest.approx(1.0, rel=1e-5) for share in shares)  # whole, or not at all
+    assert shares[0] > 0
+
+
 def test_a_record_that_is_not_finite_counts_as_zero(way):
     x, y = batch()
     x[4] = float("nan")

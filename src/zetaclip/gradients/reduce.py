@@ -59,7 +59,8 @@ class Chunk:
 
     **Guarantee.** Nothing here leaves except to the mechanism, which bounds, sums and noises it. An example
     whose gradient is not finite counts as one whose gradient is zero; one whose squared norm overflowed or
-    lost its digits in float32 is worked out again in float64.
+    lost its digits in float32 is worked out again in float64. One that is so long that its factor would be a denormal number
+    adds nothing to the sum: its share could not be told exactly, and zero is within every bound.
 
     ``scale`` multiplies every gradient: the rows of the chunk where the loss was a mean over them.
     """
@@ -159,7 +160,7 @@ class Chunk:
                     products.append((out, left, right))
                     continue
                 if scaled is None:
-                    scaled = (factors * weight).to(total.dtype)
+                    scaled = small.narrowed(factors, weight, total.dtype)
                 part.add_to(out, scaled, True)
         if tasks:
             small.weigh(tasks, factors, weight)

@@ -100,6 +100,16 @@ def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
     _compiled.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
 
 
+def narrowed(factors: Tensor, by: float, dtype: torch.dtype) -> Tensor:
+    """``by * factors`` in the dtype of a sum, as ``weigh`` takes them: zero where that would be a denormal number.
+
+    Such a number has few digits or none, and could be up to twice what was asked for, on a gradient that is as long as floats
+    can be.
+    """
+    weights = (factors * by).to(dtype)
+    return weights.masked_fill_(weights.abs() < torch.finfo(dtype).tiny, 0.0)
+
+
 def flat_factors(norms: Tensor, clip: float) -> Tensor:
     """clip / max(norm, clip) for every norm."""
     if not numbers(norms, norms.shape[0]):
