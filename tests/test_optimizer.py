@@ -148,3 +148,26 @@ def test_hooks_that_a_user_registers_are_called_once_per_update():
     assert train(module, optimizer, loader) == 2
     optimizer.state_dict()
     assert calls == ["before", "after"] * 2 + ["saved"]
+
+
+# -- the names from before make_private ------------------------------------------------------------------
+
+
+def test_the_optimizer_that_was_given_steps_only_inside_a_private_step():
+    module, data = tiny(), toy_data()
+    own = torch.optim.SGD(module.parameters(), lr=1.0)
+    engine, module, optimizer, loader = private(module, data, optimizer=own)
+    before = flat(module)
+    own.zero_grad()
+    mean_loss(module, data).backward()
+    with pytest.raises(OrderError, match="that make_private returned"):
+        own.step()
+    assert torch.equal(flat(module), before) and len(engine.ledger) == 0
+    own.zero_grad()
+    assert train(module, optimizer, loader) == len(loader)  # and goes on as if nothing had happened
+    with pytest.raises(OrderError, match="that make_private returned"):
+        own.step()
+    engine.detach()
+    mean_loss(module, data).backward()
+    own.step()
+    assert not torch.equal(flat(module), before)

@@ -17,7 +17,7 @@ from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
 from .distributed import Ranks, join, on_first_rank, ranks
-from .errors import NoGuarantee
+from .errors import NoGuarantee, OwnerWarning
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
@@ -184,6 +184,7 @@ class PrivacyEngine:
             release(named.values())
             self._run = None
             raise
+        self._run.gate.install()
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)
@@ -379,6 +380,7 @@ class PrivacyEngine:
         run = self._private()
         run.abandon()
         run.detached = True
+        run.gate.remove()
         release(run.layout.parameters)
         for shadow in run.shadows:
             shadow.detach()
@@ -484,6 +486,7 @@ def _settings(
         warnings.warn(
             f"num_examples = {size} was declared, but the dataset has {found} records; the guarantee holds, but the mean "
             "gradient is scaled by the declared size",
+            OwnerWarning,
             stacklevel=3,
         )
     assert loader.batch_size is not None

@@ -31,6 +31,10 @@ class PrivacyLeakWarning(UserWarning):
     """Something looked at private data outside the mechanism, so that ε does not cover it."""
 
 
+class OwnerWarning(UserWarning):
+    """For whoever holds the data: it tells something that no published file may hold."""
+
+
 class RankError(RuntimeError):
     """The processes of a distributed run can't go on together; the message names the rank.
 

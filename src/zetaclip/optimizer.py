@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from .guard import OrderError
+
 if TYPE_CHECKING:
     from .run import Run
 
@@ -27,6 +29,32 @@ def check_optimizer(optimizer: Any) -> None:
     for kind in type(optimizer).__mro__:
         if kind.__name__ in REFUSED and kind.__module__.startswith(("torch.optim", "torch.distributed")):
             raise ValueError(f"{kind.__name__} can't be used privately: {REFUSED[kind.__name__]}")
+
+
+class Gate:
+    """Lets the user's own optimizer step only as part of a private step, until it is removed.
+
+    A loop that kept the names it had before ``make_private`` would otherwise train on raw gradients, beside the ledger.
+    """
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.open = False
+        self._inner = inner
+        self._handle: Any = None
+
+    def install(self) -> None:
+        self._handle = self._inner.register_step_pre_hook(self._check)
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _check(self, *_: Any) -> None:
+        if not self.open:
+            raise OrderError(
+                "step() of the optimizer that was given to make_private: it would move the weights by gradients without clipping "
+                "or noise. Use the optimizer and the loader that make_private returned; engine.detach() ends private training"
+            )
 
 
 class PrivateOptimizer(Optimizer):

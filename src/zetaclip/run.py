@@ -31,6 +31,7 @@ from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism
+from .optimizer import Gate
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .turns import Position, Settings, Turn, public_streams
@@ -65,6 +66,7 @@ class Run:
     ) -> None:
         self.module = module
         self.optimizer = optimizer
+        self.gate = Gate(optimizer)
         self.layout = Layout.of(named)
         self.recorder = recorder
         self.shadows = shadows
@@ -410,11 +412,15 @@ class Run:
         if hasattr(self.optimizer, "set_noise_std"):
             self.optimizer.set_noise_std(std)
         rate = getattr(self.control, "rate", 1.0)  # a controller may also pace the learning rate
-        if rate == 1.0:
-            self.optimizer.step()
-        else:
-            with scaled_rates(self.optimizer, rate):
+        self.gate.open = True
+        try:
+            if rate == 1.0:
                 self.optimizer.step()
+            else:
+                with scaled_rates(self.optimizer, rate):
+                    self.optimizer.step()
+        finally:
+            self.gate.open = False
         self.stepped = True
         self._advance()
         if self.method.remember is not None:

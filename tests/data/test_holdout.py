@@ -8,7 +8,8 @@ import pytest
 
 from zetaclip.data import load
 from zetaclip.data.holdout import held_out
-from zetaclip.training.config import Config
+from zetaclip.errors import OwnerWarning
+from zetaclip.training import Config, train
 from zetaclip.training.recipe import load_data, nominal_size
 
 SCHEMA = {
@@ -92,3 +93,18 @@ def test_of_own_data_the_number_that_is_left_is_not_called_public(tmp_path):
     assert str(len(part.test)) not in " ".join(part.notes)
     whole = load(path, schema=SCHEMA)
     assert multiset(whole.train) == multiset(part.train) + multiset(part.test)
+
+
+def test_with_a_declared_size_no_note_tells_the_real_one(tmp_path):
+    found = []
+    for count in (235, 280):
+        config = asked(write(tmp_path / f"{count}.csv", lines(count, 1000)), 0.0)
+        config = config.changed(
+            num_examples=200, epochs=1.0, sigma=2.0, method="dp-sgd", threads=1, seed=1, no_eval=True
+        )
+        with pytest.warns(OwnerWarning, match=r"200 was declared, but the dataset has \d+ records"):
+            result = train(config, tmp_path / f"run-{count}")
+        found.append(result)
+        for file in (tmp_path / f"run-{count}").glob("*.json*"):
+            assert "records; the guarantee" not in file.read_text()
+    assert found[0]["notes"] == found[1]["notes"] and found[0]["num_examples"] == 200

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..errors import NoGuarantee
+from ..errors import NoGuarantee, OwnerWarning
 from ..ledger import replace_file
 from ..updates import WeightAverage
 from .config import Config
@@ -180,7 +180,11 @@ class PrivateSteps(_Steps):
                 epochs=self.total / self.per_epoch,
                 target_delta=config.delta,
             )
-        self.notes += [str(warning.message) for warning in caught]
+        for warning in caught:
+            if issubclass(warning.category, OwnerWarning):  # the notes are published; this is not for them
+                warnings.warn(warning.message, stacklevel=2)
+            else:
+                self.notes.append(str(warning.message))
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
             # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
