@@ -321,6 +321,12 @@ class PrivacyEngine:
         return self._private().step_count
 
     @property
+    def planned_updates(self) -> int | None:
+        """How many updates the noise was chosen for; None if any number."""
+        run = self._private()
+        return run.plan.steps if run.plan.steps is not None else run.planned_steps
+
+    @property
     def controller(self) -> Any:
         """What moves C."""
         return self._private().method.controller

@@ -1,7 +1,9 @@
 """The Lightning callback: the training is private, and Lightning's counters count updates."""
 
+import csv
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +20,13 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     LearningRateFinder,
     ModelCheckpoint,
 )
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from zetaclip import Spectral  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.lightning import Privacy  # noqa: E402
+from zetaclip.ledger import Event  # noqa: E402
 
 pytestmark = [
     # Lightning's own advice, and what it touches in torch.
@@ -261,7 +265,21 @@ def test_epsilon_and_clip_are_in_the_progress_bar(tmp_path):
         fitted.fit(Net(), loader())
     shown = fitted.progress_bar_metrics
     assert shown["clip"] == pytest.approx(0.7, rel=1e-4)
-    assert 0 < shown["epsilon"] <= told.engine.get_epsilon(1e-5) * 1.0001
+    assert shown["epsilon"] == pytest.approx(told.engine.get_epsilon(1e-5), rel=1e-6)  # Lightning keeps float32
+
+
+def test_no_line_of_a_log_tells_less_than_was_spent(tmp_path):
+    told = privacy()
+    fitted = trainer(tmp_path, told, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    fitted.fit(Net(), loader())
+    with open(Path(fitted.logger.log_dir) / "metrics.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["epsilon"]]
+    assert len(lines) == fitted.global_step > 5
+    (event,) = told.engine.ledger.events()
+    for line in lines:
+        spent = epsilon([Event(event.sample_rate, event.noise_multiplier, int(line["step"]) + 1)], 1e-5, "rdp")
+        assert float(line["epsilon"]) >= spent * (1 - 1e-6)
+    assert float(lines[-1]["epsilon"]) == pytest.approx(told.engine.get_epsilon(1e-5), rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-sam"])

@@ -108,7 +108,7 @@ class Privacy(Callback):
         self._updates.limit = self.terms.allowed(self.engine, steps)
         if self._updates.limit is not None and self.engine.updates >= self._updates.limit:
             trainer.should_stop = True
-        self._teller = Teller(self.engine, self.terms.target_delta)
+        self._teller = Teller(self.engine, self.terms.target_delta, self._updates.limit)
         self._warned = False
 
     # -- training -------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Privacy(Callback):
             )
         self._warn_of_metrics(trainer)
         last = updates.limit is not None and engine.updates >= updates.limit
-        epsilon = self._teller.epsilon(exact=last)
+        epsilon = self._teller.epsilon(exact=last or trainer.is_last_batch)
         how: Any = {"prog_bar": True, "on_step": True, "on_epoch": False, "batch_size": 1}
         if epsilon is not None:
             pl_module.log("epsilon", epsilon, **how)

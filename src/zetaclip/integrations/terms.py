@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from .. import checkpoint, methods
-from ..accounting import affordable
+from ..accounting import affordable, epsilon
 from ..engine import PrivacyEngine
 from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
@@ -204,27 +204,45 @@ class Updates:
 
 
 class Teller:
-    """ε so far for a progress bar: computed anew as often as that costs little."""
+    """ε for a progress bar and a log, computed as often as that costs little, and never below the real one.
 
-    def __init__(self, engine: PrivacyEngine, delta: float | None) -> None:
-        self.engine, self.delta = engine, delta
+    Between two computations the number of the last one stands, so each is made for the updates until the next: those that
+    will have been taken by then, at the pace so far.
+    """
+
+    def __init__(self, engine: PrivacyEngine, delta: float | None, limit: int | None = None) -> None:
+        self.engine, self.delta, self.limit = engine, delta, limit
         self._value: float | None = None
-        self._cost = 0.0
-        self._told = -math.inf
+        self._covers = -1  # updates
+        self._cost: float | None = None
+        self._begun, self._first = time.perf_counter(), engine.updates
 
     def epsilon(self, exact: bool = False) -> float | None:
-        """The last value, or the present one if it is due or must be ``exact``; None where nothing is claimed."""
+        """What has been spent, or will have been after a few more updates unless ``exact``; None where nothing is claimed."""
         if self.delta is None:
             return None
-        now = time.perf_counter()
-        if exact or now - self._told >= _SHARE * self._cost:
-            try:
-                self._value = self.engine.get_epsilon(self.delta)
-            except (NoGuarantee, AccountingError):  # no reason to end the training
-                self._value = None
-            self._told = time.perf_counter()
-            self._cost = self._told - now
+        updates = self.engine.updates
+        if exact or updates > self._covers:
+            if self._cost is None:
+                self._at(updates)  # the first time, most of it is importing
+            now = time.perf_counter()
+            pace = (updates - self._first) / max(now - self._begun, 1e-9)
+            ahead = 0 if exact or self._cost is None else math.ceil(_SHARE * self._cost * pace)
+            ends = [end for end in (self.limit, self.engine.planned_updates, updates + ahead) if end is not None]
+            self._covers = max(updates, min(ends))
+            self._value = self._at(self._covers)
+            self._cost = time.perf_counter() - now
         return self._value
+
+    def _at(self, updates: int) -> float | None:
+        try:
+            events = [*self.engine.ledger.events(), *self.engine.planned_events(self.engine.updates, updates)]
+            if not self.engine.ledger.header.claims_privacy:
+                return None
+            assert self.delta is not None
+            return epsilon(events, self.delta, self.engine.accountant)
+        except (NoGuarantee, AccountingError):  # no reason to end the training
+            return None
 
 
 def released_before(engine: PrivacyEngine | None) -> Ledger | None:

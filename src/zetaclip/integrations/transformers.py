@@ -143,7 +143,7 @@ class PrivateTrainer(Trainer):
             noted = (*header.notes, "not covered: training losses and gradient norms are logged")
             self.engine.ledger.header = replace(header, notes=noted)
         self._updates.limit = self.privacy.allowed(self.engine, max_steps)
-        self._teller = Teller(self.engine, self.privacy.target_delta)
+        self._teller = Teller(self.engine, self.privacy.target_delta, self._updates.limit)
         # The trainer's scheduler holds the outer optimizer; what that steps is exchanged.
         self.optimizer.optimizer = _Taken(self._private)
         return model, self._updates
