@@ -7,6 +7,7 @@ import shutil
 import stat
 import warnings
 
+import numpy
 import pytest
 import torch
 from helpers import flat, mean_loss, private, tiny, toy_data, train
@@ -585,3 +586,21 @@ def test_looking_at_the_data_leaves_torchs_streams_alone():
     with pytest.raises(OSError, match="unreadable"):
         _compute_digest(Falling())
     assert torch.equal(torch.randn(4), expected)
+
+
+def test_pictures_and_objects_are_compared_by_what_they_are_not_where():
+    from zetaclip.checkpoint import _compute_digest
+
+    class Picture:
+        """As PIL's: its text is its address, numpy can read it."""
+
+        def __init__(self, value):
+            self.pixels = numpy.full((2, 2), value)
+            self.__array_interface__ = self.pixels.__array_interface__
+
+    def digest(*values):
+        kept.append([(Picture(value), object()) for value in values])  # alive, so that no address comes twice
+        return _compute_digest(kept[-1])
+
+    kept = []
+    assert digest(1, 2) == digest(1, 2) != digest(1, 3)

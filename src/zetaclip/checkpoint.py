@@ -12,6 +12,8 @@ import hashlib
 import io
 import json
 import os
+import random
+import re
 import secrets
 import warnings
 from pathlib import Path
@@ -432,6 +434,25 @@ def _digest(run: Run) -> str:
     return run.data_digest
 
 
+def comparable_digest(run: Run) -> str | None:
+    """The digest, for comparison with another process; None where two looks at the same data differ, or one fails.
+
+    A data set that augments by a generator of its own looks different every time, and says nothing about another process.
+    """
+    try:
+        found = _digest(run)
+        in_memory = isinstance(_innermost(run.dataset), TensorDataset)
+        return found if in_memory or _compute_digest(run.dataset) == found else None
+    except Exception:  # an unreadable record is told where it is trained on
+        return None
+
+
+def _innermost(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _compute_digest(dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=32)
     digest.update(str(len(dataset)).encode())
@@ -442,20 +463,28 @@ def _compute_digest(dataset: Any) -> str:
         for tensor in dataset.tensors:
             _update(digest, tensor)
     else:
-        rng = torch.get_rng_state()
+        rng, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
         count = len(dataset)
         try:
             for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
                 # A data set that augments should look the same twice. Not torch.manual_seed, which resets every card's stream, too.
                 torch.default_generator.manual_seed(0)
+                np.random.seed(0)
+                random.seed(0)
                 for leaf in tree_flatten(dataset[i])[0]:
                     _update(digest, leaf)
         finally:
             torch.set_rng_state(rng)
+            np.random.set_state(numpys)
+            random.setstate(pythons)
     return digest.hexdigest()
 
 
 def _update(digest: Any, leaf: Any) -> None:
+    if hasattr(leaf, "__array_interface__") and not isinstance(
+        leaf, np.generic
+    ):  # a picture of PIL's, whose text is its address
+        leaf = np.asarray(leaf)
     if isinstance(leaf, Tensor):
         value = leaf.detach().cpu().contiguous()
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
@@ -464,4 +493,5 @@ def _update(digest: Any, leaf: Any) -> None:
         digest.update(f"{leaf.dtype} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(leaf).tobytes() if leaf.dtype != object else repr(leaf.tolist()).encode())
     else:
-        digest.update(repr(leaf).encode())
+        # Without the addresses of objects, which are others in every process.
+        digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(leaf)).encode())

@@ -218,18 +218,27 @@ def on_first_rank(make: Callable[[], Any], what: str) -> Any:
 
 
 def join(run: Run, own: Ranks) -> None:
-    """Makes the runs of all ranks one: the same terms, root, records dealt out, and weights."""
-    from .checkpoint import configuration
+    """Makes the runs of all ranks one: the same terms, data, root, records dealt out, and weights.
+
+    Records are dealt out by number. If number 7 is somebody else's on another rank, some record is drawn on two ranks, and moves the
+    sum twice. So the ranks compare what they can tell of their data.
+    """
+    from .checkpoint import comparable_digest, configuration
 
     terms = {name: _text(value) for name, value in configuration(run).items() if name != "run"}
     terms["records"] = str(run.records)
     terms["shapes"] = str([tuple(parameter.shape) for parameter in run.layout.parameters])
     terms["rates"] = str([float(group["lr"]) for group in run.optimizer.param_groups])
-    first = own.send((terms, run.stream, run.name, deal_seed(), run.sampling.state), "make_private")
-    there, run.stream, run.name, seed, root = first
+    data = comparable_digest(run)
+    first = own.send((terms, data, run.stream, run.name, deal_seed(), run.sampling.state), "make_private")
+    there, other, run.stream, run.name, seed, root = first
     differing = [
         f"{name} ({there.get(name)} there, {terms[name]} here)" for name in terms if there.get(name) != terms[name]
     ]
+    if terms["records"] == there["records"] and None not in (data, other) and data != other:  # digests are not shown
+        differing.append(
+            "data (as many records, but others, or in another order: split and shuffle with one seed on every rank)"
+        )
     own.settle(f"not what rank 0 has: {'; '.join(differing)}" if differing else None, "make_private")
     run.ranks = own
     own.take_share(run.records, seed)

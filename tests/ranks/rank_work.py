@@ -1,13 +1,16 @@
 """What the ranks of a pool are asked to do. Runs as well with no group at all: then it is the one process to compare with."""
 
+import random
 import time
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from zetaclip import PrivacyEngine, methods
+from zetaclip.checkpoint import comparable_digest
 
 SIZE, INPUTS, CLASSES = 40, 12, 4
 
@@ -25,11 +28,24 @@ def data(size=SIZE):
     return TensorDataset(x, torch.randint(0, CLASSES, (size,), generator=generator))
 
 
-def make(method="dp-sgd", *, sigma=1.0, q=0.5, seed=3, steps=6, size=SIZE, module=None, options=None, lr=None, **more):
+def make(
+    method="dp-sgd",
+    *,
+    sigma=1.0,
+    q=0.5,
+    seed=3,
+    steps=6,
+    size=SIZE,
+    module=None,
+    options=None,
+    lr=None,
+    dataset=None,
+    **more,
+):
     """(engine, module, optimizer, loader)"""
     chosen = methods.get(method, **(options or {})) if isinstance(method, str) else method
     module = network() if module is None else module
-    dataset = data(size)
+    dataset = data(size) if dataset is None else dataset
     engine = PrivacyEngine(accountant="rdp", seed=seed)
     per_epoch = max(1, round(1 / q))
     made = engine.make_private(
@@ -151,6 +167,14 @@ def wrong_on_one_rank(rank, what):
         make(sigma=1.0 + rank)
     elif what == "data":
         make(size=SIZE + rank)
+    elif what == "split":  # with a generator that was not seeded alike
+        split = torch.Generator().manual_seed(rank)
+        make(dataset=random_split(data(2 * SIZE), [SIZE, SIZE], generator=split)[0])
+    elif what == "order":
+        x, y = data().tensors
+        make(dataset=TensorDataset(x.flip(0), y.flip(0)) if rank else data())
+    elif what == "files":
+        make(dataset=Lazy(rank))
     elif what == "network":
         make(module=network() if rank == 0 else nn.Linear(INPUTS, CLASSES))
     elif what == "weights":
@@ -168,7 +192,7 @@ def wrong_on_one_rank(rank, what):
             loop(module, optimizer, loader, 1)
         finally:
             engine.detach()
-    elif what == "order":
+    elif what == "grad":
         engine, module, optimizer, loader = make()
         for x, y in loader:
             optimizer.zero_grad()
@@ -180,6 +204,41 @@ def wrong_on_one_rank(rank, what):
                 optimizer.step()
             finally:
                 engine.detach()
+
+
+class Lazy(Dataset):
+    """Not in memory. ``other`` moves the labels, ``augment`` says whose generator makes every look another one."""
+
+    def __init__(self, other=0, augment=None):
+        self.rows, self.other, self.augment = data(), other, augment
+        self.own = numpy.random.default_rng()
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        x, y = self.rows[i]
+        if self.augment == "unreadable":
+            raise OSError("not on this machine")
+        noise = {
+            "torch": lambda: torch.randn(1).item(),
+            "numpy": numpy.random.randn,
+            "python": random.random,
+            "own": self.own.standard_normal,
+        }.get(self.augment, lambda: 0.0)
+        return x + 1e-3 * float(noise()), (y + self.other) % CLASSES
+
+
+def joins(rank, augment):
+    """Ranks whose data are the same, and look different at every look; whether streams outside are as they were."""
+    module = network()
+    random.seed(rank), numpy.random.seed(rank), torch.manual_seed(rank)
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    engine, *_ = make(dataset=Lazy(augment=augment), module=module)
+    digest = comparable_digest(engine._run)
+    finish(engine)
+    after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    return digest, before == after
 
 
 def _Liar(lies):
