@@ -481,9 +481,8 @@ def _compute_digest(dataset: Any) -> str:
 
 
 def _update(digest: Any, leaf: Any) -> None:
-    if hasattr(leaf, "__array_interface__") and not isinstance(
-        leaf, np.generic
-    ):  # a picture of PIL's, whose text is its address
+    # A picture of PIL's, whose text is its address.
+    if hasattr(leaf, "__array_interface__") and not isinstance(leaf, np.generic):
         leaf = np.asarray(leaf)
     if isinstance(leaf, Tensor):
         value = leaf.detach().cpu().contiguous()
