@@ -55,15 +55,18 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. 2: wrong usage or input."""
+    """Runs one command; returns its exit code. 2: wrong usage or input; 130: Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
-    arguments = build_parser(chosen).parse_args(words)
     try:
+        arguments = build_parser(chosen).parse_args(words)
         return int(arguments.run(arguments))
     except CommandError as error:
         print(f"zetaclip: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # a command that has something to save or to say has done so
+        print("zetaclip: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, `head` perhaps, has gone
         sys.stderr.close()
         return 1

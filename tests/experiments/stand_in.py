@@ -26,7 +26,9 @@ def main():
     arguments = parser.parse_args()
     config = json.loads(Path(arguments.config).read_text())
     out = Path(arguments.out)
-    out.mkdir(parents=True, exist_ok=arguments.resume)
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "config.json").exists() != arguments.resume:
+        sys.exit("zetaclip: --resume is for a run that has begun, and for no other")
     steps = int(os.environ.get("STAND_IN_STEPS", "8"))
     pause = float(os.environ.get("STAND_IN_PAUSE", "0"))
     checkpoint = out / "private"

@@ -93,7 +93,7 @@ def long_run(nursery, folder):
     ]
     fork = nursery.start([*words, "--out", str(folder)], str(folder) + ".log")
     deadline = time.monotonic() + 60
-    while not (folder / "checkpoint").exists():
+    while not list((folder / "checkpoint").glob("*.journal")):  # it takes steps
         assert fork.poll() is None and time.monotonic() < deadline, Path(f"{folder}.log").read_text(encoding="utf-8")
         time.sleep(0.05)
     return fork

@@ -69,11 +69,17 @@ def test_a_cut_run_is_resumed_where_it_was(mini, store):
     folder = store.folder(planned.runs[0].key)
     folder.mkdir(parents=True)
     (folder / "private").write_text("5")
+    (folder / "config.json").write_text("{}")
     (folder / "status.json").write_text('{"state": "running", "step": 5}')
+    cut_at_once = store.folder(planned.runs[1].key)
+    cut_at_once.mkdir(parents=True)
+    (cut_at_once / "private").write_text("0")  # before it wrote its configuration: there is nothing to resume
     _, outcomes, _ = go(mini, store)
     assert states(outcomes) == ["done"] * 9
     (attempt,) = attempts(store, planned.runs[0].key)
     assert attempt["resume"] is True and attempt["from"] == 5
+    (attempt,) = attempts(store, planned.runs[1].key)
+    assert attempt["resume"] is False
 
 
 def test_a_failed_run_is_told_and_the_rest_goes_on(mini, store, monkeypatch):

@@ -78,14 +78,30 @@ def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch, capsys):
         (["--method", "dp-sgd", "--set", "spectral.gain=1", "--sigma", "1"], "does not use it"),
         (["--clipping", "spectral", "--method", "quantile", "--sigma", "1"], "can't replace"),
         (["--epsilon", "1e-9"], "ε"),
+        (["--device", "foo", "--sigma", "1"], "there is: cpu"),
+        (["--device", "cuda:99", "--sigma", "1"], "there is: cpu"),
+        (["--out", "TYPO", "--resume"], "nothing to resume in TYPO; leave --resume out"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_one_line_without_a_traceback(tmp_path, capsys, words, said):
-    place = [] if words == ["--resume"] else ["--out", str(tmp_path / "run")]
+    place = [] if "--resume" in words else ["--out", str(tmp_path / "run")]
     assert main([*WORDS, *words, *place]) == 2
     printed = capsys.readouterr().err
     assert said in printed and "Traceback" not in printed
-    assert not (tmp_path / "run" / "result.json").exists()
+    assert not (tmp_path / "run").exists() and not Path("TYPO").exists()
+
+
+def test_ctrl_c_before_the_first_step_is_one_line(tmp_path, monkeypatch, capsys):
+    from zetaclip.training import loop
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for name in ("load_data", "PrivateSteps"):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, name, interrupted)
+            assert main([*WORDS, "--sigma", "2", "--steps", "1", "--out", str(tmp_path / "run")]) == 130
+        assert capsys.readouterr().err == "zetaclip: interrupted\n" and not (tmp_path / "run").exists()
 
 
 def test_help_does_not_wait_for_torch():

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from zetaclip.ledger import Ledger
-from zetaclip.training import FolderError, Interrupted
+from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder
 
 LONG = {"steps": 60, "batch_size": 64}
@@ -119,8 +119,9 @@ def test_a_copy_of_a_cut_run_takes_fresh_streams(spawn, tmp_path):
     out, copy = tmp_path / "cut", tmp_path / "copy"
     executed = _cut(spawn, out)
     shutil.copytree(out, copy)
-    with pytest.raises(FolderError, match=r"looks like a copy.*--rekey"):
+    with pytest.raises(FolderError, match=r"looks like a copy.*--rekey") as caught:
         small_runs.run(copy, small_runs.small(**LONG), resume=True)
+    assert "load(path)" not in str(caught.value)
     small_runs.run(copy, small_runs.small(**LONG), resume=True, rekey=True)
     small_runs.run(out, small_runs.small(**LONG), resume=True)
     streams = [[row.stream for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()] for folder in (out, copy)]
@@ -140,8 +141,9 @@ def test_what_can_not_be_replayed_is_refused_by_name(spawn, tmp_path):
         with pytest.raises(FolderError, match=said):
             small_runs.run(out, small_runs.small(**{**LONG, **changes}), resume=True)
     shutil.rmtree(out / "private")
-    with pytest.raises(FolderError, match="--rekey"):
+    with pytest.raises(FolderError, match="--rekey") as caught:
         small_runs.run(out, small_runs.small(**LONG), resume=True)
+    assert "replay=True" not in str(caught.value) and "load(path)" not in str(caught.value)
     assert {path: path.read_bytes() for path in sorted((out / "checkpoint").iterdir())} == before
     result = small_runs.run(out, small_runs.small(**LONG), resume=True, rekey=True)
     assert result["steps"] == 60
@@ -183,10 +185,86 @@ def test_one_process_per_folder(spawn, tmp_path):
     assert small_runs.run(out, small_runs.small(steps=2), force=True)["steps"] == 2
 
 
-def test_resume_of_a_folder_where_nothing_was_executed_starts_the_run(tmp_path):
+def test_resume_of_a_run_that_was_cut_before_its_first_step_starts_it(tmp_path, monkeypatch):
+    from zetaclip.training import loop
+
     out = tmp_path / "run"
-    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "undo", lambda *_: None)  # as if killed
+        patch.setattr(loop, "PrivateSteps", None)
+        with pytest.raises(TypeError):
+            small_runs.run(out, small_runs.small(steps=2))
+    assert (out / "config.json").exists() and not (out / "checkpoint" / "run.pt").exists()
     assert small_runs.run(out, small_runs.small(steps=2), resume=True)["steps"] == 2
+
+
+def test_resume_where_there_is_no_run_is_refused(tmp_path):
+    """A wrong name must not become a new run, on other data than was meant."""
+    (tmp_path / "empty").mkdir()
+    for name in ("typo", "empty"):
+        with pytest.raises(FolderError, match=f"nothing to resume in .*{name}; leave --resume out"):
+            small_runs.run(tmp_path / name, small_runs.small(steps=2), resume=True)
+    assert not (tmp_path / "typo").exists() and not list((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize("problem", [{"epsilon": 1e-4, "sigma": None}, {"max_epsilon": 1e-3}])
+def test_a_start_that_fails_does_not_block_its_folder(tmp_path, problem):
+    out = tmp_path / "deep" / "run"
+    with pytest.raises(ConfigError):
+        small_runs.run(out, small_runs.small(steps=2, **problem))
+    assert not list(tmp_path.iterdir())
+    (out / "private").mkdir(parents=True)
+    (out / "report.html").write_text("mine")
+    (out / "private" / "diary").write_text("mine")
+    with pytest.raises(ConfigError):
+        small_runs.run(out, small_runs.small(steps=2, **problem))
+    assert {path.name for path in out.rglob("*")} == {"report.html", "private", "diary"}  # what was not the run's stays
+    assert small_runs.run(out, small_runs.small(steps=2))["steps"] == 2
+
+
+def test_a_start_that_is_interrupted_or_finds_the_disk_full_is_taken_back(tmp_path, monkeypatch):
+    from zetaclip.training import loop
+
+    for error, told in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(28, "No space left on device"), FolderError),
+    ):
+
+        def fail(*_, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop._Training, "save", fail)
+            with pytest.raises(told):
+                small_runs.run(tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "sgd"])
+def test_a_damaged_checkpoint_is_not_advised_to_rekey(tmp_path, monkeypatch, method):
+    from zetaclip.training.steps import PlainSteps, PrivateSteps
+
+    kind = PlainSteps if method == "sgd" else PrivateSteps
+    config = small_runs.small(method=method, spectral={}, **({"sigma": None} if method == "sgd" else {}))
+    moved = kind.moved
+
+    def interrupted(self, clip=None):
+        moved(self, clip)
+        if self.done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "moved", interrupted)
+        with pytest.raises(Interrupted):
+            small_runs.run(tmp_path / "cut", config)
+    file = tmp_path / "cut" / "checkpoint" / "run.pt"
+    file.write_bytes(file.read_bytes()[:1000])
+    before = {path: path.read_bytes() for path in (tmp_path / "cut" / "checkpoint").iterdir()}
+    for rekey in (False, True):
+        with pytest.raises(FolderError, match=r"weights are lost, and --rekey does not help.*another folder") as caught:
+            small_runs.run(tmp_path / "cut", config, resume=True, rekey=rekey)
+        assert ("still counts" in str(caught.value)) == (method == "dp-sgd")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "cut" / "checkpoint").iterdir()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -293,6 +371,24 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
     small_runs.run(tmp_path / "cut", resume=True)
     small_runs.run(tmp_path / "whole")
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("where", ["append", "weights"])
+def test_a_full_disk_is_told_in_one_line_whichever_file_meets_it(tmp_path, monkeypatch, where):
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    def full(*_, **__):
+        if where == "append":
+            raise OSError(28, "No space left on device")
+        raise SafetensorError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((RunFolder, "append") if where == "append" else (safetensors.torch, "save_file")), full)
+        with pytest.raises(FolderError, match=r"No space left on device\).*zetaclip train --out .* --resume"):
+            small_runs.run(tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
+    small_runs.run(tmp_path / "cut", resume=True)
 
 
 def test_plain_training_resumes_bit_equal_too(tmp_path, monkeypatch):

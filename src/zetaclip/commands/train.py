@@ -82,6 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         asked = _asked(arguments)
         saved = _saved(arguments)
         config = Config.from_mapping(merge(saved, asked))
+        from ..training.loop import check_device  # only now: a wrong setting is told before torch is loaded
+
+        check_device(config.device)
     except ConfigError as error:
         if os.environ.get("RANK", "0") != "0":  # rank 0 was started with the same words, and says the same
             return 2
@@ -140,6 +143,11 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
     except Interrupted as stop:
         print(f"\nstopped by {stop}; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
         return 128 + signal.Signals(stop.number)
+    except KeyboardInterrupt:  # before the first step, or a second time
+        if not RunFolder(out).executed:
+            raise
+        print(f"\ninterrupted; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (ConfigError, FolderError, InputError) as error:
         raise CommandError(error) from error
     except RankError as error:

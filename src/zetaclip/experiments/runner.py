@@ -131,7 +131,8 @@ def _train_words(config: str, folder: str, resume: bool) -> list[str]:
 
 
 def _begun(folder: str) -> bool:
-    return any((Path(folder) / name).exists() for name in ("status.json", "config.json", "private"))
+    """Whether there is something to resume: a training that was cut before it wrote this has to be started, not resumed."""
+    return (Path(folder) / "config.json").exists()
 
 
 def environment_of(threads: int, data: str | None = None) -> dict[str, str]:

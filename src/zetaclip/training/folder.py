@@ -16,7 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.saved = False  # whether this process has written a checkpoint, which comes before the first step
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -57,6 +58,26 @@ class RunFolder:
     def executed(self) -> bool:
         """Whether steps may have been taken: a checkpoint is written before the first one."""
         return self.checkpoint.exists()
+
+    def listed(self) -> set[Path]:
+        """What lies here of the kind that a run writes, and the folders around it."""
+        inside = (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*"))
+        own = (self.path / "checkpoint", self.path / "private", *(self.path / name for name in _FILES))
+        return {*inside, *(path for path in (*own, self.path, *self.path.parents) if path.exists())}
+
+    def undo(self, before: set[Path]) -> None:
+        """Takes back a start that executed nothing: what ``listed`` now and did not ``before``. Anything else stays.
+
+        A folder that is not empty stays as well: somebody else has put something there.
+        """
+        for path in sorted(self.listed() - before, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):
+                if path.is_dir():
+                    path.rmdir()
+                else:
+                    if path.parent.name == "private":
+                        _blank(path)
+                    path.unlink()
 
     def create(self, needed_bytes: int) -> None:
         """Makes the folder and sees whether it can hold a run, before anything is trained."""

@@ -52,13 +52,14 @@ def train(
 ) -> dict[str, Any]:
     """Trains what ``config`` says into the folder ``out`` and returns its result.
 
-    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly; ``rekey`` goes on with fresh ones, and
-    everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
+    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly, and is refused where there is none; ``rekey``
+    goes on with fresh ones, and everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
     ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
 
     **Guarantee.** The folder tells no more about the training records than the ledger says, unless
     ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
-    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise.
+    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise. A start that fails
+    before anything was executed leaves no files behind, so that the folder is free for the next.
     """
     others = ranks()
     if others is None:
@@ -98,13 +99,16 @@ def _train(
         raise FolderError(
             f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
         )
-    going_on = resume and folder.begun
-    if going_on and not folder.executed and (folder / "metrics.jsonl").exists():
+    if (
+        resume and not folder.begun
+    ):  # a wrong name, most likely: a new run would train something else than was asked for
+        raise FolderError(f"nothing to resume in {folder.path}; leave --resume out to start a run there")
+    if resume and not folder.executed and (folder / "metrics.jsonl").exists():
         raise FolderError(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
         )
     with _threads(config.threads):
-        return _run(config, folder, going_on, rekey, keep_state, display, series, begun, leader)
+        return _run(config, folder, resume, rekey, keep_state, display, series, begun, leader)
 
 
 def _run(
@@ -119,6 +123,7 @@ def _run(
     leader: Leader | None,
 ) -> dict[str, Any]:
     started = time.perf_counter()
+    check_device(config.device)
     display.say(f"loading {config.data}")
     dataset = load_data(config)
     method = build_method(config)
@@ -137,40 +142,74 @@ def _run(
         torch.manual_seed(config.seed)
     model = _build_model(config, dataset)
     replaced = not going_on and folder.begun
-    folder.create(_needed_bytes(model))
+    before = folder.listed()
+    try:
+        folder.create(_needed_bytes(model))
+    except FolderError:
+        folder.undo(before)
+        raise
     with folder.lock():
         if replaced:  # only now: somebody may be training there
             folder.clear()
-        folder.write_text("config.json", config.to_json())
+            before &= folder.listed()
         status = Status(folder, resume_command(folder))
-        status.write(state="running", message="setting up")
-        if begun is not None:
-            begun()
-        display.say("finding the noise" if method.private and config.sigma is None else "setting up")
-        if leader is not None:
-            leader.start(config, folder.path, going_on and folder.executed, rekey)
-        kind = PrivateSteps if method.private else PlainSteps
-        try:
-            steps: Steps = kind(config, dataset, method, model)
-        except (ValueError, AccountingError) as error:
-            _note_failure(status, error)
-            raise ConfigError(str(error)) from error
-        run = _Training(config, dataset, steps, folder, status, display, series)
-        if going_on and folder.executed:
-            run.restore(rekey)
-        run.seconds["setup"] += time.perf_counter() - started
-        try:
-            result = run.train()
-        except Interrupted as stop:
-            status.write(state="stopped", message=f"stopped by {stop}", **run.standing())
-            raise
-        except BaseException as error:
-            _note_failure(status, error)
-            raise
-        if not keep_state:
-            folder.drop_state()
-        status.write(state="finished", message="", **run.standing())
+        with _failures_noted(folder, status, None if going_on else before):
+            folder.write_text("config.json", config.to_json())
+            status.write(state="running", message="setting up")
+            if begun is not None:
+                begun()
+            display.say("finding the noise" if method.private and config.sigma is None else "setting up")
+            if leader is not None:
+                leader.start(config, folder.path, going_on and folder.executed, rekey)
+            kind = PrivateSteps if method.private else PlainSteps
+            try:
+                steps: Steps = kind(config, dataset, method, model)
+            except (ValueError, AccountingError) as error:
+                raise ConfigError(str(error)) from error
+            run = _Training(config, dataset, steps, folder, status, display, series)
+            if going_on and folder.executed:
+                run.restore(rekey)
+            run.seconds["setup"] += time.perf_counter() - started
+            try:
+                result = run.train()
+            except Interrupted as stop:
+                status.write(state="stopped", message=f"stopped by {stop}", **run.standing())
+                raise
+            if not keep_state:
+                folder.drop_state()
+            status.write(state="finished", message="", **run.standing())
     return result
+
+
+@contextmanager
+def _failures_noted(folder: RunFolder, status: Status, before: set[Path] | None) -> Iterator[None]:
+    """What goes wrong is noted in the status; a start that saved nothing, and so executed nothing, is taken back to ``before``.
+
+    Otherwise the next start would find a run that is not finished, and resuming it would only fail in the same way again.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        if before is not None and not folder.saved:
+            folder.undo(before)
+        else:
+            _note_failure(status, error)
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise _unwritable(folder, error) from error
+        raise
+
+
+def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
+    """A full disk, most often: the same sentence whichever of the run's files met it."""
+    reason = error.strerror or str(error)
+    if folder.begun:
+        return FolderError(
+            f"{folder.path}: the run's files can't be written ({reason}); the last good state is kept. Make room and go on with: "
+            f"{resume_command(folder)}"
+        )
+    return FolderError(f"cannot write to {folder.path}: {reason}. Make room, or choose another --out")
 
 
 class _Training:
@@ -227,10 +266,13 @@ class _Training:
         try:
             self.steps.save(self.folder, trainer)
         except OSError as error:
+            if not self.folder.executed:  # then there is nothing to go on with either
+                raise
             raise FolderError(
                 f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
                 f"room and go on with: {resume_command(self.folder)}"
             ) from error
+        self.folder.saved = True
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - begun
         self.seconds["saving"] += self._save_cost
@@ -244,11 +286,13 @@ class _Training:
     def restore(self, rekey: bool) -> None:
         try:
             trainer = self.steps.load(self.folder, rekey)
-        except ValueError as error:  # CheckpointError, LedgerError
-            fresh = (
-                "" if rekey else ". `--resume --rekey` goes on with fresh streams, and what was executed stays counted"
-            )
-            raise FolderError(f"{self.folder.path} can't be resumed: {error}{fresh}") from error
+        except Exception as error:
+            private = isinstance(self.steps, PrivateSteps)
+            if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
+                raise
+            # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
+            reason = str(error) if private else f"run.pt can't be read as a checkpoint ({type(error).__name__})"
+            raise FolderError(f"{self.folder.path} can't be resumed: {_in_flags(reason, private)}") from error
         self.seconds.update(trainer["seconds"])
         self.resumed = trainer["resumed"] + 1
         self.zeta, self.epsilon = trainer["zeta"], trainer["epsilon"]
@@ -399,6 +443,43 @@ class _Training:
         return found
 
 
+_REKEY = "`--resume --rekey` goes on with fresh streams, and what was executed stays counted"
+# A checkpoint speaks of calls; and only where it speaks of fresh streams are they a cure.
+_CALLS = {
+    ". load(path) goes on with fresh streams": "",
+    ", or go on with fresh streams: load(path), or a framework's resume without streams.json": "",
+    "replay=True needs": "an exact replay needs",
+}
+
+
+def _in_flags(message: str, private: bool) -> str:
+    """Why a checkpoint can't be loaded, with what somebody at the command line can do about it."""
+    curable = "fresh streams" in message
+    for call, words in _CALLS.items():
+        message = message.replace(call, words)
+    if curable:
+        return f"{message}. {_REKEY}"
+    weights = "are lost" if "can't be read" in message else "can't be used here"
+    counted = (
+        " What was executed is released and still counts; the journal in checkpoint/ names every step. "
+        if private
+        else " "
+    )
+    return f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
+
+
+def check_device(name: str) -> None:
+    """Whether this machine can compute there; otherwise an error that lists where it can."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (
+        Exception
+    ):  # torch has one kind of error for an unknown name, others for a card that is not there or can't be used
+        cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+        there = ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
+        raise ConfigError(f"device {name!r} can't be used here; there is: {', '.join(there)}") from None
+
+
 def resume_command(folder: RunFolder) -> str:
     """What goes on with the run in this folder, as it was started."""
     import torch.distributed as dist
@@ -428,9 +509,14 @@ def _needed_bytes(model: nn.Module) -> int:
 def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:
     import os
 
+    from safetensors import SafetensorError
+
     state = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file(state, temporary)
+    try:
+        save_file(state, temporary)
+    except SafetensorError as error:  # a full disk, which it does not tell as an OSError
+        raise OSError(f"{path.name}: {error}") from error
     os.replace(temporary, path)
 
 
