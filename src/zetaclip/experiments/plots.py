@@ -11,11 +11,14 @@ from typing import Any
 from . import series
 from .measures import MEASURES, Run
 from .plan import Plan
+from .results import is_private
 
 # Okabe and Ito: told apart by colour-blind readers; markers and dashes repeat less often than colours.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX*<>"
 _DASHES = ("-", "--", ":")
+_PAPER = {"dp-sgd": "x:", "ww-dp-sgd": "+-."}  # published rows beside ours
+_NOTHING = {"mean": float("nan"), "std": None}
 
 
 def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: Path) -> list[str]:
@@ -59,7 +62,11 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
         places = [
             place
             for place, detail in enumerate(table["column_details"])
-            if detail["good"] and any(line["cells"][place] and line["cells"][place]["ours"] for line in lines)
+            if detail["good"]
+            and any(
+                line["cells"][place] and line["cells"][place]["ours"] and is_private(plan, line["label"])
+                for line in lines
+            )
         ]
         if not places:
             continue
@@ -100,12 +107,13 @@ def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder
     places = [place for place, detail in enumerate(table["column_details"]) if detail["measure"] == measure]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         figure, (ax,) = _figure(8.5, 4.8)
-        shown = 0
+        shown, private = 0, False
         for line in (line for line in table["rows"] if line["group"] == group):
             drawn = [(table["column_details"][place]["x"], line["cells"][place]) for place in places]
-            ours = [(x, cell["ours"]) for x, cell in drawn if cell and cell["ours"]]
+            # A place that was not run is a gap in the line, not a straight piece of it.
+            ours = [(x, (cell and cell["ours"]) or _NOTHING) for x, cell in drawn]
             theirs = [(x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]]
-            if ours:
+            if any(cell is not _NOTHING for _, cell in ours):
                 ax.errorbar(
                     [x for x, _ in ours],
                     [cell["mean"] for _, cell in ours],
@@ -115,10 +123,11 @@ def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder
                     **_style(shown),
                 )
                 shown += 1
-                if line["method"] in ("dp-sgd", "ww-dp-sgd") and theirs:
-                    colour = _style(shown - 1)["color"]
-                    ax.plot(*zip(*theirs, strict=True), ":", color=colour, alpha=0.6, label=f"paper: {line['label']}")
-        if not shown:
+                private = private or is_private(plan, line["label"])
+                if line["method"] in _PAPER and theirs:
+                    style = _PAPER[line["method"]]
+                    ax.plot(*zip(*theirs, strict=True), style, color="#777777", label=f"paper: {line['label']}")
+        if not private:  # the ceiling alone is nothing to look at
             continue
         if spec.get("x_log"):
             ax.set_xscale("log")

@@ -163,13 +163,14 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
     everything = cell_values(plan, runs, group, row, column)
     seeds = _shown(plan, runs, group, row, column)
     values = {seed: value for seed, value in everything.items() if seed in seeds}
+    paired = _paired(plan, runs, group, row, column)
     measure = MEASURES[column.measure]
     difference = _difference(plan, runs, group, row, column)
     finished = [runs[planned[seed]] for seed in seeds]
     spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
     return {
         "ours": summary(list(values.values())),
-        "values": {str(seed): value for seed, value in sorted(values.items())},
+        "values": {str(seed): value for seed, value in sorted(everything.items()) if seed in paired},
         "published": _published(plan, group, row, column),
         "difference": None if difference is None else vars(difference),
         "better": _better(difference, direction(measure, finished)),
@@ -181,22 +182,32 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
     }
 
 
-def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
-    """The finished seeds that a cell tells of: those that the baseline has too, so that rows can be compared by eye.
+def _finished(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
+    return [seed for seed, key in plan.cells.get((group, row, column.condition), {}).items() if key in runs]
 
-    A row that others follow may be ahead of them by a seed. Where the baseline has none yet, all count.
+
+def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
+    """The finished seeds that a cell's mean is of: those that every row has that was begun, so that rows can be compared by eye.
+
+    A row may be ahead of the others, and seeds differ by more than methods do. Where no seed is common yet, all of a row's count.
     """
-    finished = {
-        label: [seed for seed, key in plan.cells.get((group, label, column.condition), {}).items() if key in runs]
-        for label in (row, plan.experiment.baseline)
-    }
-    return [seed for seed in finished[row] if seed in finished[plan.experiment.baseline]] or finished[row]
+    finished = {line["label"]: _finished(plan, runs, group, line["label"], column) for line in plan.experiment.rows}
+    return [seed for seed in finished[row] if all(seed in other for other in finished.values() if other)] or finished[
+        row
+    ]
+
+
+def _paired(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
+    """The finished seeds that the baseline has too: differences are taken over all of these."""
+    base = _finished(plan, runs, group, plan.experiment.baseline, column)
+    own = _finished(plan, runs, group, row, column)
+    return [seed for seed in own if seed in base] or own
 
 
 def _difference(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> Difference | None:
     """With the baseline, where both are to be compared and none of their seeds diverged."""
     baseline = plan.experiment.baseline
-    if not baseline or row == baseline or not MEASURES[column.measure].good or not _is_private(plan, row):
+    if not baseline or row == baseline or not MEASURES[column.measure].good or not is_private(plan, row):
         return None
     if any(_diverged(plan, runs, group, one, column) for one in (row, baseline)):
         return None
@@ -210,7 +221,7 @@ def _diverged(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column:
     return sum(diverged(runs[key], MEASURES[column.measure]) for key in keys if key in runs)
 
 
-def _is_private(plan: Plan, row: str) -> bool:
+def is_private(plan: Plan, row: str) -> bool:
     """Training without privacy is there to show the ceiling: it competes with no private row."""
     method = next(line["method"] for line in plan.experiment.rows if line["label"] == row)
     return bool(plan.experiment.common["methods"][method].get("private", True))

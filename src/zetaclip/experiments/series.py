@@ -66,10 +66,15 @@ def csv_text(found: list[Point], spec: Mapping[str, Any]) -> str:
 
 
 def means(found: list[Point], group: str, condition: str, value: str) -> dict[str, dict[int, list[float]]]:
-    """row -> index -> the seeds' numbers."""
+    """row -> index -> the numbers of the seeds that all rows have; of all seeds, where none is common."""
+    here = [point for point in found if (point.group, point.condition, point.value) == (group, condition, value)]
+    seeds: dict[str, set[int]] = {}
+    for point in here:
+        seeds.setdefault(point.row, set()).add(point.seed)
+    common = set.intersection(*seeds.values()) if seeds else set()
     lines: dict[str, dict[int, list[float]]] = {}
-    for point in found:
-        if (point.group, point.condition, point.value) == (group, condition, value):
+    for point in here:
+        if point.seed in common or not common:
             lines.setdefault(point.row, {}).setdefault(point.index, []).append(point.number)
     return lines
 
@@ -82,7 +87,12 @@ def panels(found: list[Point], spec: Mapping[str, Any]) -> list[tuple[str, str, 
 
 def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
     """Mean over seeds, a line per epoch or probe, with the published values where there are some."""
-    page = [f"# {plan.experiment.title}: {spec['title']}", "", f"Profile {plan.profile}. Mean over seeds.", ""]
+    page = [
+        f"# {plan.experiment.title}: {spec['title']}",
+        "",
+        f"Profile {plan.profile}. Mean over the seeds that all columns have.",
+        "",
+    ]
     index = KINDS[spec["kind"]][1]
     for group, condition, value in panels(found, spec):
         lines = means(found, group, condition, value)

@@ -99,10 +99,11 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 
 
 def command_line(request: Request) -> str:
-    """The command that runs this experiment whole."""
+    """The command that runs this experiment whole. Of an absolute path the last part: a page is no place for the rest."""
     words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
-    usual = Path(request.out).resolve() == Path(OUT).resolve()
-    return shlex.join(words + ([] if usual else ["--out", request.out]))
+    out = Path(request.out)
+    where = out.name if out.is_absolute() else request.out
+    return shlex.join(words + ([] if Path(where) == Path(OUT) else ["--out", where]))
 
 
 def reproduce(request: Request) -> tuple[str, int]:
@@ -270,6 +271,8 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     clock = _clock(plan.experiment, plan.profile, store)
     missing = parts(plan, left, command_line(request), store, lambda some: clock(some)[0])
     table = results.table(plan, runs, command_line(request), missing)
+    rates = tuning.chosen(plan.tunings, tuning.load_rates(store))
+    table["rates_at_edge"], table["rates"] = tables.edges(plan, rates)
     pictures: list[str] = []
     note = ""
     try:
@@ -287,7 +290,7 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
         plan,
         table,
         failures=told,
-        rates=tuning.chosen(plan.tunings, tuning.load_rates(store)),
+        rates=rates,
         skipped=skipped,
         pictures=pictures,
     )

@@ -68,7 +68,7 @@ def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], column
     caption = "Mean ± standard deviation over seeds, last epoch"
     cells = [cell for line in lines for cell in line["cells"] if cell]
     if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
-        caption += "; (2/5): two of five seeds have finished"
+        caption += "; (2/5): over the two of five seeds that all the rows have"
     if any(cell["diverged"] for cell in cells):
         caption += (
             "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
@@ -163,14 +163,19 @@ def _used(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
     return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
 
 
+def edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """How many of the learning rates that are used lie at the edge of their grid, and how many there are."""
+    used = _used(plan, rates)
+    return sum(bool(entry["at_edge_of_grid"]) for _, entry in used), len(used)
+
+
 def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A rate at the edge of its grid may be far from the best one: that must be read before the numbers."""
-    used = _used(plan, rates)
-    edges = sum(bool(entry["at_edge_of_grid"]) for _, entry in used)
-    if not edges:
+    ends, count = edges(plan, rates)
+    if not ends:
         return []
     return [
-        f"**{edges} of {len(used)} learning rates lie at the edge of their grid** (below): a better one may lie outside, so a row may stand where "
+        f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better one may lie outside, so a row may stand where "
         "its grid ends rather than where its method does.",
         "",
     ]

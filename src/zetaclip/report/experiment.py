@@ -220,8 +220,11 @@ def sentences(experiment: Experiment) -> list[str]:
 
 
 def _budget(done: Sequence[dict[str, str]]) -> str:
-    spent = [value for row in done if (value := _float(row.get("epsilon"))) is not None]
-    deltas = sorted({value for row in done if (value := _float(row.get("delta"))) is not None})
+    private = [
+        row for row in done if _float(row.get("epsilon")) is not None
+    ]  # plain training has a δ in its settings too
+    deltas = sorted({value for row in private if (value := _float(row.get("delta"))) is not None})
+    spent = [value for row in private if (value := _float(row.get("epsilon"))) is not None]
     if not spent:
         return ", without an ε"
     low, high = epsilon_text(min(spent)), epsilon_text(max(spent))
