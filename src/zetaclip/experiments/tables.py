@@ -34,7 +34,7 @@ def markdown(
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [
-        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs"
+        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs{_recorded(table)}"
         + (f" · commit {table['commit']}" if table["commit"] else ""),
         "",
     ]
@@ -50,6 +50,16 @@ def markdown(
     page += _rates(plan, rates)
     page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
+
+
+def _recorded(table: Mapping[str, Any]) -> str:
+    """Runs whose folders are not here, and so can't be verified again."""
+    count = table["runs"]["recorded"]
+    return (
+        f", {count} of them from `records.jsonl` (verified when they were written; their folders are not here)"
+        if count
+        else ""
+    )
 
 
 def number(value: float | None, digits: int) -> str:

@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .files import read_own, write_json
 from .measures import Run
 from .plan import Tuning
-from .store import Store, read_own, write_json
+from .store import Store
 
 NOTE = (
     "Each rate was chosen among those of its grid, by one run of half the length on one seed, on a tenth of the training records that was held "
