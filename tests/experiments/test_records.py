@@ -35,6 +35,10 @@ def trained(out):
     return {folder.name for folder in (out / "runs").glob("*")}
 
 
+def recorded(out):
+    return [json.loads(line)["run"] for line in (out / records.FILE).read_text(encoding="utf-8").splitlines()]
+
+
 def planned(request, out):
     return session._plan(request, Store.open(out, verify=lambda folder: []))
 
@@ -76,7 +80,7 @@ def test_a_seed_is_added_to_recorded_ones(request_, done):
     assert (done / "mini/runs.csv").read_bytes() == before
     runs = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))["runs"]
     assert runs == {"finished": 9, "planned": 9, "recorded": 8}
-    assert len((done / records.FILE).read_text(encoding="utf-8").splitlines()) == 9
+    assert len(recorded(done)) == 12
 
 
 def test_a_recorded_run_is_made_again_for_one_that_reads_its_folder(request_, done):
@@ -86,6 +90,29 @@ def test_a_recorded_run_is_made_again_for_one_that_reads_its_folder(request_, do
     drop(done, {replay.key})
     _, failed = session.reproduce(request_)
     assert failed == 0 and trained(done) == {replay.key, followed}
+
+
+def test_a_grid_is_decided_by_its_records(request_, done):
+    """Its folders may be lost before the last of its runs has been made."""
+    rates = json.loads((done / "tuning.json").read_text(encoding="utf-8"))
+    (grid,) = planned(request_, done).tunings
+    (done / "tuning.json").unlink()
+    shutil.rmtree(done / "runs")
+    drop(done, {grid.runs[1].key})
+    session.reproduce(request_)
+    assert trained(done) == {grid.runs[1].key}
+    assert json.loads((done / "tuning.json").read_text(encoding="utf-8")) == rates
+
+
+def test_a_run_is_recorded_when_it_ends(request_, tmp_path, monkeypatch):
+    """Not only at the end of all: what was finished before the machine was lost is known."""
+    counts = []
+    plain = session.Store.record
+    monkeypatch.setattr(
+        session.Store, "record", lambda store, runs: (plain(store, runs), counts.append(recorded(store.out)))
+    )
+    session.reproduce(request_)
+    assert [len(keys) for keys in counts] == [*range(1, 13), 12]
 
 
 def test_a_rate_follows_a_recorded_mean(request_, done):
@@ -120,14 +147,15 @@ def test_the_folder_counts_where_there_is_one(request_, done):
 )
 def test_an_edited_line_is_refused(request_, done, old, new):
     path = done / records.FILE
+    keys = {run.key for run in planned(request_, done).runs}
     first, *rest = path.read_text(encoding="utf-8").splitlines()
     assert old in first
     path.write_text("\n".join([*rest, first.replace(old, new, 1)]) + "\n", encoding="utf-8")
-    with pytest.raises(CommandError, match=r"records.jsonl, line 9.*not as it was written"):
+    with pytest.raises(CommandError, match=r"records.jsonl, line 12.*not as it was written"):
         session.tables_only(request_)
     path.write_text("\n".join(rest) + "\n", encoding="utf-8")  # as it advises; the folder is still here
     assert session.tables_only(request_).startswith("9 of 9 runs")
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 9
+    assert len(recorded(done)) == (12 if json.loads(first)["run"] in keys else 11)
 
 
 def test_a_sealed_record_must_have_its_own_name(request_, done):

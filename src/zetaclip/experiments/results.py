@@ -67,18 +67,9 @@ def digits_of(low: float, high: float, least: int) -> int:
 
 
 def collect(plan: Plan, store: Store) -> dict[str, Run]:
-    """The finished runs of a plan, by key: from their folders, or from records where these are not here.
-
-    Runs whose folder can't be trusted are left out.
-    """
-    found = {}
-    for run in plan.runs:
-        if not store.finished(run.key):
-            if run.key in store.records:
-                found[run.key] = store.records[run.key]
-        elif not store.problems(run):
-            found[run.key] = Run.read(store.folder(run.key))
-    return found
+    """The finished runs of a plan, by key, but for those that can't be trusted."""
+    found = ((run.key, store.run(run)) for run in plan.runs)
+    return {key: run for key, run in found if run is not None}
 
 
 def difference_text(difference: Mapping[str, Any], digits: int) -> str:

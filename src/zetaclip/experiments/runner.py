@@ -234,7 +234,10 @@ def _job(store: Store, run: PlannedRun, threads: int) -> Job:
 def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:
     if code == 0 and store.finished(run.key):
         problems = store.problems(run)
-        return Outcome("failed", _edited(store, run, problems)) if problems else Outcome("done")
+        if problems:
+            return Outcome("failed", _edited(store, run, problems))
+        store.record([run])
+        return Outcome("done")
     said = last_line(store.log_file(run.key))
     if code == 0:
         said = f"it ended without a result{': ' + said if said else ''}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from . import estimate, index, plots, records, results, series, tables, tuning
+from . import estimate, index, plots, results, series, tables, tuning
 from .files import write_json, write_text
 from .missing import parts
 from .needs import missing_data
@@ -266,7 +266,7 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     """All that an experiment leaves in its folder; returns what to print."""
     folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)
-    records.write(store.out, [(plan.by_key[key], run) for key, run in runs.items() if run.folder is not None])
+    store.record(plan.runs)
     left = [run for run in plan.runs if run.key not in runs]
     others = [run for run in left if run.key not in failures]
     told = [*failures.values(), *_untrusted(store, others), *_failed_before(store, others)]

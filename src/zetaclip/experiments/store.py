@@ -29,7 +29,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +94,17 @@ class Store:
     def records(self) -> dict[str, Run]:
         """The runs that have finished somewhere, here or not; read once."""
         return records.read(self.out)
+
+    def run(self, planned: PlannedRun) -> Run | None:
+        """A finished run: its folder if that can be trusted, or its record where there is no folder."""
+        if not self.finished(planned.key):
+            return self.records.get(planned.key)
+        return None if self.problems(planned) else Run.read(self.folder(planned.key))
+
+    def record(self, runs: Iterable[PlannedRun]) -> None:
+        """Records those whose folders are here and can be trusted."""
+        here = ((planned, self.run(planned)) for planned in runs if self.finished(planned.key))
+        records.write(self.out, [(planned, run) for planned, run in here if run is not None])
 
     def unfinished(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Those that have to be run: the ones with neither folder nor record, and any whose folder such a one reads."""

@@ -35,7 +35,7 @@ def markdown(
     page += _edges(plan, rates)
     page += [
         f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs{_recorded(table)}"
-        + (f" · commit {table['commit']}" if table["commit"] else ""),
+        + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
         "",
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
@@ -50,6 +50,12 @@ def markdown(
     page += _rates(plan, rates)
     page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
+
+
+def _commits(told: str) -> str:
+    """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
+    commits = told.split(", ")
+    return f"commit{'s' if len(commits) > 1 else ''} {', '.join(commit[:10] for commit in commits)}"
 
 
 def _recorded(table: Mapping[str, Any]) -> str:
