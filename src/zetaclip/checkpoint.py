@@ -32,6 +32,7 @@ from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run
+from .sampling import index_array
 from .turns import set_public_streams
 
 _FORMAT = 3
@@ -456,13 +457,16 @@ def _innermost(dataset: Any) -> Any:
 def _compute_digest(dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=32)
     digest.update(str(len(dataset)).encode())
-    if isinstance(dataset, Subset):
-        digest.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().tobytes())
+    keys = index_array(dataset.indices) if isinstance(dataset, Subset) else None
+    if keys is not None and keys.dtype != object:
+        digest.update(keys.tobytes())
         digest.update(_compute_digest(dataset.dataset).encode())
     elif isinstance(dataset, TensorDataset):
         for tensor in dataset.tensors:
             _update(digest, tensor)
     else:
+        if keys is not None:  # names, say, by which alone the inner data set can be asked
+            _update(digest, keys)
         rng, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
         count = len(dataset)
         try:
