@@ -398,9 +398,9 @@ def _replayable(
         )
     if not journal.at_home(public["stream"]):
         raise CheckpointError(
-            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another). What the run "
-            "did in the original folder after it was copied, or will do, is not noted here, so a replay could put the same noise on "
-            "another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
+            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another; a mounted "
+            "bucket or drive may also number its files anew). What the run did in the original folder after it was copied, or will do, "
+            "is not noted here, so a replay could put the same noise on another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
             f"with fresh streams: load(path), or a framework's resume without {hidden.name}"
         )
     return secret
