@@ -150,7 +150,9 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         for name, value in wanted.items()
         if result.get(name) != value
     ]
-    numbers = {"sample_rate": (result.get("sample_rate"), min(1.0, config.batch_size / head.num_examples))}
+    numbers: dict[str, tuple[Any, float | None]] = {
+        "sample_rate": (result.get("sample_rate"), min(1.0, config.batch_size / head.num_examples))
+    }
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
             problems.append(f"ε by {name!r}: there is no such accountant")

@@ -26,6 +26,7 @@ EXPECTED = [
     "runtime",
     "controls",
     "budget",
+    "rates",
 ]
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,8 @@ def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise
         rates = {(run.labels["method"], plan.tuning_of(run).rpartition("/")[2]) for run in planned.runs}
         if name in shared:
             assert {rate for _, rate in rates} == {"dp-sgd"}
+        elif name == "rates":  # its columns are the rates
+            assert {rate for _, rate in rates} == {""}
         else:
             assert all(method == rate for method, rate in rates)
 
@@ -215,3 +218,21 @@ def test_a_run_that_needs_itself_is_refused(mini_file):
     mini_file.write_text(text, encoding="utf-8")
     with pytest.raises(CommandError, match="needs its own result"):
         plan.make_plan(spec.load(str(mini_file)), "lite")
+
+
+def test_a_rate_that_is_said_is_not_tuned(mini):
+    """And a run with a rate that a grid happens to choose is the same run."""
+    columns = ({**mini.columns[0], "label": "lr=1", "set": {"lr": 1.0}}, {**mini.columns[0], "label": "tuned"})
+    mixed = plan.make_plan(replace(mini, columns=columns, published={}), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
+    said, tuned = (
+        {
+            run.key
+            for run in mixed.runs
+            if mixed.cells["", "DP-SGD", f"{label}, σ = 1.1"].get(run.labels["seed"]) == run.key
+        }
+        for label in ("lr=1", "tuned")
+    )
+    assert said == tuned and len(said) == 3
+    alone = plan.make_plan(replace(mini, columns=columns[:1], published={}), "lite")
+    assert alone.tunings == () and {run.config["lr"] for run in alone.runs} == {1.0}
+    assert {plan.tuning_of(run) for run in alone.runs} == {""}

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from .files import read_json, write_text
 from .measures import MEASURES
 from .results import CONFIDENCE, Difference, difference_text, paired_difference, reach
 from .spec import FOLDER, load, names, read_toml, tables_of
-from .store import read_json, write_text
 
 HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "not tested here"
 

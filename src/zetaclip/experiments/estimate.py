@@ -1,4 +1,4 @@
-"""How long will it take? From finished runs where there are some, else from twenty steps of one."""
+"""How long will it take? From finished runs where there are some, else from twenty steps of one, else from records of other machines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .files import read_cache, read_json, write_json
 from .measures import Run
 from .plan import PlannedRun
 from .runner import environment_of, train_command
-from .store import Store, read_cache, read_json, write_json
+from .store import Store
 
 _STEPS = 20
 _MEASURED = f"{_STEPS} measured steps"
@@ -41,27 +42,33 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
 
 
 def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
-    """Speeds by data, network and method, out of what has finished in this folder, or was measured for it."""
-    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    """Speeds by data, network and method: of what has finished in this folder, else measured for it, else of records of other machines."""
+    here = {}
     for folder in sorted((store.out / "runs").glob("*")):
-        if not (folder / "result.json").exists():
-            continue
-        try:
-            result, config = Run.read(folder).result, read_json(folder / "config.json")
-            total, steps = float(result["seconds"]["total"]), int(result["steps"])
-            setup = float(result["seconds"].get("setup") or 0.0)
+        with suppress(OSError, ValueError):
+            here[folder.name] = (Run.read(folder).result, read_json(folder / "config.json"))
+    elsewhere = [(run.result, run.config) for key, run in store.records.items() if key not in here]
+    finished = _medians(here.values(), "finished runs")
+    return _medians(elsewhere, "recorded runs") | _remembered(store) | finished
+
+
+def _medians(
+    runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], source: str
+) -> dict[tuple[str, str, str], Speed]:
+    """Speeds out of results and their configurations."""
+    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    for result, config in runs:
+        # One that says too little about itself only makes the estimate coarser.
+        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+            seconds = result["seconds"]
+            setup = float(seconds.get("setup") or 0.0)
+            step = (float(seconds["total"]) - setup) / int(result["steps"])
             place = (str(config["data"]), str(config["model"]), str(config["method"]))
-        except (KeyError, TypeError, ValueError):
-            continue  # a folder that says too little about itself only makes the estimate coarser
-        if steps:
-            found.setdefault(place, []).append((setup, (total - setup) / steps))
-    finished = {
-        place: Speed(
-            statistics.median([a for a, _ in pairs]), statistics.median([b for _, b in pairs]), "finished runs"
-        )
+            found.setdefault(place, []).append((setup, step))
+    return {
+        place: Speed(statistics.median([a for a, _ in pairs]), statistics.median([b for _, b in pairs]), source)
         for place, pairs in found.items()
     }
-    return finished | {place: speed for place, speed in _remembered(store).items() if place not in finished}
 
 
 def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import spec
+from .files import read_json, write_text
 from .progress import duration
-from .store import Store, read_json, write_text
+from .store import Store
 from .tables import grid, open_part
 
 

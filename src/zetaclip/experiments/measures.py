@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left behind; ``epochs`` and ``probes`` are read when first asked for."""
+    """What a finished run left behind: a folder, or a record of one that is not here (see ``records.py``)."""
 
-    folder: Path
+    folder: Path | None
     result: dict[str, Any]
+    # Of a record alone:
+    config: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -23,6 +26,8 @@ class Run:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` or ``probes.jsonl``; none if the run wrote no such file."""
+        if self.folder is None:
+            return list(self.recorded.get(name, []))
         path = self.folder / name
         if not path.exists():
             return []

@@ -100,7 +100,7 @@ def make_plan(experiment: Experiment, profile: str, rates: Mapping[str, float] |
 
 
 def tuning_of(run: PlannedRun) -> str:
-    """The name under which this run's learning rate is tuned."""
+    """The name under which this run's learning rate is tuned; empty where the experiment sets it."""
     return str(run.labels["rate"])
 
 
@@ -221,8 +221,10 @@ class _Planner:
             config.pop("clip", None)
         if "skew" in config:
             config["skew_seed"] = seed
-        rate_name = self._tuning(name, recipe, method_name)
-        config["lr"] = self.rates.get(rate_name, f"@tuned:{rate_name}")
+        rate_name = ""
+        if "lr" not in config:  # an experiment over rates says its own
+            rate_name = self._tuning(name, recipe, method_name)
+            config["lr"] = self.rates.get(rate_name, f"@tuned:{rate_name}")
         if "rate_times_mean_clip" in row:
             config["lr"] = {"rate": config["lr"], "times_mean_clip_of": row["rate_times_mean_clip"]}
         after: list[str] = []

@@ -131,6 +131,10 @@ def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder
             continue
         if spec.get("x_log"):
             ax.set_xscale("log")
+        # Ticks where the columns are: powers of ten say little about ε of 0.5, 2 and 8.
+        ticks = sorted({table["column_details"][place]["x"] for place in places})
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()
         ax.set_xlabel(spec.get("x_label", ""))
         ax.set_ylabel(MEASURES[measure].label)
         ax.grid(alpha=0.3)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from .store import Store, read_json
+from .files import read_json
+from .store import Store
 
 if TYPE_CHECKING:
     from .plan import PlannedRun

@@ -67,12 +67,9 @@ def digits_of(low: float, high: float, least: int) -> int:
 
 
 def collect(plan: Plan, store: Store) -> dict[str, Run]:
-    """The finished runs of a plan, by key. Runs whose folder can't be trusted are left out."""
-    return {
-        run.key: Run.read(store.folder(run.key))
-        for run in plan.runs
-        if store.finished(run.key) and not store.problems(run)
-    }
+    """The finished runs of a plan, by key, but for those that can't be trusted."""
+    found = ((run.key, store.run(run)) for run in plan.runs)
+    return {key: run for key, run in found if run is not None}
 
 
 def difference_text(difference: Mapping[str, Any], digits: int) -> str:
@@ -119,7 +116,11 @@ def table(
         "commit": ", ".join(commits) or None,
         "baseline": experiment.baseline,
         "confidence": CONFIDENCE,
-        "runs": {"finished": len(finished), "planned": len(plan.runs)},
+        "runs": {
+            "finished": len(finished),
+            "planned": len(plan.runs),
+            "recorded": sum(run.folder is None for run in finished),
+        },
         "missing": list(missing),
         "left_out": list(plan.left_out),
         "columns": [column_title(column) for column in plan.columns],

@@ -76,12 +76,13 @@ def run_all(
 
     Ctrl-C asks the running ones to save, and raises KeyboardInterrupt; everything can be resumed.
     """
+    waiting = store.unfinished(runs)
+    left = {run.key for run in waiting}
     outcomes: dict[str, Outcome] = {}
     for run in runs:
-        if store.finished(run.key):
-            problems = store.problems(run)
+        if run.key not in left:  # what has a record but no folder needs no more
+            problems = store.problems(run) if store.finished(run.key) else []
             outcomes[run.key] = Outcome("failed", _edited(store, run, problems)) if problems else Outcome("reused")
-    waiting = [run for run in runs if run.key not in outcomes]
     running: dict[str, tuple[PlannedRun, Any]] = {}
     ended: list[tuple[PlannedRun, int]] = []  # not yet verified, which takes a second: the next ones start first
     progress.begin(len(runs), outcomes)
@@ -233,7 +234,10 @@ def _job(store: Store, run: PlannedRun, threads: int) -> Job:
 def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:
     if code == 0 and store.finished(run.key):
         problems = store.problems(run)
-        return Outcome("failed", _edited(store, run, problems)) if problems else Outcome("done")
+        if problems:
+            return Outcome("failed", _edited(store, run, problems))
+        store.record([run])
+        return Outcome("done")
     said = last_line(store.log_file(run.key))
     if code == 0:
         said = f"it ended without a result{': ' + said if said else ''}"

@@ -11,13 +11,14 @@ from typing import Any
 
 from ..errors import CommandError
 from . import estimate, index, plots, results, series, tables, tuning
+from .files import write_json, write_text
 from .missing import parts
 from .needs import missing_data
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
 from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
 from .spec import OUT, Experiment, folder_of
-from .store import Store, write_json, write_text
+from .store import Store
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
 
@@ -142,7 +143,7 @@ def dry_run(request: Request) -> str:
     names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
     grids = [run for grid in tuning.open_tunings(plan.tunings, names, rates) for run in grid.runs]
     needed = [*grids, *with_dependencies(plan, wanted)]
-    todo = [run for run in needed if not store.finished(run.key)]
+    todo = store.unfinished(needed)
     lines = [f"{run.key}  {run.describe()}" for run in todo]
     rates_left = sum(run in grids for run in todo)
     lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
@@ -265,6 +266,7 @@ def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, st
     """All that an experiment leaves in its folder; returns what to print."""
     folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)
+    store.record(plan.runs)
     left = [run for run in plan.runs if run.key not in runs]
     others = [run for run in left if run.key not in failures]
     told = [*failures.values(), *_untrusted(store, others), *_failed_before(store, others)]

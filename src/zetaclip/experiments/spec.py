@@ -26,10 +26,10 @@ FOLDER = Path(__file__).resolve().parent
 PROFILES = ("lite", "paper")
 OUT = "results"  # where results go unless told otherwise
 
-# In the order of the paper; the last two are the ones it should have had.
+# In the order of the paper; the last three are the ones it should have had.
 ORDER = (
     *("iid", "tabular", "recent", "noniid", "clip-sweep", "zone", "components", "smoothing", "probe-layer"),
-    *("calibration", "runtime", "controls", "budget"),
+    *("calibration", "runtime", "controls", "budget", "rates"),
 )
 
 # What `zetaclip train` takes; a plan may set nothing else.

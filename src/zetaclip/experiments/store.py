@@ -3,6 +3,7 @@
 OUT/runs/KEY/       a run folder of `zetaclip train`
 OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
+OUT/records.jsonl   what each finished run came to, for where its folder is not
 OUT/tuning.json     chosen learning rates
 OUT/failures.json   runs that failed when they were last tried
 OUT/speeds.json     what `--dry-run` has measured
@@ -27,14 +28,17 @@ import os
 import shlex
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from . import records
+from .files import read_cache, read_json, read_own, write_json
+from .measures import Run
 from .plan import PlannedRun, config_key
 
 FORMAT = 1
@@ -86,6 +90,38 @@ class Store:
     def finished(self, key: str) -> bool:
         return (self.folder(key) / "result.json").exists()
 
+    @cached_property
+    def records(self) -> dict[str, Run]:
+        """The runs that have finished somewhere, here or not; read once."""
+        return records.read(self.out)
+
+    def run(self, planned: PlannedRun) -> Run | None:
+        """A finished run: its folder if that can be trusted, or its record where there is no folder."""
+        if not self.finished(planned.key):
+            return self.records.get(planned.key)
+        return None if self.problems(planned) else Run.read(self.folder(planned.key))
+
+    def record(self, runs: Iterable[PlannedRun]) -> None:
+        """Records those whose folders are here and can be trusted."""
+        here = ((planned, self.run(planned)) for planned in runs if self.finished(planned.key))
+        records.write(self.out, [(planned, run) for planned, run in here if run is not None])
+
+    def unfinished(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Those that have to be run: the ones with neither folder nor record, and any whose folder such a one reads."""
+        by_key = {run.key: run for run in runs}
+        todo: set[str] = set()
+
+        def add(run: PlannedRun) -> None:
+            if run.key not in todo and not self.finished(run.key):
+                todo.add(run.key)
+                for key in run.after:
+                    add(by_key[key])
+
+        for run in runs:
+            if run.key not in self.records:
+                add(run)
+        return [run for run in runs if run.key in todo]
+
     def prepare(self, run: PlannedRun) -> Path:
         """Writes the run's configuration, placeholders filled in, and returns its file."""
         file = self.config_file(run.key)
@@ -100,9 +136,14 @@ class Store:
         filled = {key: self._filled(value) for key, value in config.items()}
         rate = filled.get("lr")
         if isinstance(rate, dict):
-            result = read_json(Path(rate["times_mean_clip_of"]) / "result.json")
-            filled["lr"] = rate["rate"] * float(result["clip"]["mean"])
+            filled["lr"] = rate["rate"] * self._mean_clip(Path(rate["times_mean_clip_of"]))
         return filled
+
+    def _mean_clip(self, folder: Path) -> float:
+        recorded = self.records.get(folder.name)
+        missing = recorded is not None and not self.finished(folder.name)
+        result = recorded.result if recorded and missing else read_json(folder / "result.json")
+        return float(result["clip"]["mean"])
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -174,52 +215,10 @@ class Store:
             os.close(handle)  # gives up the lock
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no table")
-    return value
-
-
-def read_own(path: Path) -> dict[str, Any]:
-    """A file of the results folder that can't be made again."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise CommandError(
-            f"{path} can't be read ({error}). Bring back its last good copy, or choose another folder with --out"
-        ) from error
-
-
-def read_cache(path: Path) -> dict[str, Any]:
-    """A file that only saves time: where it can't be read, it is made again."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        return {}
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def _only_results(path: Path) -> bool:
     """True for a folder that a checkout brought along: tables without the marker and the runs."""
-    return all(entry.is_dir() or entry.suffix in (".md", ".json") or entry.name == ".lock" for entry in path.iterdir())
+    kinds = (".md", ".json", ".jsonl")
+    return all(entry.is_dir() or entry.suffix in kinds or entry.name == ".lock" for entry in path.iterdir())
 
 
 def _digest(folder: Path) -> str:

@@ -34,8 +34,8 @@ def markdown(
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [
-        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs"
-        + (f" · commit {table['commit']}" if table["commit"] else ""),
+        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs{_recorded(table)}"
+        + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
         "",
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
@@ -50,6 +50,22 @@ def markdown(
     page += _rates(plan, rates)
     page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
+
+
+def _commits(told: str) -> str:
+    """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
+    commits = told.split(", ")
+    return f"commit{'s' if len(commits) > 1 else ''} {', '.join(commit[:10] for commit in commits)}"
+
+
+def _recorded(table: Mapping[str, Any]) -> str:
+    """Runs whose folders are not here, and so can't be verified again."""
+    count = table["runs"]["recorded"]
+    return (
+        f", {count} of them from `records.jsonl` (verified when they were written; their folders are not here)"
+        if count
+        else ""
+    )
 
 
 def number(value: float | None, digits: int) -> str:

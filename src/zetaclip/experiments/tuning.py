@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .measures import Run
+from .files import read_own, write_json
 from .plan import Tuning
-from .store import Store, read_own, write_json
+from .store import Store
 
 NOTE = (
     "Each rate was chosen among those of its grid, by one run of half the length on one seed, on a tenth of the training records that was held "
@@ -94,10 +94,11 @@ def _measured(tuning: Tuning, store: Store) -> tuple[list[dict[str, Any]], str, 
     grid: list[dict[str, Any]] = []
     for run in tuning.runs:
         point: dict[str, Any] = {"lr": run.config["lr"], "value": None, "run": run.key}
-        if not store.finished(run.key) or store.problems(run):
+        finished = store.run(run)
+        if finished is None:
             missing += 1
         else:
-            found = Run.read(store.folder(run.key)).result.get("metric") or {}
+            found = finished.result.get("metric") or {}
             value = found.get("value")
             metric = found.get("name", metric)
             point |= {"value": value} if value is not None and math.isfinite(value) else {"diverged": True}
