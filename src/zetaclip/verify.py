@@ -151,8 +151,10 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         if result.get(name) != value
     ]
     numbers: dict[str, tuple[Any, float | None]] = {
-        "sample_rate": (result.get("sample_rate"), min(1.0, config.batch_size / head.num_examples))
+        "sample_rate": (result.get("sample_rate"), min(1.0, _drawn(config) * config.batch_size / head.num_examples))
     }
+    for rate in {event.sample_rate for event in events}:  # the one that ε is computed with
+        numbers["sample_rate of the ledger"] = (result.get("sample_rate"), rate)
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
             problems.append(f"ε by {name!r}: there is no such accountant")
@@ -178,6 +180,11 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         for name, (said, found) in numbers.items()
         if not _close(said, found)
     ]
+
+
+def _drawn(config: Config) -> float:
+    """How many times the batch are drawn as candidates (dp-is)."""
+    return float(config.method_options.get("cap", 1.0))
 
 
 # Many runs of an experiment have the same steps; a search over them takes seconds.
