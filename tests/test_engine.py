@@ -337,11 +337,50 @@ def test_validate_finds_what_would_go_wrong_and_leaves_no_trace():
     assert all(p.grad is None for p in module.parameters()) and len(engine.ledger) == 0
 
 
+@pytest.mark.parametrize("registered", [False, True])
+def test_validate_names_a_buffer_that_is_built_on_first_use(registered):
+    class Building(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            if registered:
+                self.register_buffer("kept", None)
+
+        def forward(self, x):
+            if getattr(self, "kept", None) is None:
+                self.register_buffer("kept", x.detach().mean(0))
+            return self.fc(x)
+
+    module = Building()
+    before = dict(module._buffers)
+    engine, *_ = private(module, toy_data())
+    (problem,) = engine.validate(toy_data(), mean_loss)
+    assert problem.startswith("kept: the training forward builds this buffer") and "before make_private" in problem
+    assert module._buffers == before
+
+
 def test_validate_checks_how_the_loss_is_reduced():
     engine, *_ = private(tiny(), toy_data())
     assert engine.validate(toy_data(), mean_loss) == []
     (problem,) = engine.validate(toy_data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
     assert "loss_reduction='mean'" in problem
+
+
+def test_in_evaluation_mode_nothing_is_left_to_cudnn():
+    """Its recurrent layers have no backward there."""
+    from zetaclip import check_parity
+
+    engine, module, _, _ = private(tiny(), toy_data())
+    seen = set()
+
+    def watched(module, batch):
+        seen.add((module.training, torch.backends.cudnn.enabled))
+        return mean_loss(module, batch)
+
+    before = torch.backends.cudnn.enabled
+    assert engine.validate(toy_data(), watched) == [] and check_parity(module, toy_data(), watched)
+    assert (False, False) in seen and (False, True) not in seen
+    assert module.training and torch.backends.cudnn.enabled == before
 
 
 def test_check_parity_of_a_private_module_tests_the_rules_in_use():

@@ -277,6 +277,13 @@ def test_fits_of_one_budget_never_share_noise(table):
     assert torch.equal(*again)  # and a sequence of fits can be repeated
 
 
+def test_the_ledgers_of_two_fits_of_one_budget_add_up(table):
+    budget = Budget(8.0, 1e-5)
+    first, second = (classifier(epochs=1, budget=budget).fit(*table).ledger_ for _ in range(2))
+    releases = len(first)
+    assert first.merge(second.rows()) == releases == len(second)
+
+
 def test_a_fit_that_releases_nothing_is_refunded(table, monkeypatch):
     budget = Budget(4.0, 1e-5)
 

@@ -271,11 +271,30 @@ def test_a_record_that_is_in_the_data_twice_is_refused_however_it_got_there(data
         Subset(ConcatDataset([BASE, BASE]), [4, 15]),
         Subset(Subset(BASE, [0, 0, 1]), [1, 2]),
         ConcatDataset([Subset(NAMED, ["a", "b"]), Subset(NAMED, ["c", "d"])]),
+        Subset(NAMED, [(0, 1), (0, 2), (1, 0)]),
+        Subset(NAMED, ["1", "01", "001"]),
+        Subset(BASE, np.argwhere(np.arange(10) > 6)),
     ],
     ids=lambda data: type(data).__name__,
 )
 def test_parts_that_do_not_overlap_are_taken(data):
     check_loader(DataLoader(data, batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Subset(NAMED, ["1", "01", *"abcdefgh"]),
+        Subset(NAMED, [(i // 5, i % 5) for i in range(10)]),
+        Subset(BASE, range(-10, 0)),
+    ],
+    ids=["names", "tuples", "from the end"],
+)
+def test_a_subset_trains_and_is_saved_by_whatever_keys_its_data_take(data, tmp_path):
+    engine, module, optimizer, loader = private(tiny(), data)
+    train(module, optimizer, loader)
+    engine.save(tmp_path / "run.pt")
+    engine.load(tmp_path / "run.pt", replay=True)
 
 
 def test_a_million_records_are_looked_at_in_no_time():
@@ -413,6 +432,25 @@ def test_looking_at_a_record_moves_no_public_stream():
     before = standing()
     zero_row(DataLoader(Augmented(SHORT), collate_fn=to_longest))
     assert standing() == before
+
+
+class OpenedOnFirstUse(Texts):
+    """As one opens a file of records in each worker: not picklable once it is open."""
+
+    file = None
+
+    def __getitem__(self, i):
+        if self.file is None:
+            self.file = open(__file__, "rb")  # noqa: SIM115
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_with_workers_no_record_is_read_in_the_process_that_trains(context):
+    data = OpenedOnFirstUse(MIXED)
+    options = {"num_workers": 1, "multiprocessing_context": context}
+    assert len(leaks(data, to_longest, loader_options=options)) == 1  # in two epochs, each with workers of its own
+    assert data.file is None
 
 
 @pytest.mark.parametrize(("kind", "fine"), [(Bag, False), (Conv, False), (Gru, False), (Masked, True)])

@@ -32,6 +32,7 @@ from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run
+from .sampling import index_array
 from .turns import set_public_streams
 
 _FORMAT = 3
@@ -397,9 +398,9 @@ def _replayable(
         )
     if not journal.at_home(public["stream"]):
         raise CheckpointError(
-            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another). What the run "
-            "did in the original folder after it was copied, or will do, is not noted here, so a replay could put the same noise on "
-            "another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
+            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another; a mounted "
+            "bucket or drive may also number its files anew). What the run did in the original folder after it was copied, or will do, "
+            "is not noted here, so a replay could put the same noise on another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
             f"with fresh streams: load(path), or a framework's resume without {hidden.name}"
         )
     return secret
@@ -456,13 +457,16 @@ def _innermost(dataset: Any) -> Any:
 def _compute_digest(dataset: Any) -> str:
     digest = hashlib.blake2b(digest_size=32)
     digest.update(str(len(dataset)).encode())
-    if isinstance(dataset, Subset):
-        digest.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().tobytes())
+    keys = index_array(dataset.indices) if isinstance(dataset, Subset) else None
+    if keys is not None and keys.dtype != object:
+        digest.update(keys.tobytes())
         digest.update(_compute_digest(dataset.dataset).encode())
     elif isinstance(dataset, TensorDataset):
         for tensor in dataset.tensors:
             _update(digest, tensor)
     else:
+        if keys is not None:  # names, say, by which alone the inner data set can be asked
+            _update(digest, keys)
         rng, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
         count = len(dataset)
         try:

@@ -173,7 +173,7 @@ class PrivacyEngine:
                 ledger=Ledger(self._header(settings, declared, chosen)),
                 sampling=self._stream("sampling"),
                 noise=self._stream("noise"),
-                stream=None if self._seed is None else Stream.seeded(self._seed, "name").state.hex()[:16],
+                stream=self._stream_name("name"),
                 planned_steps=steps,
             )
             self._run.refresh_requested = self._refresh
@@ -237,14 +237,24 @@ class PrivacyEngine:
     def _stream(self, name: str) -> Stream:
         return Stream.fresh() if self._seed is None else Stream.seeded(self._seed, name)
 
+    def _stream_name(self, label: str) -> str | None:
+        """What the rows that are drawn from a seed's streams carry: other streams of it need another name."""
+        return None if self._seed is None else Stream.seeded(self._seed, label).state.hex()[:16]
+
     def reseed(self, purpose: str) -> None:
-        """Other streams from the same seed, for each purpose their own; before anything is released. Without a seed they differ anyway."""
+        """Other streams from the same seed, for each purpose their own; before anything is released. Without a seed they differ anyway.
+
+        **Guarantee.** They have a name of their own as well: rows of one name and number are taken for one release wherever
+        ledgers are put together, and would count once.
+        """
         run = self._private()
         if run.step_count or len(run.ledger):
             raise RuntimeError("reseed() comes before the first step")
-        if self._seed is not None:
+        name = self._stream_name(f"name, {purpose}")
+        if name is not None:
             run.abandon()
-            run.rekey(self._stream(f"sampling, {purpose}"), self._stream(f"noise, {purpose}"), run.stream, None)
+            noise = None if run.noise is None else self._stream(f"noise, {purpose}")  # one rank alone has any
+            run.rekey(self._stream(f"sampling, {purpose}"), noise, name, None)
 
     def _header(self, settings: Settings, declared: bool, method: Method) -> Header:
         literal = []

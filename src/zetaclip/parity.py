@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,21 @@ def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
     loss.backward()
 
 
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, with which cuDNN's recurrent layers have no backward: torch's own stand in for them."""
+    modes = [(part, part.training) for part in module.modules()]
+    cudnn = torch.backends.cudnn.enabled
+    module.eval()
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = cudnn
+        for part, mode in modes:
+            part.training = mode
+
+
 def check_parity(
     module: nn.Module,
     batch: Any,
@@ -170,15 +186,25 @@ def check_parity(
     module = copy.deepcopy(module)
     check_module(module)
     raise_refusals(list(structural_refusals(module)))
-    module.eval()
     module.zero_grad(set_to_none=True)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("no parameter of the module requires a gradient")
     layout = Layout.of(named)
     examples = _Examples(module, batch, collate_fn)
-    rows = examples.rows
+    with _evaluating(module):
+        return _checked(module, named, layout, examples, loss_fn, loss_reduction)
 
+
+def _checked(
+    module: nn.Module,
+    named: dict[str, nn.Parameter],
+    layout: Layout,
+    examples: _Examples,
+    loss_fn: LossFn,
+    loss_reduction: str,
+) -> Parity:
+    rows = examples.rows
     loop = torch.stack([_one(module, examples.one(i), loss_fn, layout) for i in range(rows)]).double()
     recorder = Recorder()
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
@@ -261,8 +287,6 @@ def _reduction_problems(
     Both are looked at: a model that still says the same about every record has one loss for all of them, however they are
     weighed. Of the gradients the norms are compared, which need no memory to speak of.
     """
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
 
     def looked_at(batch: Any, rows: int, scale: float) -> tuple[float, Tensor]:
         recorder.open(rows)
@@ -273,12 +297,11 @@ def _reduction_problems(
 
     count = examples.rows
     try:
-        whole, found = looked_at(examples.batch, count, float(count) if reduction == "mean" else 1.0)
-        each = [looked_at(examples.one(i), 1, 1.0) for i in range(count)]
+        with _evaluating(module):
+            whole, found = looked_at(examples.batch, count, float(count) if reduction == "mean" else 1.0)
+            each = [looked_at(examples.one(i), 1, 1.0) for i in range(count)]
     finally:
         recorder.close()
-        for part, mode in modes:
-            part.training = mode
     expected = sum(loss for loss, _ in each) / (count if reduction == "mean" else 1)
     wanted = torch.cat([norm for _, norm in each])
     cause = _PADDED if examples.padded else ""
@@ -308,6 +331,7 @@ def dry_run(
 ) -> list[str]:
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
     rng = torch.get_rng_state()
+    held = [(part, dict(part._buffers)) for part in module.modules()]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads = [p.grad for p in layout.parameters]
     problems = []
@@ -326,7 +350,11 @@ def dry_run(
             elif came < used:
                 problems.append(f"{name}: used {used} times, but its gradient came back {came} times")
         for name, buffer in module.named_buffers():
-            if not torch.equal(buffer, buffers[name]):
+            if name not in buffers:
+                problems.append(
+                    f"{name}: the training forward builds this buffer on first use; run it once before make_private, on made-up records"
+                )
+            elif not torch.equal(buffer, buffers[name]):
                 problems.append(
                     f"{name}: the training forward changes this buffer, which is neither clipped nor noised"
                 )
@@ -337,6 +365,9 @@ def dry_run(
         recorder.close()
         torch.set_rng_state(rng)
         with torch.no_grad():
+            for part, own in held:
+                part._buffers.clear()
+                part._buffers.update(own)
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
         for parameter, grad in zip(layout.parameters, grads, strict=True):

@@ -100,7 +100,7 @@ def _repeats(dataset: Any) -> bool:
 def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.ndarray | None]]:
     """The data sets that hold the records themselves, each with the rows of it that are used; None: all of them, once."""
     if isinstance(dataset, Subset):
-        own = _indices(dataset.indices)
+        own = index_array(dataset.indices)
         yield from _origins(dataset.dataset, own if rows is None else own[rows])
     elif isinstance(dataset, ConcatDataset):
         if rows is None:
@@ -118,14 +118,18 @@ def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.nd
         yield dataset, rows
 
 
-def _indices(indices: Any) -> np.ndarray:
-    """As an array of integers; keys of another kind (names of files, say) are kept as they are."""
+def index_array(indices: Any) -> np.ndarray:
+    """As an array of integers; keys of another kind (names of files, tuples) are kept as they are, in one of objects."""
     if isinstance(indices, Tensor):
-        return indices.detach().cpu().numpy().reshape(-1)
+        indices = indices.detach().cpu().numpy().reshape(-1)
     try:
-        return np.asarray(indices, dtype=np.int64).reshape(-1)
-    except (TypeError, ValueError, OverflowError):
-        return np.fromiter(indices, dtype=object)
+        found = np.asarray(indices)
+    except ValueError:  # tuples of several lengths
+        found = np.empty(0, dtype=object)
+    # A tuple of numbers is one key and not several.
+    if found.size == len(indices) and (found.dtype.kind in "iu" or not found.size):
+        return found.astype(np.int64).reshape(-1)
+    return np.fromiter(indices, dtype=object)
 
 
 def _identity(base: Any) -> Any:
@@ -136,7 +140,11 @@ def _identity(base: Any) -> Any:
 
 
 def zero_row(loader: DataLoader) -> Any:
-    """One record of zeros, shaped as the loader's batches: what the model sees when a batch is empty."""
+    """One record of zeros, shaped as the loader's batches: what the model sees when a batch is empty.
+
+    **Edge cases.** Where workers read the data, a worker reads this record, too: a dataset that opens its file on first use would
+    otherwise hold an open file here, which can't be sent to workers that are spawned, and is shared by those that are forked.
+    """
 
     def blank(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -148,12 +156,30 @@ def zero_row(loader: DataLoader) -> Any:
     # A dataset that augments must not move the public streams.
     state, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        dataset: Any = loader.dataset
-        return tree_map(blank, loader.collate_fn([dataset[0]]))
+        return tree_map(blank, _first_record(loader))
     finally:
         torch.set_rng_state(state)
         np.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def _first_record(loader: DataLoader) -> Any:
+    """A batch of nothing but the first record, as the loader would make it."""
+    dataset: Any = loader.dataset
+    if not loader.num_workers:
+        return loader.collate_fn([dataset[0]])
+    alone = DataLoader(
+        dataset,
+        batch_sampler=[[0]],
+        collate_fn=loader.collate_fn,
+        num_workers=1,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator().manual_seed(0),  # otherwise its seed is drawn from torch's global stream
+    )
+    (batch,) = alone
+    return batch
 
 
 def record_shapes(batch: Any, rows: int) -> list[tuple[int, ...] | None]:
@@ -193,11 +219,14 @@ class _InMemory:
 
 def _in_memory(loader: DataLoader) -> _InMemory | None:
     dataset: Any = loader.dataset
-    positions = None
+    positions = indices = None
     if type(dataset) is Subset:
-        positions, dataset = torch.as_tensor(list(dataset.indices), dtype=torch.int64), dataset.dataset
+        indices, dataset = dataset.indices, dataset.dataset
     if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate or loader.num_workers:
         return None
+    if indices is not None:
+        positions = torch.as_tensor(list(indices), dtype=torch.int64)
+        positions = torch.where(positions < 0, positions + len(dataset), positions)  # -1 is the last one
     return _InMemory(dataset.tensors, positions, loader.pin_memory and torch.cuda.is_available())
 
 

@@ -119,11 +119,12 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         )
     if result.get("delta") != config.delta:
         problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
-    last = max((row.step for row in ledger.rows()), default=-1) + 1
+    summed = {row.step for row in ledger.rows() if "sum" in row.query}
+    skips = config.empty == "skip"  # the paper's own form: an empty batch takes a number, but has no row
+    last = len(summed) if skips else max((row.step for row in ledger.rows()), default=-1) + 1
     if result.get("steps") != last:
         problems.append(f"steps: result.json says {result.get('steps')}, the ledger ends with {last}")
-    summed = {row.step for row in ledger.rows() if "sum" in row.query}
-    if missing := sorted(set(range(last)) - summed):
+    if not skips and (missing := sorted(set(range(last)) - summed)):
         problems.append(f"the ledger has no sum for {len(missing)} of {last} steps, the first of them {missing[0]}")
     return problems + _stated(result, config, ledger)
 
@@ -150,8 +151,10 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         if result.get(name) != value
     ]
     numbers: dict[str, tuple[Any, float | None]] = {
-        "sample_rate": (result.get("sample_rate"), min(1.0, config.batch_size / head.num_examples))
+        "sample_rate": (result.get("sample_rate"), min(1.0, _drawn(config) * config.batch_size / head.num_examples))
     }
+    for rate in {event.sample_rate for event in events}:  # the one that ε is computed with
+        numbers["sample_rate of the ledger"] = (result.get("sample_rate"), rate)
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
             problems.append(f"ε by {name!r}: there is no such accountant")
@@ -177,6 +180,11 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         for name, (said, found) in numbers.items()
         if not _close(said, found)
     ]
+
+
+def _drawn(config: Config) -> float:
+    """How many times the batch are drawn as candidates (dp-is)."""
+    return float(config.method_options.get("cap", 1.0))
 
 
 # Many runs of an experiment have the same steps; a search over them takes seconds.

@@ -119,3 +119,19 @@ def test_the_example_script_trains_and_resumes(tmp_path):
     again = subprocess.run([*command, "--resume=True"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "6 steps, 6 releases" in again.stdout
+
+
+def test_a_device_that_is_there_and_fails_says_why(monkeypatch):
+    import torch
+
+    from zetaclip.training import ConfigError
+    from zetaclip.training.loop import check_device
+
+    def full(*_, **__):
+        raise RuntimeError("out of memory\nand a page of advice")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(ConfigError, match=r"^device 'cpu' can't be used here \(out of memory\); there is: cpu"):
+        check_device("cpu")
+    with pytest.raises(ConfigError, match=r"^device 'gpu' can't be used here; there is: cpu"):
+        check_device("gpu")

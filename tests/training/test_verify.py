@@ -7,6 +7,7 @@ import pytest
 
 from zetaclip.accounting import group_epsilon
 from zetaclip.cli import main
+from zetaclip.training import Config, train
 from zetaclip.training.result import digest, seal
 from zetaclip.verify import verify
 
@@ -105,6 +106,47 @@ def test_a_step_without_a_row_is_found(copy):
     fewer.to_jsonl(copy / "ledger.jsonl")
     edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
     assert any("no sum for 1 of" in problem for problem in verify(copy))
+
+
+@pytest.mark.filterwarnings("ignore:the 12 updates that the noise was chosen for")  # skipped ones are counted there
+def test_batches_that_were_skipped_have_no_row(tmp_path):
+    settings = {
+        "data": "digits",
+        "method": "dp-sgd",
+        "empty": "skip",
+        "batch_size": 1,
+        "steps": 12,
+        "sigma": 1.0,
+        "seed": 2,
+    }
+    train(Config.from_mapping({**settings, "threads": 1, "no_eval": True}), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
+    assert max(row["step"] for row in rows) > 11  # one of them was empty
+    assert verify(tmp_path / "run") == []
+    edit(tmp_path / "run" / "ledger.jsonl", lambda lines: lines.pop())
+    assert verify(tmp_path / "run")
+
+
+def test_a_method_that_draws_more_candidates_fits(tmp_path):
+    settings = {"data": "digits", "method": "dp-is", "method_options": {"cap": 2.0}, "batch_size": 64, "steps": 3}
+    train(Config.from_mapping({**settings, "sigma": 2.0, "threads": 1, "no_eval": True}), tmp_path / "run")
+    assert verify(tmp_path / "run") == []
+    edit(tmp_path / "run" / "result.json", lambda values: values.update(sample_rate=values["sample_rate"] / 2))
+    assert any(problem.startswith("sample_rate") for problem in verify(tmp_path / "run"))
+
+
+def test_rows_of_another_rate_are_found(copy):
+    import dataclasses
+
+    from zetaclip.ledger import Ledger
+
+    whole = Ledger.from_jsonl(copy / "ledger.jsonl")
+    rarer = Ledger(whole.header)
+    for row in whole.rows():
+        rarer.append(dataclasses.replace(row, sample_rate=row.sample_rate / 2))
+    rarer.to_jsonl(copy / "ledger.jsonl")
+    edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
+    assert any(problem.startswith("sample_rate of the ledger") for problem in verify(copy))
 
 
 def test_a_smaller_epsilon_is_named(copy, capsys):

@@ -16,6 +16,8 @@ def held_out(x: np.ndarray, y: np.ndarray, share: float, seed: int, purpose: str
     Edge cases: equal records are told apart by their number, so that a table of few distinct rows is split too; as
     they are equal, it does not matter which of them is which. The share is met only on average.
     """
+    if not share:
+        return np.zeros(len(y), bool)
     key = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=32).digest()
     earlier: defaultdict[bytes, int] = defaultdict(int)
     chosen = np.empty(len(y), bool)

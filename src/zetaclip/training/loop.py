@@ -474,10 +474,12 @@ def check_device(name: str) -> None:
         torch.zeros(1, device=name).item()
     except (
         Exception
-    ):  # torch has one kind of error for an unknown name, others for a card that is not there or can't be used
+    ) as error:  # torch has one kind of error for an unknown name, others for a card that is missing or full
         cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         there = ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
-        raise ConfigError(f"device {name!r} can't be used here; there is: {', '.join(there)}") from None
+        known = name in there or (name == "cuda" and cards)
+        why = f" ({str(error).splitlines()[0][:150]})" if known and str(error) else ""
+        raise ConfigError(f"device {name!r} can't be used here{why}; there is: {', '.join(there)}") from None
 
 
 def resume_command(folder: RunFolder) -> str:
