@@ -154,7 +154,7 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         "sample_rate": (result.get("sample_rate"), min(1.0, _drawn(config) * config.batch_size / head.num_examples))
     }
     for rate in {event.sample_rate for event in events}:  # the one that ε is computed with
-        numbers["sample_rate of the ledger"] = (result.get("sample_rate"), rate)
+        numbers[f"sample_rate of the ledger's rows with {rate:g}"] = (result.get("sample_rate"), rate)
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
             problems.append(f"ε by {name!r}: there is no such accountant")
