@@ -183,8 +183,17 @@ def test_a_loop_past_the_optimizer_is_an_error(tmp_path):
             optimizer_closure()
             optimizer.optimizer.inner.step()
 
-    with pytest.raises(RuntimeError, match="0 private updates were taken"):
+    with pytest.raises(RuntimeError, match="would move the weights by gradients without clipping or noise"):
         trainer(tmp_path, privacy()).fit(Past(), loader())
+
+
+def test_a_loop_without_the_optimizer_is_an_error(tmp_path):
+    class Without(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer_closure()
+
+    with pytest.raises(RuntimeError, match="0 private updates were taken"):
+        trainer(tmp_path, privacy()).fit(Without(), loader())
 
 
 # -- what Lightning counts -----------------------------------------------------------------------------------------
