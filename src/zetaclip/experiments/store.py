@@ -140,10 +140,9 @@ class Store:
         return filled
 
     def _mean_clip(self, folder: Path) -> float:
-        recorded = self.records.get(folder.name)
-        missing = recorded is not None and not self.finished(folder.name)
-        result = recorded.result if recorded and missing else read_json(folder / "result.json")
-        return float(result["clip"]["mean"])
+        if not self.finished(folder.name) and folder.name in self.records:
+            return float(self.records[folder.name].result["clip"]["mean"])
+        return float(read_json(folder / "result.json")["clip"]["mean"])
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, Mapping):
