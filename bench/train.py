@@ -32,7 +32,7 @@ from zetaclip.data import Dataset, Split, load  # noqa: E402
 from zetaclip.errors import InputError  # noqa: E402
 from zetaclip.models import build  # noqa: E402
 from zetaclip.training import Config, train  # noqa: E402
-from zetaclip.training import loop as training_loop  # noqa: E402
+from zetaclip.training import start as training_start  # noqa: E402
 
 BATCH, SIGMA = 256, 1.1
 
@@ -74,7 +74,7 @@ def bare(data: Dataset) -> float:
 def whole(data: Dataset) -> dict[str, float]:
     """Seconds of an epoch through the trainer, all but the setting up."""
     config = Config(data="mnist", model="cnn", sigma=SIGMA, batch_size=BATCH, epochs=1.0, threads=1)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(training_loop, "load_data", return_value=data):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(training_start, "load_data", return_value=data):
         seconds = train(config, Path(folder) / "run")["seconds"]
     return {name: value for name, value in seconds.items() if name not in ("setup", "total")}
 

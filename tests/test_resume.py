@@ -578,18 +578,18 @@ class Falling(torch.utils.data.Dataset):
 
 
 def test_looking_at_the_data_leaves_torchs_streams_alone():
-    from zetaclip.checkpoint import _compute_digest
+    from zetaclip.data_digest import digest_of
 
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)
     with pytest.raises(OSError, match="unreadable"):
-        _compute_digest(Falling())
+        digest_of(Falling())
     assert torch.equal(torch.randn(4), expected)
 
 
 def test_pictures_and_objects_are_compared_by_what_they_are_not_where():
-    from zetaclip.checkpoint import _compute_digest
+    from zetaclip.data_digest import digest_of
 
     class Picture:
         """As PIL's: its text is its address, numpy can read it."""
@@ -600,7 +600,7 @@ def test_pictures_and_objects_are_compared_by_what_they_are_not_where():
 
     def digest(*values):
         kept.append([(Picture(value), object()) for value in values])  # alive, so that no address comes twice
-        return _compute_digest(kept[-1])
+        return digest_of(kept[-1])
 
     kept = []
     assert digest(1, 2) == digest(1, 2) != digest(1, 3)

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import io
 import json
 import os
-import random
-import re
 import secrets
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
-from torch.utils.data import Subset, TensorDataset
 
 from .control import Released
+from .data_digest import digest_of
 from .gradients import rows
 from .guard import FORKED, OrderError
 from .journal import Journal, executed_after
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run
-from .sampling import index_array
 from .turns import set_public_streams
 
 _FORMAT = 3
-# Records that are looked at for the digest of a data set that is not in memory.
-_SAMPLED = 64
 
 
 class CheckpointError(ValueError):
@@ -429,72 +421,7 @@ def write_private(hidden: Path, values: dict[str, Any]) -> None:
 
 
 def _digest(run: Run) -> str:
-    """Tells data sets apart: all of an in-memory one, the size and some records of any other. Secret."""
+    """Of the run's data, computed once."""
     if run.data_digest is None:
-        run.data_digest = _compute_digest(run.dataset)
+        run.data_digest = digest_of(run.dataset)
     return run.data_digest
-
-
-def comparable_digest(run: Run) -> str | None:
-    """The digest, for comparison with another process; None where two looks at the same data differ, or one fails.
-
-    A data set that augments by a generator of its own looks different every time, and says nothing about another process.
-    """
-    try:
-        found = _digest(run)
-        in_memory = isinstance(_innermost(run.dataset), TensorDataset)
-        return found if in_memory or _compute_digest(run.dataset) == found else None
-    except Exception:  # an unreadable record is told where it is trained on
-        return None
-
-
-def _innermost(dataset: Any) -> Any:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def _compute_digest(dataset: Any) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    digest.update(str(len(dataset)).encode())
-    keys = index_array(dataset.indices) if isinstance(dataset, Subset) else None
-    if keys is not None and keys.dtype != object:
-        digest.update(keys.tobytes())
-        digest.update(_compute_digest(dataset.dataset).encode())
-    elif isinstance(dataset, TensorDataset):
-        for tensor in dataset.tensors:
-            _update(digest, tensor)
-    else:
-        if keys is not None:  # names, say, by which alone the inner data set can be asked
-            _update(digest, keys)
-        rng, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        count = len(dataset)
-        try:
-            for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
-                # A data set that augments should look the same twice. Not torch.manual_seed, which resets every card's stream, too.
-                torch.default_generator.manual_seed(0)
-                np.random.seed(0)
-                random.seed(0)
-                for leaf in tree_flatten(dataset[i])[0]:
-                    _update(digest, leaf)
-        finally:
-            torch.set_rng_state(rng)
-            np.random.set_state(numpys)
-            random.setstate(pythons)
-    return digest.hexdigest()
-
-
-def _update(digest: Any, leaf: Any) -> None:
-    # A picture of PIL's, whose text is its address.
-    if hasattr(leaf, "__array_interface__") and not isinstance(leaf, np.generic):
-        leaf = np.asarray(leaf)
-    if isinstance(leaf, Tensor):
-        value = leaf.detach().cpu().contiguous()
-        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
-    elif isinstance(leaf, np.ndarray):
-        digest.update(f"{leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes() if leaf.dtype != object else repr(leaf.tolist()).encode())
-    else:
-        # Without the addresses of objects, which are others in every process.
-        digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(leaf)).encode())

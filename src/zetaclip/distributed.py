@@ -223,13 +223,14 @@ def join(run: Run, own: Ranks) -> None:
     Records are dealt out by number. If number 7 is somebody else's on another rank, some record is drawn on two ranks, and moves the
     sum twice. So the ranks compare what they can tell of their data.
     """
-    from .checkpoint import comparable_digest, configuration
+    from .checkpoint import configuration
+    from .data_digest import stable_digest
 
     terms = {name: _text(value) for name, value in configuration(run).items() if name != "run"}
     terms["records"] = str(run.records)
     terms["shapes"] = str([tuple(parameter.shape) for parameter in run.layout.parameters])
     terms["rates"] = str([float(group["lr"]) for group in run.optimizer.param_groups])
-    data = comparable_digest(run)
+    data = run.data_digest = stable_digest(run.dataset)  # kept for the first checkpoint
     first = own.send((terms, data, run.stream, run.name, deal_seed(), run.sampling.state), "make_private")
     there, other, run.stream, run.name, seed, root = first
     differing = [

@@ -17,7 +17,7 @@ from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
 from .distributed import Ranks, join, on_first_rank, ranks
-from .errors import NoGuarantee, OwnerWarning
+from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
@@ -25,7 +25,7 @@ from .parity import dry_run
 from .randomness import Stream, noise_source
 from .run import Run
 from .sampling import PoissonLoader, check_loader
-from .turns import Settings
+from .settings import Settings, settings_for
 from .validation import (
     check_module,
     claim,
@@ -132,7 +132,7 @@ class PrivacyEngine:
         chosen = _composition(method, clipping, max_grad_norm)
         chosen.check_update(optimizer)
         _check_multiplier(noise_multiplier)
-        settings, declared = _settings(
+        settings, declared = settings_for(
             data_loader,
             sample_rate,
             num_examples,
@@ -142,7 +142,7 @@ class PrivacyEngine:
             normalize=normalize,
             empty=empty,
         )
-        steps = None if epochs is None else _steps(epochs, settings)
+        steps = None if epochs is None else settings.steps_in(epochs)
         chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
         if plan.sample_rate is not None:
             settings = replace(
@@ -212,8 +212,8 @@ class PrivacyEngine:
         check_loader(data_loader)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # make_private says it again
-            settings, _ = _settings(data_loader, sample_rate, num_examples)
-        steps = _steps(epochs, settings)
+            settings, _ = settings_for(data_loader, sample_rate, num_examples)
+        steps = settings.steps_in(epochs)
         target = (target_epsilon, target_delta, settings.sample_rate, steps, self.accountant)
         sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
         chosen = _composition(*(options.get(name) for name in ("method", "clipping", "max_grad_norm")))
@@ -455,77 +455,3 @@ def _check_multiplier(noise_multiplier: Schedule) -> None:
         raise ValueError(
             f"noise_multiplier must be a finite number >= 0, or a function of the step that gives one, not {value}"
         )
-
-
-def _steps(epochs: float, settings: Settings) -> int:
-    if not (epochs > 0 and math.isfinite(epochs)):
-        raise ValueError(f"epochs must be positive, not {epochs}")
-    return math.ceil(epochs * settings.steps_per_epoch - 1e-9)
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-    return value
-
-
-def _settings(
-    loader: DataLoader,
-    sample_rate: float | None,
-    num_examples: int | None,
-    *,
-    physical_batch_size: int | None = None,
-    loss_reduction: str = "mean",
-    decouple_lr: bool = False,
-    normalize: str = "expected",
-    empty: str = "noise",
-) -> tuple[Settings, bool]:
-    """The public constants, and whether N was declared."""
-    found = len(loader.dataset)  # type: ignore[arg-type]
-    if found == 0:
-        raise ValueError("the dataset is empty")
-    declared = num_examples is not None
-    if num_examples is not None and (
-        isinstance(num_examples, bool) or num_examples != int(num_examples) or num_examples < 1
-    ):
-        raise ValueError(f"num_examples must be a positive whole number, not {num_examples}")
-    if sample_rate is not None and not 0 < sample_rate <= 1:
-        raise ValueError(f"sample_rate is a probability: it must be in (0, 1], not {sample_rate}")
-    size = int(found if num_examples is None else num_examples)
-    if not declared:
-        warnings.warn(
-            f"num_examples= was not given: N = {found} is taken from the data, which is private itself. Declare a public "
-            "nominal size (and sample_rate=) to keep the divisor and q independent of the data",
-            stacklevel=3,
-        )
-    elif abs(size - found) > 0.05 * size:
-        warnings.warn(
-            f"num_examples = {size} was declared, but the dataset has {found} records; the guarantee holds, but the mean "
-            "gradient is scaled by the declared size",
-            OwnerWarning,
-            stacklevel=3,
-        )
-    assert loader.batch_size is not None
-    if sample_rate is None:
-        sample_rate = min(1.0, loader.batch_size / size)
-        steps = max(1, -(-size // loader.batch_size))
-    else:
-        steps = max(1, math.ceil(1 / sample_rate - 1e-9))
-    if physical_batch_size is not None and (
-        isinstance(physical_batch_size, bool)
-        or physical_batch_size != int(physical_batch_size)
-        or physical_batch_size < 1
-    ):
-        raise ValueError(f"physical_batch_size must be a positive whole number, not {physical_batch_size}")
-    settings = Settings(
-        sample_rate=float(sample_rate),
-        num_examples=size,
-        expected_batch_size=sample_rate * size,
-        steps_per_epoch=steps,
-        physical_batch_size=physical_batch_size,
-        loss_reduction=_choice("loss_reduction", loss_reduction, ("mean", "sum")),
-        decouple_lr=bool(decouple_lr),
-        normalize=_choice("normalize", normalize, ("expected", "realized")),
-        empty=_choice("empty", empty, ("noise", "skip")),
-    )
-    return settings, declared

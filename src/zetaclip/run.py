@@ -34,7 +34,8 @@ from .mechanism import Draw, Mechanism
 from .optimizer import Gate
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
-from .turns import Position, Settings, Turn, public_streams
+from .settings import Settings
+from .turns import Position, Turn, public_streams
 from .updates import scaled_rates
 from .weights import Weights
 

@@ -1,4 +1,4 @@
-"""What a run hands on from one call to the next: its constants, the batch that is out, and where it stands."""
+"""What a run hands on from one call to the next: the batch that is out, and where it stands."""
 
 from __future__ import annotations
 
@@ -8,21 +8,6 @@ import torch
 from torch import Tensor
 
 from .mechanism import Mechanism
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The public constants of a run."""
-
-    sample_rate: float
-    num_examples: int
-    expected_batch_size: float
-    steps_per_epoch: int
-    physical_batch_size: int | None
-    loss_reduction: str
-    decouple_lr: bool
-    normalize: str
-    empty: str
 
 
 class Turn:

@@ -42,7 +42,7 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             [
-                "zetaclip.training.loop",
+                "zetaclip.training.start",
                 "zetaclip.data",
                 "zetaclip.models",
                 "zetaclip.methods",

@@ -92,14 +92,14 @@ def test_what_can_not_be_done_is_said_in_one_line_without_a_traceback(tmp_path, 
 
 
 def test_ctrl_c_before_the_first_step_is_one_line(tmp_path, monkeypatch, capsys):
-    from zetaclip.training import loop
+    from zetaclip.training import start
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     for name in ("load_data", "PrivateSteps"):
         with monkeypatch.context() as patch:
-            patch.setattr(loop, name, interrupted)
+            patch.setattr(start, name, interrupted)
             assert main([*WORDS, "--sigma", "2", "--steps", "1", "--out", str(tmp_path / "run")]) == 130
         assert capsys.readouterr().err == "zetaclip: interrupted\n" and not (tmp_path / "run").exists()
 
@@ -125,7 +125,7 @@ def test_a_device_that_is_there_and_fails_says_why(monkeypatch):
     import torch
 
     from zetaclip.training import ConfigError
-    from zetaclip.training.loop import check_device
+    from zetaclip.training.start import check_device
 
     def full(*_, **__):
         raise RuntimeError("out of memory\nand a page of advice")

@@ -40,7 +40,7 @@ def _child(out, changes, resume, pause, rekey=False):
 def spawn():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["zetaclip.training.loop", "zetaclip.data", "zetaclip.models", "small_runs", "opacus"]
+        ["zetaclip.training.start", "zetaclip.data", "zetaclip.models", "small_runs", "opacus"]
     )
 
     def start(*arguments):
@@ -186,12 +186,12 @@ def test_one_process_per_folder(spawn, tmp_path):
 
 
 def test_resume_of_a_run_that_was_cut_before_its_first_step_starts_it(tmp_path, monkeypatch):
-    from zetaclip.training import loop
+    from zetaclip.training import start
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "undo", lambda *_: None)  # as if killed
-        patch.setattr(loop, "PrivateSteps", None)
+        patch.setattr(start, "PrivateSteps", None)
         with pytest.raises(TypeError):
             small_runs.run(out, small_runs.small(steps=2))
     assert (out / "config.json").exists() and not (out / "checkpoint" / "run.pt").exists()
@@ -234,7 +234,7 @@ def test_a_start_that_is_interrupted_or_finds_the_disk_full_is_taken_back(tmp_pa
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop._Training, "save", fail)
+            patch.setattr(loop.Training, "save", fail)
             with pytest.raises(told):
                 small_runs.run(tmp_path / "run")
         assert not (tmp_path / "run").exists()

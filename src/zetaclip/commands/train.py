@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = _asked(arguments)
         saved = _saved(arguments)
         config = Config.from_mapping(merge(saved, asked))
-        from ..training.loop import check_device  # only now: a wrong setting is told before torch is loaded
+        from ..training.start import check_device  # only now: a wrong setting is told before torch is loaded
 
         check_device(config.device)
     except ConfigError as error:
@@ -121,7 +121,6 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
 
     from ..errors import InputError, RankError
     from ..training import FolderError, Interrupted, RunFolder, train
-    from ..training.loop import resume_command
     from ..training.progress import Display
     from ..training.result import summary
 
@@ -141,17 +140,17 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
                 begun=lambda: _watch(stack, out) if arguments.watch else None,
             )
     except Interrupted as stop:
-        print(f"\nstopped by {stop}; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
+        print(f"\nstopped by {stop}; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
         return 128 + signal.Signals(stop.number)
     except KeyboardInterrupt:  # before the first step, or a second time
         if not RunFolder(out).executed:
             raise
-        print(f"\ninterrupted; go on with: {resume_command(RunFolder(out))}", file=sys.stderr)
+        print(f"\ninterrupted; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
         return 128 + signal.SIGINT
     except (ConfigError, FolderError, InputError) as error:
         raise CommandError(error) from error
     except RankError as error:
-        raise CommandError(f"{error}. Go on with: {resume_command(RunFolder(out))}") from error
+        raise CommandError(f"{error}. Go on with: {RunFolder(out).resume_command}") from error
     print(summary(result))
     print(f"folder: {out}")
     return 0

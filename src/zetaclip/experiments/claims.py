@@ -42,11 +42,17 @@ def write(out: str, page: str) -> None:
     write_text(Path(page), markdown(Path(out)))
 
 
+def _counted(number: int, word: str) -> str:
+    """The verdict as a verb of so many claims."""
+    plural = {HOLDS: "hold", FAILS: "do not hold"}
+    return f"{number} {word if number == 1 else plural.get(word, word)}"
+
+
 def markdown(out: Path) -> str:
     claims = read_toml(FOLDER / "_claims.toml")["claims"]
     verdicts = {claim["id"]: judge(claim, out) for claim in claims}
     words = [verdict.word for verdict in verdicts.values()]
-    count = ", ".join(f"{words.count(word)} {word}" for word in (HOLDS, FAILS, UNDECIDED, UNTESTED))
+    count = ", ".join(_counted(words.count(word), word) for word in (HOLDS, FAILS, UNDECIDED, UNTESTED))
     page = [
         "# Reproduction, claim by claim",
         "",
@@ -162,7 +168,9 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
         return None
     nearest = min(found, key=lambda name: good * found[name].mean)
     mean, digits = statistics.fmean(own.values()), _digits(table, place)
-    text = f"{_place(table, group, place)} {mean:.{digits}f}; from {nearest}, the best of {len(found)} others, {difference_text(vars(found[nearest]), digits)}"
+    standing = "the only other" if len(found) == 1 else f"the best of {len(found)} others"
+    distance = difference_text(vars(found[nearest]), digits)
+    text = f"{_place(table, group, place)} {mean:.{digits}f}; from {nearest}, {standing}, {distance}"
     signs = [_sign(one, good) for one in found.values()]
     if len(found) < len(rivals):
         text += f", {len(rivals) - len(found)} not run"

@@ -118,7 +118,7 @@ def _preload() -> None:
     from .. import accounting, data, models  # noqa: F401
     from ..commands import train  # noqa: F401
     from ..ledger import Event
-    from ..training import loop  # noqa: F401
+    from ..training import start  # noqa: F401
     from ..training.result import commit
 
     commit()  # kept: a fork runs the code that was loaded here, whatever is checked out by then

@@ -14,14 +14,14 @@ _HOMES = {
     "FolderError": "folder",
     "Interrupted": "signals",
     "RunFolder": "folder",
-    "train": "loop",
+    "train": "start",
 }
 
 if TYPE_CHECKING:
     from .config import Config, ConfigError
     from .folder import FolderError, RunFolder
-    from .loop import train
     from .signals import Interrupted
+    from .start import train
 
 __all__ = ["Config", "ConfigError", "FolderError", "Interrupted", "RunFolder", "train"]
 

@@ -59,6 +59,15 @@ class RunFolder:
         """Whether steps may have been taken: a checkpoint is written before the first one."""
         return self.checkpoint.exists()
 
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run here, in as many processes as now."""
+        import torch.distributed as dist
+
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        program = f"torchrun --nproc-per-node {dist.get_world_size()} -m zetaclip" if together else "zetaclip"
+        return f"{program} train --out {self.path} --resume"
+
     def listed(self) -> set[Path]:
         """What lies here of the kind that a run writes, and the folders around it."""
         inside = (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*"))
@@ -207,14 +216,14 @@ def finite(value: Any) -> Any:
 class Status:
     """status.json: where the run stands, for whoever watches; rewritten at most once a second."""
 
-    def __init__(self, folder: RunFolder, resume: str) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._values: dict[str, Any] = {
             "state": "running",
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started": time.time(),
-            "resume": resume,
+            "resume": folder.resume_command,
         }
         self._next = 0.0
 

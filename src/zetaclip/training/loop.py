@@ -1,35 +1,27 @@
-"""One run from the first step to the result: trains, evaluates, writes as it goes, and can be cut anywhere."""
+"""The loop of a run, from its first step to its result: trains, evaluates, writes as it goes, and can be cut anywhere."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from ..distributed import ranks
 from ..errors import AccountingError
 from .config import Config, ConfigError
 from .evaluate import outputs_of
 from .folder import FolderError, RunFolder, Status
 from .progress import Display
-from .recipe import build_method, load_data, resolve
 from .result import clip_lines_every, compose, describe_probe
 from .signals import Interrupted, Signals
-from .steps import SAVE, PlainSteps, PrivateSteps
-from .together import Leader, follow
+from .steps import SAVE, PrivateSteps, Steps
 
 if TYPE_CHECKING:
-    from ..data import Dataset
+    from torch import nn
 
-Steps = PrivateSteps | PlainSteps
+    from ..data import Dataset
 
 # Seconds between two checkpoints, at least; and at most this share of the time goes into writing them.
 _SAVE_SECONDS = 5.0
@@ -38,181 +30,7 @@ _SAVE_SHARE = 0.05
 _ACCOUNTING_SHARE = 0.1
 
 
-def train(
-    config: Config,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    rekey: bool = False,
-    force: bool = False,
-    keep_state: bool = False,
-    display: Display | None = None,
-    series: Callable[[str, dict[str, Any]], None] | None = None,
-    begun: Callable[[], None] | None = None,
-) -> dict[str, Any]:
-    """Trains what ``config`` says into the folder ``out`` and returns its result.
-
-    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly, and is refused where there is none; ``rekey``
-    goes on with fresh ones, and everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
-    ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
-
-    **Guarantee.** The folder tells no more about the training records than the ledger says, unless
-    ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
-    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise. A start that fails
-    before anything was executed leaves no files behind, so that the folder is free for the next.
-    """
-    others = ranks()
-    if others is None:
-        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, None)
-    if not others.first:
-        return follow(others, _build_model)
-    leader = Leader(others)
-    try:
-        return _train(config, RunFolder(out), resume, rekey, force, keep_state, display, series, begun, leader)
-    except BaseException as error:
-        leader.stop(error)
-        raise
-
-
-def _train(
-    config: Config,
-    folder: RunFolder,
-    resume: bool,
-    rekey: bool,
-    force: bool,
-    keep_state: bool,
-    display: Display | None,
-    series: Callable[[str, dict[str, Any]], None] | None,
-    begun: Callable[[], None] | None,
-    leader: Leader | None,
-) -> dict[str, Any]:
-    display = display or Display(quiet=True)
-    if folder.finished and not force:
-        if resume:
-            _same_config(folder, config)
-            result = json.loads((folder / "result.json").read_text())
-            if leader is not None:
-                leader.finished(result)
-            return result
-        raise FolderError(f"{folder.path} holds a finished run; choose another --out, or --force to replace it")
-    if folder.begun and not resume and not force:
-        raise FolderError(
-            f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
-        )
-    if (
-        resume and not folder.begun
-    ):  # a wrong name, most likely: a new run would train something else than was asked for
-        raise FolderError(f"nothing to resume in {folder.path}; leave --resume out to start a run there")
-    if resume and not folder.executed and (folder / "metrics.jsonl").exists():
-        raise FolderError(
-            f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
-        )
-    with _threads(config.threads):
-        return _run(config, folder, resume, rekey, keep_state, display, series, begun, leader)
-
-
-def _run(
-    config: Config,
-    folder: RunFolder,
-    going_on: bool,
-    rekey: bool,
-    keep_state: bool,
-    display: Display,
-    series: Callable[[str, dict[str, Any]], None] | None,
-    begun: Callable[[], None] | None,
-    leader: Leader | None,
-) -> dict[str, Any]:
-    started = time.perf_counter()
-    check_device(config.device)
-    display.say(f"loading {config.data}")
-    dataset = load_data(config)
-    method = build_method(config)
-    config = resolve(config, dataset, method)
-    if leader is not None and not method.private:
-        raise ConfigError(
-            f"method {config.method!r} is not private: only private sums are added up over ranks. Train it in one process"
-        )
-    if config.threads is None:
-        config = config.changed(threads=torch.get_num_threads())
-    if going_on:
-        _same_config(folder, config, allow_threads=rekey)
-    if config.seed is None:
-        torch.seed()
-    else:
-        torch.manual_seed(config.seed)
-    model = _build_model(config, dataset)
-    replaced = not going_on and folder.begun
-    before = folder.listed()
-    try:
-        folder.create(_needed_bytes(model))
-    except FolderError:
-        folder.undo(before)
-        raise
-    with folder.lock():
-        if replaced:  # only now: somebody may be training there
-            folder.clear()
-            before &= folder.listed()
-        status = Status(folder, resume_command(folder))
-        with _failures_noted(folder, status, None if going_on else before):
-            folder.write_text("config.json", config.to_json())
-            status.write(state="running", message="setting up")
-            if begun is not None:
-                begun()
-            display.say("finding the noise" if method.private and config.sigma is None else "setting up")
-            if leader is not None:
-                leader.start(config, folder.path, going_on and folder.executed, rekey)
-            kind = PrivateSteps if method.private else PlainSteps
-            try:
-                steps: Steps = kind(config, dataset, method, model)
-            except (ValueError, AccountingError) as error:
-                raise ConfigError(str(error)) from error
-            run = _Training(config, dataset, steps, folder, status, display, series)
-            if going_on and folder.executed:
-                run.restore(rekey)
-            run.seconds["setup"] += time.perf_counter() - started
-            try:
-                result = run.train()
-            except Interrupted as stop:
-                status.write(state="stopped", message=f"stopped by {stop}", **run.standing())
-                raise
-            if not keep_state:
-                folder.drop_state()
-            status.write(state="finished", message="", **run.standing())
-    return result
-
-
-@contextmanager
-def _failures_noted(folder: RunFolder, status: Status, before: set[Path] | None) -> Iterator[None]:
-    """What goes wrong is noted in the status; a start that saved nothing, and so executed nothing, is taken back to ``before``.
-
-    Otherwise the next start would find a run that is not finished, and resuming it would only fail in the same way again.
-    """
-    try:
-        yield
-    except Interrupted:
-        raise
-    except BaseException as error:
-        if before is not None and not folder.saved:
-            folder.undo(before)
-        else:
-            _note_failure(status, error)
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            raise _unwritable(folder, error) from error
-        raise
-
-
-def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
-    """A full disk, most often: the same sentence whichever of the run's files met it."""
-    reason = error.strerror or str(error)
-    if folder.begun:
-        return FolderError(
-            f"{folder.path}: the run's files can't be written ({reason}); the last good state is kept. Make room and go on with: "
-            f"{resume_command(folder)}"
-        )
-    return FolderError(f"cannot write to {folder.path}: {reason}. Make room, or choose another --out")
-
-
-class _Training:
+class Training:
     """The loop's own state: what is counted and timed on the way."""
 
     def __init__(
@@ -270,7 +88,7 @@ class _Training:
                 raise
             raise FolderError(
                 f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
-                f"room and go on with: {resume_command(self.folder)}"
+                f"room and go on with: {self.folder.resume_command}"
             ) from error
         self.folder.saved = True
         self._saved_at = time.perf_counter()
@@ -468,46 +286,6 @@ def _in_flags(message: str, private: bool) -> str:
     return f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
 
 
-def check_device(name: str) -> None:
-    """Whether this machine can compute there; otherwise an error that lists where it can."""
-    try:
-        torch.zeros(1, device=name).item()
-    except (
-        Exception
-    ) as error:  # torch has one kind of error for an unknown name, others for a card that is missing or full
-        cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-        there = ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
-        known = name in there or (name == "cuda" and cards)
-        why = f" ({str(error).splitlines()[0][:150]})" if known and str(error) else ""
-        raise ConfigError(f"device {name!r} can't be used here{why}; there is: {', '.join(there)}") from None
-
-
-def resume_command(folder: RunFolder) -> str:
-    """What goes on with the run in this folder, as it was started."""
-    import torch.distributed as dist
-
-    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    program = f"torchrun --nproc-per-node {dist.get_world_size()} -m zetaclip" if together else "zetaclip"
-    return f"{program} train --out {folder.path} --resume"
-
-
-def _build_model(config: Config, dataset: Dataset) -> nn.Module:
-    from ..models import build
-
-    assert config.model is not None
-    try:
-        model = build(config.model, tuple(dataset.train.x.shape[1:]), dataset.outputs)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"model {config.model!r}: {error}") from error
-    return model.to(torch.device(config.device))
-
-
-def _needed_bytes(model: nn.Module) -> int:
-    """Two checkpoints with an optimizer's two moments each, the average, the weights; and some for the logs."""
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return 10 * size + 16 * 2**20
-
-
 def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:
     import os
 
@@ -520,35 +298,3 @@ def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) 
     except SafetensorError as error:  # a full disk, which it does not tell as an OSError
         raise OSError(f"{path.name}: {error}") from error
     os.replace(temporary, path)
-
-
-def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False) -> None:
-    """What is asked for now must be what the folder's run was asked for; an open choice agrees with anything."""
-    saved = json.loads((folder / "config.json").read_text())
-    differing = [
-        f"{name} ({saved.get(name)!r} there, {value!r} here)"
-        for name, value in asdict(config).items()
-        if value is not None and value != {} and saved.get(name) != value and not (name == "threads" and allow_threads)
-    ]
-    if differing:
-        raise FolderError(
-            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it with its own settings "
-            "(--out and --resume are enough), or start a new run elsewhere"
-        )
-
-
-@contextmanager
-def _threads(wanted: int | None) -> Iterator[None]:
-    """torch's number of threads for this run, if one was asked for."""
-    before = torch.get_num_threads()
-    if wanted is not None:
-        torch.set_num_threads(wanted)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _note_failure(status: Status, error: BaseException) -> None:
-    with suppress(OSError):  # a full disk is often the reason, and the error itself matters more
-        status.write(state="failed", message=f"{type(error).__name__}: {error}"[:500])

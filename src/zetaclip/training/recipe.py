@@ -1,4 +1,4 @@
-"""From what was asked to what is run: data, defaults, method, and what steers C."""
+"""From what was asked to what is run: data, defaults, method, network, and what steers C."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .config import Config, ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..data import Dataset
     from ..methods import Method
 
@@ -121,6 +123,18 @@ def build_method(config: Config) -> Method:
         return methods.get(config.method, **options)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
+
+
+def build_model(config: Config, dataset: Dataset) -> nn.Module:
+    """The network as the configuration wants it, on its device."""
+    from ..models import build
+
+    assert config.model is not None
+    try:
+        model = build(config.model, tuple(dataset.train.x.shape[1:]), dataset.outputs)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"model {config.model!r}: {error}") from error
+    return model.to(config.device)
 
 
 def resolve(config: Config, dataset: Dataset, method: Method) -> Config:

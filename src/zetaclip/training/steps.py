@@ -330,3 +330,6 @@ class PlainSteps(_Steps):
         self.done, self.order_seed = state["done"], state["order_seed"]
         torch.set_rng_state(state["rng"].cpu())
         return self.take(state["extra"])
+
+
+Steps = PrivateSteps | PlainSteps

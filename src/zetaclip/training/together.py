@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,23 +11,20 @@ import torch
 from ..errors import RankError
 from .config import Config
 from .folder import RunFolder
-from .recipe import build_method, load_data
+from .recipe import build_method, build_model, load_data
 from .signals import Interrupted, Signals
 from .steps import SAVE, PrivateSteps
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ..data import Dataset
     from ..distributed import Ranks
 
 _WHAT = "the start of the run"
 
 
 class Leader:
-    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do."""
+    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do. Without others it is not said."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks | None) -> None:
         self.ranks = ranks
         self._sent = False
 
@@ -44,12 +40,12 @@ class Leader:
             self._say({"error": str(error)})
 
     def _say(self, word: dict[str, Any]) -> None:
-        if not self._sent:
+        if self.ranks is not None and not self._sent:
             self._sent = True
             self.ranks.send(word, _WHAT)
 
 
-def follow(ranks: Ranks, build_model: Callable[[Config, Dataset], nn.Module]) -> dict[str, Any]:
+def follow(ranks: Ranks) -> dict[str, Any]:
     """Trains along, as rank 0 says. Returns its result if the run was finished before, and nothing otherwise."""
     word = ranks.send(None, _WHAT)
     if "error" in word:
@@ -60,20 +56,13 @@ def follow(ranks: Ranks, build_model: Callable[[Config, Dataset], nn.Module]) ->
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads or before)
     try:
-        _follow(ranks, config, folder, word["going_on"], word["rekey"], build_model)
+        _follow(ranks, config, folder, word["going_on"], word["rekey"])
     finally:
         torch.set_num_threads(before)
     return {}
 
 
-def _follow(
-    ranks: Ranks,
-    config: Config,
-    folder: RunFolder,
-    going_on: bool,
-    rekey: bool,
-    build_model: Callable[[Config, Dataset], nn.Module],
-) -> None:
+def _follow(ranks: Ranks, config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
     dataset = load_data(config)
     method = build_method(config)
     model = build_model(config, dataset)
