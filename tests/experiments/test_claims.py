@@ -59,6 +59,19 @@ def test_better(tmp_path):
     assert "+1.00 (one seed)" in found.measured
 
 
+def test_without_loss(tmp_path):
+    """Two rows that are one training: nothing against "best", but a part that changes nothing can be taken away."""
+    best = {"rule": "best", "row": "A", "against": ["B"]}
+    same = a_table([a_cell(2), a_cell(2)])
+    assert verdict(tmp_path, best, same) == "can't be told"
+    assert verdict(tmp_path, best | {"strict": True}, same) == "does not hold"
+    near = a_table([a_cell(2), a_cell(2, values={"1": 1.8, "2": 2.0, "3": 2.2})])
+    assert verdict(tmp_path, best | {"strict": True}, near) == "can't be told"
+    assert verdict(tmp_path, best | {"strict": True}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    one = a_table([a_cell(2, values={"1": 2.0}), a_cell(2, values={"1": 2.0})])
+    assert verdict(tmp_path, best | {"strict": True}, one) == "can't be told"
+
+
 def test_below(tmp_path):
     below = {"rule": "below", "row": "A", "limit": 1.5}
     assert verdict(tmp_path, below, a_table([a_cell(1), a_cell(9)])) == "holds"

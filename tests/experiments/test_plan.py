@@ -101,6 +101,15 @@ def test_controls_follow_their_own_seed_where_they_should():
             assert "clip" not in run.config or row == "C=1, step of the mean C"
 
 
+def test_random_signals_are_other_numbers_in_every_seed():
+    """Otherwise three seeds are three trainings along one random path, and their interval says nothing about chance."""
+    made = plan.make_plan(spec.load("controls"), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
+    seeds = {run.labels["seed"]: run.config["spectral"] for run in made.runs if run.labels["row"] == "Random ζ"}
+    assert len(seeds) == 5 and all(options["signal_seed"] == seed for seed, options in seeds.items())
+    others = [run.config for run in made.runs if run.labels["row"] != "Random ζ"]
+    assert others and not any("signal_seed" in config.get("spectral", {}) for config in others)
+
+
 def test_all_controls_share_one_learning_rate():
     planned = plan.make_plan(spec.load("controls"), "lite", RATES)
     rates = [run.config["lr"] for run in planned.runs]

@@ -78,7 +78,7 @@ def test_the_table_is_the_csv(done):
     assert len(rows) == 9 and {row["state"] for row in rows} == {"finished"}
     assert table["columns"] == ["σ = 1.1: accuracy, %", "σ = 1.1: mean C"]
     assert (
-        table["runs"] == {"finished": 9, "planned": 9, "recorded": 0}
+        table["runs"] == {"finished": 9, "planned": 9, "recorded": 0, "unsigned": 0}
         and table["profile"] == "lite"
         and table["commit"] == "0000000"
     )
@@ -127,6 +127,31 @@ def test_the_page_says_what_it_must(done):
     assert (
         "cells.png" in page and (done / "mini/clip.csv").exists() and "| probe |" in (done / "mini/clip.md").read_text()
     )
+
+
+def test_a_page_tells_what_its_runs_can_not_prove():
+    signed, older = ({"runs": {"recorded": 5, "unsigned": count}} for count in (0, 3))
+    assert "digests" not in tables._recorded(signed) and "3 were taken over" in tables._recorded(older)
+    commit = "0123456789abcdef"
+    assert tables._commits(commit) == "commit 0123456789"
+    assert tables._commits(f"{commit}, f{commit}+").startswith("commits 0123456789, f012345678+ (+: with changes")
+
+
+def test_a_metric_of_mixed_kind_is_named_by_group():
+    def cell(metric, pairs=3):
+        difference = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": pairs}
+        ours = {"mean": 95.0, "std": 1.0, "n": 3}
+        common = {"published": None, "diverged": 0, "finished": 3, "planned": 3, "better": None}
+        return {"metric": metric, "ours": ours, "difference": difference, **common}
+
+    table = {"columns": ["ε=1: metric"], "column_details": [{"measure": "metric"}], "baseline": "B"}
+    for metric, title, value in (("accuracy", "ε=1: accuracy, %", "95.00"), ("auc", "ε=1: AUC", "95.000")):
+        shown = "\n".join(tables._values(table, [{"label": "A", "cells": [cell(metric)]}], [0]))
+        assert title in shown and f"{value} ± 1.0" in shown
+    mixed = [{"label": "A", "cells": [cell("auc")]}, {"label": "C", "cells": [cell("accuracy")]}]
+    assert "ε=1: metric" in "\n".join(tables._values(table, mixed, [0]))
+    assert tables._difference(cell("accuracy"), 2) == "+0.50 [+0.25, +0.75]"
+    assert tables._difference(cell("accuracy", pairs=5), 2) == "+0.50 [+0.25, +0.75] (5 seeds)"
 
 
 def diverge(out, row, seeds):

@@ -221,6 +221,10 @@ class _Planner:
             config.pop("clip", None)
         if "skew" in config:
             config["skew_seed"] = seed
+        if (
+            config.get("spectral", {}).get("signal") == "random"
+        ):  # other numbers in every seed, or the seeds tell nothing of chance
+            config["spectral"] = {**config["spectral"], "signal_seed": seed}
         rate_name = ""
         if "lr" not in config:  # an experiment over rates says its own
             rate_name = self._tuning(name, recipe, method_name)

@@ -120,6 +120,7 @@ def table(
             "finished": len(finished),
             "planned": len(plan.runs),
             "recorded": sum(run.folder is None for run in finished),
+            "unsigned": sum(run.folder is None and "files" not in run.result for run in finished),
         },
         "missing": list(missing),
         "left_out": list(plan.left_out),
@@ -180,7 +181,14 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
         "finished": len(finished),
         "diverged": _diverged(plan, runs, group, row, column),
         "planned": len(planned),
+        "metric": _metric_name(finished) if column.measure == "metric" else None,
     }
+
+
+def _metric_name(runs: Sequence[Run]) -> str | None:
+    """What these runs are measured by, where they agree and a table has a name for it."""
+    names = {str((run.result.get("metric") or {}).get("name")) for run in runs}
+    return names.pop() if len(names) == 1 and names <= MEASURES.keys() else None
 
 
 def _finished(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .measures import MEASURES
+from .measures import MEASURES, Measure
 from .plan import Plan
 from .progress import duration
 from .results import difference_text
 
 LITE = (
-    "**Lite profile**: shorter training and smaller networks than the paper's (MNIST 4 epochs, Adult 10, CIFAR a ResNet 16-32-64 of one "
-    "block a stage and 300 steps)."
+    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10, CIFAR a ResNet 16-32-64 of one block a stage and "
+    "300 steps, mostly three seeds. Heart and VED are as in the `paper` profile."
 )
 _BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
 
@@ -55,17 +55,20 @@ def markdown(
 def _commits(told: str) -> str:
     """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
     commits = told.split(", ")
-    return f"commit{'s' if len(commits) > 1 else ''} {', '.join(commit[:10] for commit in commits)}"
+    shown = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in commits)
+    changed = " (+: with changes that were not committed yet, in the code or in `results/`)" if "+" in shown else ""
+    return f"commit{'s' if len(commits) > 1 else ''} {shown}{changed}"
 
 
 def _recorded(table: Mapping[str, Any]) -> str:
     """Runs whose folders are not here, and so can't be verified again."""
-    count = table["runs"]["recorded"]
-    return (
-        f", {count} of them from `records.jsonl` (verified when they were written; their folders are not here)"
-        if count
-        else ""
-    )
+    count, older = table["runs"]["recorded"], table["runs"]["unsigned"]
+    if not count:
+        return ""
+    told = "verified when they were written; their folders are not here"
+    if older:
+        told += f"; {older} were taken over from an older table, without the digests of their files"
+    return f", {count} of them from `records.jsonl` ({told})"
 
 
 def number(value: float | None, digits: int) -> str:
@@ -79,8 +82,9 @@ def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
-    head = ["", *(table["columns"][place] for place in columns)]
-    body = [[line["label"], *(_value(table, line, place) for place in columns)] for line in lines]
+    head = ["", *(_title(table, lines, place) for place in columns)]
+    digits = {place: _measure(table, lines, place).digits for place in columns}
+    body = [[line["label"], *(_value(line["cells"][place], digits[place]) for place in columns)] for line in lines]
     caption = "Mean ± standard deviation over seeds, last epoch"
     cells = [cell for line in lines for cell in line["cells"] if cell]
     if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
@@ -96,11 +100,21 @@ def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], column
     return [f"{caption}.", "", *grid(head, body)]
 
 
-def _value(table: Mapping[str, Any], line: Mapping[str, Any], place: int) -> str:
-    cell = line["cells"][place]
+def _measure(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: int) -> Measure:
+    """What a column shows in these lines: "metric" is what their data set is measured by, if it is one for all."""
+    name = table["column_details"][place]["measure"]
+    told = {line["cells"][place]["metric"] for line in lines if line["cells"][place]} - {None}
+    return MEASURES[told.pop() if len(told) == 1 else name]
+
+
+def _title(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: int) -> str:
+    general = MEASURES[table["column_details"][place]["measure"]].label
+    return str(table["columns"][place]).removesuffix(general) + _measure(table, lines, place).label
+
+
+def _value(cell: Mapping[str, Any] | None, digits: int) -> str:
     if cell is None:
         return ""
-    digits = MEASURES[table["column_details"][place]["measure"]].digits
     ours, theirs = cell["ours"], cell["published"]
     lost = f"{cell['diverged']} of {cell['finished']} diverged" if cell["diverged"] else ""
     if ours is None:
@@ -121,17 +135,22 @@ def _differences(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], c
     ]
     if not places:
         return []
+    digits = {place: _measure(table, lines, place).digits for place in places}
     body = []
     for line in lines:
-        cells = []
-        for place in places:
-            difference = (line["cells"][place] or {}).get("difference")
-            digits = MEASURES[table["column_details"][place]["measure"]].digits
-            cells.append(difference_text(difference, digits) if difference else "")
+        cells = [_difference(line["cells"][place], digits[place]) for place in places]
         if any(cells):
             body.append([line["label"], *cells])
-    head = ["", *(table["columns"][place] for place in places)]
+    head = ["", *(_title(table, lines, place) for place in places)]
     return [f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.", "", *grid(head, body)]
+
+
+def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
+    if cell is None or not cell["difference"]:
+        return ""
+    text, pairs = difference_text(cell["difference"], digits), cell["difference"]["n"]
+    # Two rows may share more seeds than all of them do, and a mean is over what all have.
+    return f"{text} ({pairs} seeds)" if pairs > cell["ours"]["n"] else text
 
 
 def _budgets(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
@@ -156,7 +175,7 @@ def _budgets(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], colum
             for condition, values in zip(places, alike)
             if values
         ]
-        return [f"{caption}, the same in all private rows: {'; '.join(told)}.", ""]
+        return [f"{caption}, the same in every private row that was run: {'; '.join(told)}.", ""]
     return [f"{caption}.", "", *grid(["", *(condition or "ε" for condition in places)], body)]
 
 
@@ -191,8 +210,8 @@ def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not ends:
         return []
     return [
-        f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better one may lie outside, so a row may stand where "
-        "its grid ends rather than where its method does.",
+        f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better one may lie outside or, since rates are "
+        "chosen at half the length, between its points (`rates`). A row may stand where its grid does rather than where its method does.",
         "",
     ]
 

@@ -268,14 +268,19 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit of the source tree that is running, if it is one; "+" marks changes on top."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    """The commit of the source tree that is running, if it is one; "+" marks changes to the package on top."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(package), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        if not git("ls-files", "--", "__init__.py"):  # installed inside somebody else's repository
+            return None
+        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "--", "."))
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def summary(result: dict[str, Any]) -> str:
