@@ -175,7 +175,7 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
     signs = [_sign(one, good) for one in found.values()]
     tied = [name for name, one in found.items() if _tied(one)]
     if claim.get("strict") and tied:
-        text += f", the same in every seed as {', '.join(tied)}"
+        text += f", the same in every seed as {' and '.join(tied)}"
         signs.append(False)
     if len(found) < len(rivals):
         text += f", {len(rivals) - len(found)} not run"
