@@ -348,12 +348,15 @@ def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatc
 
 
 def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(tmp_path):
-    """Dropout moved on in between: the checkpoint would replay another sum, so the second try gets other noise."""
+    """The user has drawn in between, so the loop may now do something else than a replay would: the second try gets other noise."""
     engine, module, optimizer, loader = build()
     batch = next(iter(loader))
-    mean_loss(module, batch).backward()  # draws dropout masks
+    mean_loss(module, batch).backward()
     engine.save(tmp_path / "run.pt")
     keys = [optimizer._run._noise_key]
+    again = iter(loader)
+    torch.manual_seed(5)  # what the user seeds is the user's, also while a batch waits
+    next(again)
     train(module, optimizer, loader, steps=1)
     other, _, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
@@ -363,9 +366,23 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     assert [(r.batch, r.query) for r in engine.ledger.rows()] == [(0, "sum, try 2")]
 
 
+def test_a_batch_that_was_looked_at_has_the_same_dropout_masks_in_its_next_try(tmp_path):
+    """So the sum is the same, too, and so may be the noise; a replay from a checkpoint gives the same gradient."""
+    found = []
+    for looks in (0, 2):
+        engine, module, optimizer, loader = build()
+        engine.save(tmp_path / f"{looks}.pt")
+        for _ in range(looks):
+            module(next(iter(loader))[0])  # draws dropout masks
+        train(module, optimizer, loader, steps=1)
+        assert [(r.batch, r.query) for r in engine.ledger.rows()] == [(0, "sum")]
+        found.append(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("tries", [0, 1, 3])
 def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(tmp_path, monkeypatch, tries):
-    """The first run looks at its batch before it trains on it, the replay does not: batch by batch the noise must stay in step."""
+    """The first run draws before it trains on its batch, the replay does not: batch by batch the noise must stay in step."""
     import zetaclip.mechanism as mechanism
 
     drawn = []
@@ -378,8 +395,9 @@ def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(tmp_pat
     engine, module, optimizer, loader = build()
     engine.save(tmp_path / "run.pt")
     monkeypatch.setattr(mechanism, "gaussian", noted)
-    for _ in range(tries):
-        module(next(iter(loader))[0])  # draws dropout masks
+    for number in range(tries):
+        next(iter(loader))
+        torch.manual_seed(number)
     train(module, optimizer, loader, steps=1)
     other, copy, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)

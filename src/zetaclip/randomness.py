@@ -93,13 +93,20 @@ def subkey(key: bytes, label: str) -> bytes:
 
 def generator(key: bytes) -> torch.Generator:
     """A CPU generator whose whole state, not only a 32-bit seed, comes from the key."""
-    drawn = bytearray(hashlib.shake_256(b"state\0" + key).digest(4 * _WORDS))
-    state = _blank_state().clone()
-    # torch keeps each 32-bit word in 64 bits, of which it reads the lower half.
-    state.view(torch.int64)[_HEADER : _HEADER + _WORDS] = torch.frombuffer(drawn, dtype=torch.int32)
     made = torch.Generator()
-    made.set_state(state)
+    made.set_state(generator_state(key))
     return made
+
+
+def generator_state(key: bytes) -> Tensor:
+    """The same, for a generator that is there already."""
+    drawn = bytearray(hashlib.shake_256(b"state\0" + key).digest(4 * (_WORDS + 1)))
+    state = _blank_state().clone()
+    words, numbers = state.view(torch.int64), torch.frombuffer(drawn, dtype=torch.int32)
+    # torch keeps each 32-bit word in 64 bits, of which it reads the lower half.
+    words[_HEADER : _HEADER + _WORDS] = numbers[:_WORDS]
+    words[0] = int(numbers[_WORDS]) & 0x7FFFFFFF  # what initial_seed() says; no number is drawn from it
+    return state
 
 
 @functools.cache

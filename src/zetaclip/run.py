@@ -35,6 +35,7 @@ from .optimizer import Gate
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .settings import Settings
+from .tape import Tape
 from .turns import Position, Turn, public_streams
 from .updates import scaled_rates
 from .weights import Weights
@@ -119,6 +120,7 @@ class Run:
         self._ticket = 0
         self._resumed = False
         self.refresh_requested: Callable[[], None] = lambda: None
+        self._tape = Tape(self.layout.device)
 
     # -- what is read once per batch ------------------------------------------------------------------
 
@@ -185,9 +187,9 @@ class Run:
     def _reopen(self, turn: Turn) -> None:
         """The same records again, from the first chunk; with other noise wherever the sum could be another one.
 
-        That is so if a release was begun and cut off, or if dropout would now draw another mask than a replay from
-        a checkpoint of this moment: one draw of noise must never cover two different sums. The records are the same,
-        so the batch id is, too, and whatever was released from them composes as one Gaussian.
+        That is so if a release was begun and cut off, or if torch's own streams have moved on, from which the user's code may have
+        drawn: one draw of noise must never cover two different sums. (Dropout draws the same masks again, see ``tape.py``.)
+        The records are the same, so the batch id is, too, and whatever was released from them composes as one Gaussian.
         """
         assert self._start is not None and turn.mechanism is not None
         self._abandon_chunk()
@@ -226,6 +228,20 @@ class Run:
         if size is None or len(rows) <= size:
             return [rows]
         return list(rows.split(size))
+
+    def _own_key(self, key: bytes, purpose: str) -> bytes:
+        """Another secret from one that all ranks know, for this process alone."""
+        return subkey(key, purpose) if self.ranks is None else self.ranks.own_key(key, purpose)
+
+    def fetching_key(self) -> bytes:
+        """For what is drawn while the records of the next chunk are read."""
+        turn = self._turn
+        assert turn is not None
+        return self._own_key(turn.key, f"reading for pass {self.phase}, chunk {turn.done}")
+
+    def workers_key(self) -> bytes:
+        """For what workers draw that read ahead from here to the end of the epoch."""
+        return self._own_key(self.sampling.state, "workers")
 
     def upcoming(self, start: int) -> Iterator[Tensor]:
         """The non-empty chunks that will be handed out from here to the end of the epoch; draws nothing."""
@@ -273,6 +289,7 @@ class Run:
             )
         self.guard.hand_out()
         turn.out = True
+        self._tape.lend(self._own_key(turn.key, f"forward of pass {self.phase}, chunk {turn.done}"))
         self.recorder.open(max(1, rows.shape[0]))
 
     def check_stepped(self, ticket: int) -> None:
@@ -324,6 +341,7 @@ class Run:
                 self._refuse(self.ranks, turn, str(error))
             raise
         turn.out = False
+        self._tape.take_back()
         turn.done += 1
         self.recorder.close()
         if turn.done == len(turn.chunks):
@@ -518,6 +536,7 @@ class Run:
     def _abandon_chunk(self) -> None:
         assert self._turn is not None
         self._turn.out = False
+        self._tape.take_back()
         self.recorder.close()
 
     def rekey(self, sampling: Stream, noise: Stream | None, stream: str, same_batch: bytes | None) -> None:

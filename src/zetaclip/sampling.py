@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch.utils.data import (
 
 from .errors import PrivacyLeakWarning
 from .randomness import generator
+from .tape import drawing_from
 
 if TYPE_CHECKING:
     from .run import Run
@@ -303,7 +305,10 @@ class PoissonLoader:
     def _data(self, rows: Tensor, feed: Iterator[Any]) -> Any:
         if rows.shape[0] == 0:
             return self._empty()
-        return next(feed) if self._fetch is None else self._fetch(rows)
+        if self._fetch is not None:
+            return self._fetch(rows)
+        with nullcontext() if self.num_workers else drawing_from(self._run.fetching_key()):
+            return next(feed)
 
     def _watch(self, shapes: list[tuple[int, ...] | None]) -> None:
         """Warns, once, if what a record looks like depends on the records that it is collated with."""
@@ -342,8 +347,8 @@ class PoissonLoader:
             collate_fn=own.collate_fn,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,
-            # The loader would otherwise draw its seed from torch's global stream, once more after every resume.
-            generator=torch.Generator().manual_seed((torch.initial_seed() + self._run.step_count) % 2**63),
+            # Workers that augment are seeded from it. Not from torch's own stream, which others know.
+            generator=generator(self._run.workers_key()),
             **workers,
         )
 

@@ -35,10 +35,12 @@ class Position:
 
 
 def public_streams(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's own generators: initial weights, dropout. Not secret."""
+    """The states of torch's own generators, as the user left them. Not secret: masks are drawn elsewhere, see ``tape.py``."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        states["mps"] = torch.mps.get_rng_state()
     return states
 
 
@@ -46,3 +48,5 @@ def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"].cpu())
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    elif device.type == "mps" and "mps" in states:
+        torch.mps.set_rng_state(states["mps"].cpu())

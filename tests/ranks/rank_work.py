@@ -302,13 +302,26 @@ def literal(rank, steps, more):
     return flat(module), len(finish(engine))
 
 
-def looks_first(rank, dropout):
-    """Takes the first batch, runs it forward, and starts the epoch again."""
-    engine, module, optimizer, loader = make(module=network(dropout))
+def looks_first(rank, seeds):
+    """Takes the first batch, runs it forward, and starts the epoch again; one of the ranks may seed torch in between."""
+    engine, module, optimizer, loader = make(module=network(0.5))
     x, _ = next(iter(loader))
     module(x)
+    if seeds and rank == 1:
+        torch.manual_seed(9)
     loop(module, optimizer, loader, 2)
     return flat(module), finish(engine)
+
+
+def drawn_in_the_loop(rank):
+    """What torch draws while a batch is out, and what after it, from one public seed."""
+    engine, module, optimizer, loader = make()
+    torch.manual_seed(1)
+    (x, y) = next(iter(loader))
+    inside = torch.rand(3)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    optimizer.step()
+    return inside, torch.rand(3)
 
 
 class Nameless:
@@ -337,7 +350,7 @@ def with_nameless_rule(rank):
 def saved_and_gone_on(rank, path, method, cut, steps, more):
     """Saves after ``cut`` updates, goes on to ``steps``: what a replay must come to."""
     engine, module, optimizer, loader = make(method, steps=steps, module=network(0.2), **more)
-    torch.manual_seed(50 + rank)  # dropout differs from rank to rank
+    torch.manual_seed(50 + rank)
     loop(module, optimizer, loader, cut)
     engine.save(path, extra={"cut": cut})
     loop(module, optimizer, loader, steps - cut)

@@ -87,11 +87,16 @@ def test_the_literal_forms_count_the_records_of_all_ranks(two, three):
     assert torch.equal(found[0][0], found[1][0]) and 0 < found[0][1] == found[1][1] < 20
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_batch_that_is_begun_again_gets_other_noise_where_the_sum_could_differ(two, dropout):
-    found = two.run(rank_work.looks_first, dropout)
+@pytest.mark.parametrize("seeds", [False, True])
+def test_a_batch_that_is_begun_again_gets_other_noise_where_the_sum_could_differ(two, seeds):
+    found = two.run(rank_work.looks_first, seeds)
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
-    assert [row[2] for row in found[0][1]] == ["sum, try 2" if dropout else "sum", "sum"]
+    assert [row[2] for row in found[0][1]] == ["sum, try 2" if seeds else "sum", "sum"]
+
+
+def test_every_rank_has_dropout_masks_of_its_own(two):
+    (inside, after), (others, same) = two.run(rank_work.drawn_in_the_loop)
+    assert not torch.equal(inside, others) and torch.equal(after, same)
 
 
 def test_parts_that_have_no_text_of_their_own_are_no_difference(two):

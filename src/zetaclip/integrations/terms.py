@@ -181,7 +181,7 @@ class Updates:
         found = hidden.exists()
         checkpoint.restore(self._run, public, place, hidden if found else None)
         if found:
-            # Frameworks draw from torch's stream before the first batch; dropout must go on where it was.
+            # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
             self.rewind = public["public_streams"][0]
             return
         warnings.warn(

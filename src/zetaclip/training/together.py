@@ -66,11 +66,6 @@ def _follow(ranks: Ranks, config: Config, folder: RunFolder, going_on: bool, rek
     dataset = load_data(config)
     method = build_method(config)
     model = build_model(config, dataset)
-    # The weights come from rank 0. Dropout must not draw the same masks on every rank.
-    if config.seed is None:
-        torch.seed()
-    else:
-        torch.manual_seed(config.seed + 1_000_003 * ranks.rank)
     steps = PrivateSteps(config, dataset, method, model)
     signals = Signals()
     steps.wish = lambda: signals.asked
