@@ -315,7 +315,7 @@ def looks_first(rank, seeds):
 
 def drawn_in_the_loop(rank):
     """What torch draws while a batch is out, and what after it, from one public seed."""
-    engine, module, optimizer, loader = make()
+    _, module, optimizer, loader = make()
     torch.manual_seed(1)
     (x, y) = next(iter(loader))
     inside = torch.rand(3)
