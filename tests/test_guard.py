@@ -325,6 +325,13 @@ def test_what_the_engine_itself_does_to_weights_is_no_writing(tmp_path, name, sh
     assert done >= 6
 
 
+def test_weights_that_are_lost_are_not_taken_for_written_ones():
+    module = Codebook("not at all", width=LARGE)
+    module.table.weight.data[0, 0] = math.nan
+    _, module, optimizer, loader = private(module, toy_data())
+    assert train(module, optimizer, loader) == 2
+
+
 def test_trained_weights_may_be_set_between_batches():
     """A constraint on weights, say: they are released."""
     _, module, optimizer, loader = private(tiny(), toy_data())
