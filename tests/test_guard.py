@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip import ValidationError
+from zetaclip import ValidationError, methods
 from zetaclip.gradients import CaptureError
 from zetaclip.guard import COMPARED_BYTES, COMPARED_STEPS
 from zetaclip.run import OrderError
@@ -211,6 +211,138 @@ def test_what_a_forward_builds_on_first_use(what):
     with pytest.raises(OrderError, match="builds it on first use"):
         train(module, optimizer, loader, steps=1)
     assert torch.equal(before, flat(module.fc)) and len(engine.ledger) == 0
+
+
+class Codebook(nn.Module):
+    """Its table is trained, and follows the records besides, after some quiet forwards."""
+
+    def __init__(self, way, quiet=0, width=8):
+        super().__init__()
+        self.table, self.out = nn.Linear(6, width), nn.Linear(width, 3)
+        self.way, self.quiet = way, quiet
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            self.quiet -= 1
+            if self.quiet < 0:
+                self.follow(self.table.weight, x.detach()[0])
+        return self.out(torch.tanh(self.table(x)))
+
+    def follow(self, weight, record):
+        if self.way == "version":
+            with torch.no_grad():
+                weight[0].copy_(record)
+        elif self.way == "data":
+            weight.data[0] = record
+        elif self.way == "pointed":
+            weight.data = weight.data + record
+        elif self.way == "once":
+            self.way = "no more"
+            weight.data[0] = record
+
+
+LARGE = COMPARED_BYTES // 4
+
+
+@pytest.mark.parametrize(
+    ("way", "quiet", "width"),
+    [
+        ("version", 0, 8),
+        ("data", 0, 8),
+        ("data", 2 * COMPARED_STEPS, 8),
+        ("data", COMPARED_STEPS - 1, LARGE),
+        ("version", 2 * COMPARED_STEPS, LARGE),
+        ("pointed", 2 * COMPARED_STEPS, LARGE),
+    ],
+)
+@pytest.mark.parametrize("physical", [None, 5])
+def test_a_trained_parameter_that_forward_writes_to(way, quiet, width, physical):
+    """Noise on its gradient does not cover what is copied into it: with any σ the table would hold a record as it is."""
+    module = Codebook(way, quiet, width)
+    engine, module, optimizer, loader = private(module, toy_data(), q=1.0, sigma=50.0, physical_batch_size=physical)
+    with pytest.raises(OrderError, match=r"table\.weight was written while a batch was out"):
+        train(module, optimizer, loader, epochs=quiet + 1)
+    assert engine.ledger.steps == (quiet if physical is None else quiet // 5)
+
+
+def test_a_trained_table_that_a_function_rewrites():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.first = nn.Embedding(6, 2), nn.Linear(2, 3)
+
+        def forward(self, ids):
+            with torch.no_grad():
+                F.embedding(ids, self.words.weight, max_norm=0.01)
+            return self.first(self.words(ids))
+
+    engine, *made = private(Words(), (torch.arange(24) % 5, torch.randint(0, 3, (24,))))
+    with pytest.raises(OrderError, match=r"words\.weight was written"):
+        train(*made)
+    assert len(engine.ledger) == 0
+
+
+@pytest.mark.parametrize("what", ["parameter", "buffer"])
+def test_what_was_written_once_stays_an_error_until_it_is_written_over(what):
+    """A first value that is taken from the first batch: the second try writes nothing, and would train on with a record inside."""
+    if what == "parameter":
+        module, match = Codebook("once"), "written while a batch was out"
+    else:
+        module, match = Late("data", 0, torch.zeros(6)), "changed mean"
+    clean = {name: value.clone() for name, value in module.state_dict().items()}
+    engine, module, optimizer, loader = private(module, toy_data())
+    with pytest.raises(OrderError, match=match):
+        train(module, optimizer, loader)
+    module.quiet = 100
+    for _ in range(2):
+        with pytest.raises(OrderError, match=f"{match}.*still there"):
+            train(module, optimizer, loader)
+    assert len(engine.ledger) == 0
+    module.load_state_dict(clean)
+    assert train(module, optimizer, loader) == 2
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-sam", "dp-sat"])
+@pytest.mark.parametrize("shared", [False, True], ids=["lent", "copied"])
+def test_what_the_engine_itself_does_to_weights_is_no_writing(tmp_path, name, shared):
+    """Updates, perturbed weights, and a checkpoint that is saved while they are perturbed, before and after the forward."""
+    module = tiny()
+    if shared:  # then θ is copied away and back in place
+        module.register_buffer("seen", module[0].bias.detach())
+    engine, module, optimizer, loader = private(
+        module, toy_data(), method=methods.get(name), physical_batch_size=7, epochs=3, target_delta=1e-3
+    )
+    done = 0
+    for _ in range(3):
+        for batch in loader:
+            engine.save(tmp_path / "run.pt")
+            loss = mean_loss(module, batch)
+            engine.save(tmp_path / "run.pt")
+            loss.backward()
+            engine.save(tmp_path / "run.pt")
+            optimizer.step()
+            done += optimizer.stepped
+    assert done >= 6
+
+
+def test_weights_that_are_lost_are_not_taken_for_written_ones():
+    module = Codebook("not at all", width=LARGE)
+    module.table.weight.data[0, 0] = math.nan
+    _, module, optimizer, loader = private(module, toy_data())
+    assert train(module, optimizer, loader) == 2
+
+
+def test_trained_weights_may_be_set_between_batches():
+    """A constraint on weights, say: they are released."""
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            mean_loss(module, batch).backward()
+            optimizer.step()
+            with torch.no_grad():
+                module[0].weight.clamp_(-0.1, 0.1)
+            module[2].weight.data = module[2].weight.data / 2
 
 
 @pytest.mark.parametrize(

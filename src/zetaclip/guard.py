@@ -38,25 +38,25 @@ class OrderError(RuntimeError):
 
 
 class _Memory(NamedTuple):
-    """Where a tensor keeps its numbers, where they are few enough to be compared at every step."""
+    """Where a tensor keeps its numbers, and the numbers themselves where they are few enough to be compared at every step."""
 
     tensor: Tensor
-    address: int
+    address: int | None  # None where a tensor has no one place in memory
     values: Any  # the bytes themselves, as ctypes sees them; None if they are too many, or elsewhere
     storage: Any  # keeps the address valid, whatever becomes of the tensor
 
     @staticmethod
     def find(tensor: Tensor) -> _Memory:
-        if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()):
-            return _Memory(tensor, 0, None, None)
-        if tensor.nbytes > COMPARED_BYTES:
-            return _Memory(tensor, 0, None, None)
+        if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+            return _Memory(tensor, None, None, None)
         address = tensor.data_ptr()
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.nbytes > COMPARED_BYTES:
+            return _Memory(tensor, address, None, None)
         # A tensor as ctypes: read in a tenth of a microsecond, and unlike numpy's view it doesn't stop anybody from resizing.
         return _Memory(tensor, address, (ctypes.c_char * tensor.nbytes).from_address(address), tensor.untyped_storage())
 
     def of(self, tensor: Tensor) -> bool:
-        return self.tensor is tensor and (self.values is None or tensor.data_ptr() == self.address)
+        return self.tensor is tensor and (self.address is None or tensor.data_ptr() == self.address)
 
 
 class Guard:
@@ -64,10 +64,11 @@ class Guard:
 
     **Guarantee.** When ``before_release`` returns, no parameter in the optimizer holds a gradient that autograd wrote,
     the module is made of the parts that it was made private with, trained parameters are those that require a
-    gradient, no buffer or frozen parameter is new or has changed since the batch was handed out, and the process is the one
-    that opened the batch.
+    gradient, no buffer is new, no buffer or parameter, trained or frozen, has changed since the batch was handed out, and the
+    process is the one that opened the batch. What a forward was found to have written stays an error until it is written over.
     **Edge cases.** Changes that torch does not count, written through ``.data`` in forward, are found in the first
-    few steps only where the tensor is large or not on the CPU; state outside of buffers and parameters is not seen at all.
+    few steps only where the tensor is large or not on the CPU; state outside of buffers and parameters is not seen at all, nor
+    what the forward of a batch does that never comes to its ``step()``.
     """
 
     def __init__(
@@ -95,8 +96,12 @@ class Guard:
             for key in part._buffers
         ]
         self._frozen = [(name, p) for name, p in self._parameters if id(p) not in trained]
-        self._watched = [name for name, _, _ in self._buffers] + [name for name, _ in self._frozen]
+        untrained = [name for name, _, _ in self._buffers] + [name for name, _ in self._frozen]
+        # A trained parameter is noised as far as its gradient goes: what forward writes into it is as raw as in a buffer.
+        self._watched = [*untrained, *layout.names]
+        self._untrained = len(untrained)
         self._seen: list[tuple[Tensor | None, int]] = []
+        self._learned: list[tuple[int, Tensor | None, int]] = []  # what forward wrote: its place, and how it was found
         self._memory: list[_Memory | None] = [None] * len(self._watched)
         self._contents: list[bytes | Tensor | None] = []
         self._process = os.getpid()
@@ -109,6 +114,7 @@ class Guard:
         """The module is the one that was made private."""
         self._process = os.getpid()
         self._check_structure()
+        self._check_rewritten()
         for shadow in self.shadows:
             if shadow.module.__dict__.get("forward") is not shadow:
                 raise OrderError(
@@ -162,9 +168,8 @@ class Guard:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        if self._watched:
-            self._seen = list(self._versions())
-            self._contents = [self._content(place, tensor) for place, (tensor, _) in enumerate(self._seen)]
+        self._seen = list(self._versions())
+        self._contents = [self._content(place, tensor) for place, (tensor, _) in enumerate(self._seen)]
 
     def _content(self, place: int, tensor: Tensor | None) -> bytes | Tensor | None:
         """What a tensor holds now; None where that is not going to be compared."""
@@ -179,18 +184,22 @@ class Guard:
 
     def _still_holds(self, place: int, tensor: Tensor | None) -> bool:
         content, memory = self._contents[place], self._memory[place]
-        if tensor is None or content is None or memory is None:
+        if tensor is None or memory is None:
             return True
-        if isinstance(content, bytes):
-            return memory.of(tensor) and memory.values.raw == content
-        return torch.equal(tensor.detach(), content)
+        if not memory.of(tensor):
+            return False
+        if content is None:
+            return True
+        return memory.values.raw == content if isinstance(content, bytes) else _equal(tensor.detach(), content)
 
     def _versions(self) -> Iterator[tuple[Tensor | None, int]]:
         for _, held, key in self._buffers:
             buffer = held.get(key)
             yield buffer, -1 if buffer is None else buffer._version
-        for _, parameter in self._frozen:
-            yield parameter, parameter._version
+        for _, frozen in self._frozen:
+            yield frozen, frozen._version
+        for trained in self.layout.parameters:
+            yield trained, trained._version
 
     # -- before a release -----------------------------------------------------------------------------
 
@@ -201,7 +210,7 @@ class Guard:
         self._check_structure()  # also what this batch's forward did: the next batch would be too late, and may never come
         self._check_trainable()
         self._check_gradients()
-        self._check_untrained()
+        self._check_unwritten()
         self._report_unused()
         self._steps += 1
 
@@ -225,22 +234,51 @@ class Guard:
             "noised. Call the layer instead; for a penalty use the optimizer's weight_decay"
         )
 
-    def _check_untrained(self) -> None:
+    def _check_unwritten(self) -> None:
         if not self._seen:
             return
+        found = enumerate(zip(self._versions(), self._seen, strict=True))
         changed = [
-            self._watched[place]
-            for place, ((tensor, version), (before, old)) in enumerate(zip(self._versions(), self._seen, strict=True))
+            (place, tensor, version)
+            for place, ((tensor, version), (before, old)) in found
             if tensor is not before or version != old or not self._still_holds(place, tensor)
         ]
         # Kernels write running statistics without a trace in the version; their layers are known.
-        changed += [f"{name}.running_mean" for name, part in self._running if part.training]
-        if changed:
+        running = [f"{name}.running_mean" for name, part in self._running if part.training]
+        if changed or running:
+            self._learned = changed
+            raise OrderError(self._written([place for place, _, _ in changed], running))
+
+    def _check_rewritten(self) -> None:
+        """What an earlier forward left is not there any more: the error must not go away because the loop is begun again."""
+        if not self._learned:
+            return
+        now = list(self._versions())
+        left = [
+            place for place, tensor, version in self._learned if now[place][0] is tensor and now[place][1] == version
+        ]
+        if left:
             raise OrderError(
-                f"the training forward changed {', '.join(dict.fromkeys(changed))}: buffers and frozen parameters are neither "
+                f"{self._written(left, [])}. What it wrote is still there: load weights and buffers from before it (engine.load, or "
+                "load_state_dict), or call make_private with a module that has seen no records"
+            )
+        self._learned = []
+
+    def _written(self, places: list[int], running: list[str]) -> str:
+        untrained = [self._watched[place] for place in places if place < self._untrained] + running
+        if untrained:
+            return (
+                f"the training forward changed {', '.join(dict.fromkeys(untrained))}: buffers and frozen parameters are neither "
                 "clipped nor noised, so what they learn from records would leave without privacy. Use a layer without running "
                 "state (GroupNorm for BatchNorm), or compute the value outside of forward"
             )
+        return (
+            f"{', '.join(self._watched[place] for place in places)} was written while a batch was out, by the training forward or the "
+            "loop around it: only gradients are clipped and noised, so what a trained parameter gets in another way (a codebook "
+            "that follows the records, an initial value taken from the first batch) would leave without privacy. Let the loss train "
+            "it, or set it on made-up records before make_private; a constraint on weights, or other weights for an evaluation, "
+            "belong between step() and the next batch"
+        )
 
     def _report_unused(self) -> None:
         if self._reported:
@@ -259,6 +297,13 @@ class Guard:
                 "to be trained",
                 stacklevel=5,
             )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """A NaN is equal to a NaN here: weights may be lost without anybody having written to them."""
+    if torch.equal(one, other) or one.shape != other.shape:
+        return one.shape == other.shape
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _held(parts: Iterable[nn.Module]) -> list[tuple]:

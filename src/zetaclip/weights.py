@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .gradients import Layout, rows
 
@@ -60,11 +61,15 @@ class Weights:
             yield
             return
         moved = [p.data if self._lent else p.detach().clone() for p in self._layout.parameters]
-        self._put(self._theta)
-        try:
-            yield
-        finally:
-            self._put(moved)
+        with ExitStack() as kept:
+            # In the end the parameters are what they were, and must not look as if somebody had written to them.
+            for parameter in self._layout.parameters:
+                kept.enter_context(_unsafe_preserve_version_counter(parameter))
+            self._put(self._theta)
+            try:
+                yield
+            finally:
+                self._put(moved)
 
     def _advance(self, places: list[Tensor], parameters: list[Tensor], vector: Tensor, distance: float) -> bool:
         """Whether there was a direction to go in."""

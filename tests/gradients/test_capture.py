@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zetaclip.gradients import CaptureError, Recorder, make_shadows
+from zetaclip.gradients.capture import Shadow, exact
+from zetaclip.mechanism import Mechanism
 
 
 def attached(module):
@@ -273,3 +275,87 @@ def test_describe_lists_every_path():
     assert "head.weight" in str(engine.describe())
     engine, *_ = private(Scaled(), (torch.randn(8, 6), torch.randint(0, 10, (8,))))
     assert {line.path for line in engine.describe()} == {"per example (vmap)"}
+
+
+@pytest.fixture
+def precision():
+    """Sets torch's precision of float32, and puts it back after the test."""
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("wanted", ["medium", "high", "highest"])
+def test_norms_and_sums_take_float32_as_it_is(precision, wanted):
+    precision(wanted)
+    with exact(torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == "highest"
+        with exact(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == wanted
+    with pytest.raises(KeyError), exact(torch.device("cpu")):
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == wanted
+
+
+def test_autocast_and_a_low_precision_together(precision):
+    precision("medium")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with exact(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+needs_settings = pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="an older torch")
+
+
+@needs_settings
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("place", ["generic", "cuda", "mkldnn", "cuda matmul", "mkldnn matmul", "mkldnn conv"])
+def test_the_settings_of_single_kernels_are_put_back_too(device, place):
+    """Flags alone, so that those of a GPU can be looked at without one."""
+    backend, kind = (place.split() + ["all"])[:2]
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    kinds = [("generic", "all")] + [(b, k) for b in ("cuda", "mkldnn") for k in ("all", "matmul", "conv", "rnn")]
+    for one in ("cuda", "mkldnn"):
+        write(one, "matmul", "none")  # what another test has left
+    start = [read(*one) for one in kinds]
+    write(backend, kind, "tf32")
+    try:
+        before = [read(*one) for one in kinds]
+        with exact(torch.device(device)):
+            for used in ("matmul", "conv"):
+                assert read("cuda" if device == "cuda" else "mkldnn", used) in ("ieee", "none")
+        assert [read(*one) for one in kinds] == before
+    finally:
+        write(backend, kind, "none")
+    # What was inherited still is. (cuDNN's own default can't be written, so what it was is set in its place.)
+    assert [read(*one) for one in kinds if one != ("cuda", "conv")] == [
+        value for one, value in zip(kinds, start, strict=True) if one != ("cuda", "conv")
+    ]
+
+
+@pytest.mark.parametrize(
+    "build", [tiny, lambda: nn.Sequential(Scaled(), nn.LayerNorm(10))], ids=["rules", "per example"]
+)
+def test_whatever_bounds_records_in_a_step_is_exact(precision, monkeypatch, build):
+    """Contributions in backward, norms with factors and sum, the noise; and the loop itself runs as the user asked for."""
+    seen = {}
+
+    def spied(kind, name):
+        inner = getattr(kind, name)
+
+        def spy(*args, **kwargs):
+            seen.setdefault(name, set()).add(torch.get_float32_matmul_precision())
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(kind, name, spy)
+
+    for kind, name in ((Shadow, "hand_over"), (Mechanism, "absorb"), (Mechanism, "release")):
+        spied(kind, name)
+    _, module, optimizer, loader = private(build(), toy_data())
+    precision("medium")
+    assert train(module, optimizer, loader) == 2
+    assert seen == {name: {"highest"} for name in ("hand_over", "absorb", "release")}
+    assert torch.get_float32_matmul_precision() == "medium"

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import stat
 import subprocess
 
@@ -11,11 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 from zetaclip import PrivacyEngine, methods
+from zetaclip.checkpoint import CheckpointError
 from zetaclip.data import load
+from zetaclip.errors import AccountingError, RankError
+from zetaclip.gradients import CaptureError
 from zetaclip.ledger import Ledger
 from zetaclip.models import build
-from zetaclip.training import ConfigError, FolderError
+from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder
+from zetaclip.training.steps import PrivateSteps
 
 
 def result_of(folder):
@@ -150,7 +156,6 @@ def test_an_epsilon_that_can_not_be_told_is_found_before_training(tmp_path):
 
 def test_an_epsilon_that_can_not_be_told_on_the_way_ends_no_training(tmp_path, monkeypatch):
     from zetaclip.accounting import AccountingError
-    from zetaclip.training.steps import PrivateSteps
 
     tell = PrivateSteps.epsilon
 
@@ -163,6 +168,50 @@ def test_an_epsilon_that_can_not_be_told_on_the_way_ends_no_training(tmp_path, m
     result = small_runs.run(tmp_path / "run", small_runs.small(steps=30))
     told = [line["epsilon"] for line in RunFolder(tmp_path / "run").read_lines("metrics.jsonl")]
     assert told == [None, result["epsilon"]] and result["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CaptureError("61 records are out"), None),
+        (ValueError("no class for the label 'rare disease'"), None),
+        (CheckpointError("something else is different now: data (5f3a there, 9c1b here)"), None),
+        (RankError("rank 1: 61 records are out"), None),
+        (FileNotFoundError(2, "No such file or directory", "patient-17.png"), "No such file or directory"),
+        (OSError("patient-17.png is cut off"), None),
+        (AccountingError("PRV needs another grid"), "PRV needs another grid"),
+        (ConfigError("sigma must be positive"), "sigma must be positive"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_an_error_says_of_records_is_not_published(tmp_path, monkeypatch, error, told):
+    """The status is a public file; the terminal belongs to whoever holds the data."""
+
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(PrivateSteps, "moved", failing)
+    with pytest.raises((type(error), FolderError)):
+        small_runs.run(tmp_path / "run")
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    said = "what it said is on the terminal of the run" if told is None else told
+    assert status["state"] == "failed" and status["message"] == f"{type(error).__name__}: {said}"
+
+
+def test_an_error_that_repeats_another_tells_no_more_than_it(tmp_path, monkeypatch):
+    """Setting up turns whatever is wrong with a value into an error about settings, also where that was a record's."""
+    monkeypatch.setattr(PrivateSteps, "moved", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        small_runs.run(tmp_path / "run")
+
+    def failing(*_):
+        raise ValueError("no class for the label 'rare disease'")
+
+    monkeypatch.setattr(PrivateSteps, "__init__", failing)
+    with pytest.raises(ConfigError, match="rare disease"):
+        small_runs.run(tmp_path / "run", resume=True)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["message"] == "ConfigError: what it said is on the terminal of the run"
 
 
 def test_no_eval_writes_no_metric(tmp_path):
@@ -191,7 +240,6 @@ def test_max_epsilon_stops_before_it_is_exceeded(tmp_path, finished):
 def test_the_plan_foretells_the_ledger(tmp_path, method):
     """What max_epsilon reckons with is what is then released."""
     from zetaclip.training.recipe import build_method, load_data, resolve
-    from zetaclip.training.steps import PrivateSteps
 
     config = small_runs.small(method=method, spectral={}, steps=6, batch_size=500)
     data, made = load_data(config), build_method(config)

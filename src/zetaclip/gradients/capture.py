@@ -142,8 +142,85 @@ _frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def exact(device: torch.device) -> Any:
-    """No autocast inside: norms and sums are never taken in half precision, whatever the user's context."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _NOTHING
+    """Norms and sums are never taken in less than float32, whatever the user's context: no autocast inside, no TF32, no bfloat16 in kernels.
+
+    A norm and the sum that it bounds come from different kernels. If these round their inputs to fewer digits, and not in the same
+    way, a clipped gradient is longer than C.
+    """
+    kind = device.type
+    autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+    backend = "cuda" if kind == "cuda" else "mkldnn"
+    return _WholeFloat32(backend, autocast) if _rounds(backend) else autocast
+
+
+# How torch says which kernels may round float32: one switch for matmul and one for cudnn, and from 2.9 on also a setting for each kind
+# of kernel, which inherits. The settings are private names behind torch.backends.*.fp32_precision, read here several times in every step.
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
+_ROUNDED = ("tf32", "bf16")
+
+
+def _rounds(backend: str) -> bool:
+    """Whether kernels that are used inside ``exact`` may take float32 numbers for shorter ones there."""
+    if _precision is not None:
+        return _precision(backend, "matmul") in _ROUNDED or _precision(backend, "conv") in _ROUNDED
+    return torch.get_float32_matmul_precision() != "highest" or (backend == "cuda" and torch.backends.cudnn.allow_tf32)
+
+
+class _WholeFloat32:
+    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on."""
+
+    def __init__(self, backend: str, autocast: Any) -> None:
+        self.backend, self.autocast = backend, autocast
+
+    def __enter__(self) -> None:
+        self.matmul = _matmul_switch()
+        self.cudnn = _precision is None and torch.backends.cudnn.allow_tf32
+        # The switch for matmul turns the settings of both backends.
+        self.settings = [] if _precision is None else [
+            (backend, kind, _precision(backend, kind))
+            for backend, kind in (("cuda", "matmul"), ("mkldnn", "matmul"), (self.backend, "conv"))
+        ]  # fmt: skip
+        try:
+            self._whole()
+            self.autocast.__enter__()
+        except BaseException:
+            self._put_back()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.autocast.__exit__(*error)
+        finally:
+            self._put_back()
+
+    def _whole(self) -> None:
+        if self.matmul is not None:
+            torch.set_float32_matmul_precision("highest")
+        if self.cudnn:
+            torch.backends.cudnn.allow_tf32 = False
+        for backend, kind, _ in self.settings:
+            if backend == self.backend and _precision(backend, kind) in _ROUNDED:  # type: ignore[misc]
+                _set_precision(backend, kind, "ieee")  # type: ignore[misc]
+
+    def _put_back(self) -> None:
+        if self.matmul is not None:
+            torch.set_float32_matmul_precision(self.matmul)
+        if self.cudnn:
+            torch.backends.cudnn.allow_tf32 = True
+        for backend, kind, before in self.settings:
+            if _precision(backend, kind) != before:  # type: ignore[misc]
+                inherited = before == _precision(backend, "all")  # type: ignore[misc]
+                _set_precision(backend, kind, "none" if inherited else before)  # type: ignore[misc]
+
+
+def _matmul_switch() -> str | None:
+    """Where the switch for matmul stands, if it has to be turned; torch refuses to say so where only a setting was changed."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+    return None if before == "highest" else before
 
 
 class Shadow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from ..distributed import ranks
-from ..errors import AccountingError
+from ..errors import AccountingError, LedgerError, NoGuarantee
 from .config import Config, ConfigError
 from .folder import FolderError, RunFolder, Status
 from .loop import Training
@@ -43,8 +44,8 @@ def train(
     goes on with fresh ones, and everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
     ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
 
-    **Guarantee.** The folder tells no more about the training records than the ledger says, unless
-    ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
+    **Guarantee.** The folder tells no more about the training records than the ledger says, apart from the time that things took,
+    unless ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
     does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise. A start that fails
     before anything was executed leaves no files behind, so that the folder is free for the next.
     """
@@ -230,6 +231,22 @@ def _threads(wanted: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# What these say is about settings, the run's folder and the ledger. Any other error may tell of records: a batch's size, a label,
+# the path of an image; or, if a checkpoint does not fit, the digest of the data.
+_ABOUT_NO_RECORD = (AccountingError, ConfigError, FolderError, LedgerError, NoGuarantee)
+
+
 def _note_failure(status: Status, error: BaseException) -> None:
     with suppress(OSError):  # a full disk is often the reason, and the error itself matters more
-        status.write(state="failed", message=f"{type(error).__name__}: {error}"[:500])
+        status.write(state="failed", message=_public_words(error)[:500])
+
+
+def _public_words(error: BaseException) -> str:
+    """An error as a public file may tell it. One that repeats another is as public as that one."""
+    name, said = type(error).__name__, "what it said is on the terminal of the run"
+    repeats = error.__cause__
+    if isinstance(error, _ABOUT_NO_RECORD) and isinstance(repeats, (*_ABOUT_NO_RECORD, OSError, type(None))):
+        said = str(error)
+    elif isinstance(error, OSError) and error.errno is not None:
+        said = os.strerror(error.errno)  # and not its own text, which names a file
+    return f"{name}: {said}"
