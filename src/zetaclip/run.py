@@ -374,16 +374,22 @@ class Run:
             self._use_together(self.ranks, turn, released)
 
     def _use_together(self, ranks: Ranks, turn: Turn, released: Released) -> None:
-        """The same on every rank; then rank 0 says that the release stands, and what C comes next."""
+        """Rank 0 first, which then says that the release stands, and what C comes next; only then the others.
+
+        Rank 0 alone has journals. Were the others not to wait for its word, a release that it refuses would have moved their weights.
+        It is the message that they need for the next batch anyway, so nothing more is sent.
+        """
         what = f"the end of update {self.step_count + 1}"
-        try:
-            self._use(turn, released)
-        except Exception:
-            if ranks.first:
+        if ranks.first:
+            try:
+                self._use(turn, released)
+            except Exception:
                 ranks.close(None, what)
-            raise
-        told = ranks.close((float(self.control.clip), float(getattr(self.control, "rate", 1.0))), what)
-        if not ranks.first:
+                raise
+            ranks.close((float(self.control.clip), float(getattr(self.control, "rate", 1.0))), what)
+        else:
+            told = ranks.close(None, what)
+            self._use(turn, released)  # by the rate of this update; what was told is for the next
             self.control = told
         if self.stepped and self.position == self.settings.steps_per_epoch:
             check_equal(self, ranks)
