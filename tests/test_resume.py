@@ -14,9 +14,10 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 from toys import METHODS, network
 
-from zetaclip import Spectral
+from zetaclip import Spectral, checkpoint
 from zetaclip.checkpoint import CheckpointError
 from zetaclip.gradients import rows
+from zetaclip.journal import Journal
 
 
 def build(name="plain", data=None, **options):
@@ -211,6 +212,7 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
         "clip_history",
         "counts",
         "stream",
+        "home",
         "ledger",
         "public_streams",
         "deal",
@@ -286,6 +288,24 @@ def test_a_replay_that_ends_early_still_counts_what_was_executed(tmp_path):
     assert opt._run.step_count == 3 and other.ledger.steps == 5
     finish(twin, opt, their, 6)
     assert other.ledger.steps == 6
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("stops", [1, 2, 3, 4, 5])
+def test_a_checkpoint_of_a_replay_is_replayed(tmp_path, name, stops):
+    """Killed twice: the second checkpoint knows more releases than it has made again itself."""
+    engine, module, optimizer, loader = build(name)
+    train(module, optimizer, loader, steps=1)
+    engine.save(tmp_path / "run.pt")
+    finish(module, optimizer, loader, 4)
+    whole, spent = flat(module), len(engine.ledger)
+    for more in (stops, 0):
+        engine, module, optimizer, loader = build(name, seed=None)
+        engine.load(tmp_path / "run.pt", replay=True)
+        advance(drive(module, optimizer, loader), more)
+        engine.save(tmp_path / "run.pt")
+    finish(module, optimizer, loader, 4)
+    assert torch.equal(flat(module), whole) and len(engine.ledger) == spent
 
 
 def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
@@ -546,6 +566,152 @@ def test_two_runs_of_one_checkpoint_cannot_let_out_two_sums_under_one_noise(tmp_
     with pytest.raises(RuntimeError, match="another gradient"):
         train(twin, opt, their, lambda m, b: 0.5 * mean_loss(m, b), steps=1)
     assert torch.equal(before, flat(twin))
+
+
+def in_folders(tmp_path, *names):
+    """A run that was saved into several folders, one after the other, after its first update; and its checkpoints."""
+    engine, module, optimizer, loader = build()
+    train(module, optimizer, loader, steps=1)
+    paths = [tmp_path / name / "run.pt" for name in names]
+    for path in paths:
+        path.parent.mkdir()
+        engine.save(path)
+    return (module, optimizer, loader), paths
+
+
+def gone_on(path, replay=True, loss=mean_loss, folder=None):
+    """Another process that loads a checkpoint, and takes an update; it may save before, into a folder of its own."""
+    engine, module, optimizer, loader = build(seed=None)
+    engine.load(path, replay=replay)
+    if folder is not None:
+        folder.mkdir()
+        engine.save(folder / "run.pt")
+    train(module, optimizer, loader, loss, steps=1)
+    return engine, flat(module)
+
+
+def half(module, batch):
+    return 0.5 * mean_loss(module, batch)
+
+
+def test_a_run_in_two_folders_lets_out_one_sum_under_one_noise(tmp_path):
+    """The best and the last checkpoint, say. Whoever goes on from one of them, the other one hears of it."""
+    _, (first, second) = in_folders(tmp_path, "a", "b")
+    for before, after in ((first, second), (second, first), (second, second), (first, first)):
+        engine, weights = gone_on(before)
+        with pytest.raises(RuntimeError, match="another gradient"):
+            gone_on(after, loss=half)
+        other, same = gone_on(after)  # that one was refused, and spoiled nothing
+        assert torch.equal(weights, same) and engine.ledger.steps == other.ledger.steps == 2
+
+
+def test_a_run_that_goes_on_hears_of_replays_from_every_folder(tmp_path):
+    """Whoever comes first: the run itself, a replay of one folder, or a replay of one that it was loaded and saved into."""
+    own, (_, second) = in_folders(tmp_path, "a", "b")
+    gone_on(second, loss=half, folder=tmp_path / "c")
+    before = flat(own[0])
+    with pytest.raises(RuntimeError, match="another gradient"):
+        train(*own, steps=1)
+    assert torch.equal(before, flat(own[0]))
+    for name in "abc":
+        with pytest.raises(RuntimeError, match="another gradient"):
+            gone_on(tmp_path / name / "run.pt")
+        gone_on(tmp_path / name / "run.pt", loss=half)
+
+
+def test_steps_from_every_folder_count(tmp_path):
+    own, (first, second) = in_folders(tmp_path, "a", "b")
+    gone_on(first, replay=False)
+    engine, _ = gone_on(second, replay=False)
+    assert engine.ledger.steps == 3
+    engine, _ = gone_on(second, replay=False, folder=tmp_path / "c")
+    train(*own, steps=1)
+    for name in "abc":
+        other, *_ = build(seed=None)
+        other.load(tmp_path / name / "run.pt")
+        assert other.ledger.steps == 5
+
+
+def test_folders_can_be_moved_together_and_by_other_names(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "tree" / "b")
+    own, _ = in_folders(tmp_path / "tree", "a", "b")
+    train(*own, steps=1)
+    (tmp_path / "tree").rename(tmp_path / "moved")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "moved" / "b")
+    for path in (tmp_path / "moved" / "b" / "run.pt", tmp_path / "link" / "run.pt"):
+        engine, weights = gone_on(path)
+        assert torch.equal(weights, flat(own[0])) and engine.ledger.steps == 2
+
+
+def test_a_change_of_the_working_folder_does_not_move_the_journal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engine, module, optimizer, loader = build()
+    engine.save("run.pt")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(module, optimizer, loader, steps=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(RuntimeError, match="another gradient"):
+        gone_on(tmp_path / "run.pt", loss=half)
+
+
+def test_a_replay_needs_the_folder_that_the_run_was_saved_in_first(tmp_path):
+    """Without it nobody knows what was loaded from there. Fresh streams have their home where they were loaded."""
+    _, (first, second) = in_folders(tmp_path, "a", "b")
+    gone_on(first)
+    shutil.rmtree(first.parent)
+    with pytest.raises(CheckpointError, match=r"zetaclip-\w+\.journal in \.\./a .*saved in first.* fresh streams"):
+        gone_on(second)
+    fork, module, optimizer, loader = build(seed=None)
+    with pytest.warns(UserWarning, match=r"not in \.\./a .*can't be counted"):
+        fork.load(second)
+    for name in ("b/own.pt", "c/run.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        fork.save(tmp_path / name)
+    train(module, optimizer, loader, steps=1)
+    for name in ("b/own.pt", "c/run.pt"):
+        # They are replayed as ever, and what is missing stays missing.
+        with pytest.warns(UserWarning, match="can't be counted"):
+            _, weights = gone_on(tmp_path / name)
+        assert torch.equal(weights, flat(module))
+        with pytest.warns(UserWarning, match="can't be counted"), pytest.raises(RuntimeError, match="another gradient"):
+            gone_on(tmp_path / name, loss=half)
+    with pytest.raises(CheckpointError, match="saved in first"):
+        gone_on(second)
+
+
+def test_a_copy_of_the_first_folder_does_not_stand_for_it(tmp_path):
+    own, (first, second) = in_folders(tmp_path, "a", "b")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    train(*own, steps=1)
+    first.parent.rename(tmp_path / "kept")
+    (tmp_path / "copy").rename(first.parent)
+    for path in (first, second):
+        with pytest.raises(CheckpointError, match="looks like a copy"):
+            gone_on(path)
+    _, weights = gone_on(tmp_path / "kept" / "run.pt")  # under another name it is still the first folder
+    assert torch.equal(weights, flat(own[0]))
+
+
+def test_a_load_that_fails_leaves_the_run_its_home(tmp_path, monkeypatch):
+    """Otherwise its next checkpoint would send a replay to a journal that knows nothing of its stream."""
+    (module, optimizer, _), (path,) = in_folders(tmp_path, "a")
+    (tmp_path / "other").mkdir()
+    _, (stranger,) = in_folders(tmp_path / "other", "a")
+    run = optimizer._run
+    before = flat(module), run.name, run.stream, run.home.path
+
+    def full(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Journal, "adopt", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.load(run, stranger, replay=False)
+    checkpoint.save(run, path)
+    assert torch.equal(before[0], flat(module)) and before[1:] == (run.name, run.stream, run.home.path)
+    assert torch.load(path, weights_only=True)["home"] == "."
 
 
 class Rows(torch.utils.data.Dataset):

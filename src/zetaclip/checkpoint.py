@@ -23,13 +23,13 @@ from .control import Released
 from .data_digest import digest_of
 from .gradients import rows
 from .guard import FORKED, OrderError
-from .journal import Journal, executed_after
+from .journal import Journal, executed_after, read_all
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run
 from .turns import set_public_streams
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class CheckpointError(ValueError):
@@ -69,7 +69,7 @@ def _save(
 ) -> None:
     hidden = _private_path(path, private)
     with run.weights.restored():
-        public, secret = collect(run, extra, parts)
+        public, secret = collect(run, path.parent, extra, parts)
         identity = public["identity"]
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
         # crash in between leaves a checkpoint whose secrets are there.
@@ -78,16 +78,29 @@ def _save(
         with replace_file(path) as file:
             torch.save(public, file)
         write_private(hidden, {identity: secret})
-    run.watch(path.parent, whole=True)
+    run.watch(path.parent)
+
+
+def home_from(run: Run, folder: Path) -> str:
+    """Where the run's home is, as a path from the folder of a checkpoint: a tree of folders can then be moved as a whole.
+
+    A run that was never saved gets its home in that folder: call ``run.watch`` with it when the checkpoint is written.
+    """
+    here = os.path.realpath(folder)
+    return os.path.relpath(here if run.home is None else run.home.path.parent, here)
 
 
 def collect(
-    run: Run, extra: dict[str, Any] | None = None, parts: list[dict[str, Any]] | None = None
+    run: Run,
+    folder: Path | None,
+    extra: dict[str, Any] | None = None,
+    parts: list[dict[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The public and the secret half of a checkpoint; the public one's ``identity`` names the secret that belongs to it.
 
-    Call it inside ``run.weights.restored()``, and keep the two apart wherever they are written. ``parts`` are what the ranks
-    have for themselves; None with one process.
+    Call it inside ``run.weights.restored()``, and keep the two apart wherever they are written. ``folder`` is the one that ``restore``
+    will be given; who does not know it yet puts ``home_from`` into the public half later. ``parts`` are what the ranks have for
+    themselves; None with one process.
     """
     if not run.sampling.at_home:  # its owner goes on without a journal beside this checkpoint
         raise OrderError(FORKED)
@@ -112,6 +125,7 @@ def collect(
             "tries": where.tries,
         },
         "stream": run.stream,
+        "home": None if folder is None else home_from(run, folder),
         "ledger": run.ledger.state_dict(),
         "public_streams": [part["public_streams"] for part in parts],
         "deal": None if run.ranks is None else run.ranks.deal_seed,
@@ -153,6 +167,7 @@ def restore(run: Run, public: dict[str, Any], folder: Path, hidden: Path | None)
         raise CheckpointError(
             "a checkpoint inside another framework's can't be restored on several ranks; use engine.load"
         )
+    _check_version(public, "the private state of the checkpoint")
     noise: list[bytes] = []
     found = _examined(run, public, b"", folder, hidden, [_surroundings(run)], noise)
     return _take(run, public, folder, hidden is not None, found, noise)
@@ -166,38 +181,44 @@ def _take(
     releases = [Released(**released) for released in public["releases"]]
     saved = Ledger(run.ledger.header)
     saved.load_state_dict(public["ledger"])
+    name = public["configuration"]["run"]
     if not found.whole:
         warnings.warn(
-            f"{public['configuration']['run']}.journal is not beside the checkpoint, or was begun without it: steps that were "
-            "executed after the checkpoint, elsewhere, can't be counted",
+            f"{name}.journal is not {_place(public)}, or was begun without it: steps that were executed after the checkpoint, "
+            "elsewhere, can't be counted",
             stacklevel=5,
         )
     executed = executed_after([*found.journaled, *run.ledger.rows()], saved)
     saved.header = _joined(run.ledger.header, saved.header)
     saved.merge(executed)
+    rank = 0 if run.ranks is None else run.ranks.rank
+    home: Journal | None = None
+    if rank == 0:  # a disk may be full: before anything is changed
+        run.journal_in(folder, name)
+        home = run.journal_in(found.home or folder, name)
+        if not replay:
+            home.adopt(found.stream)
 
     run.abandon()
     # The ledger first: whatever happens next, nothing that was executed is forgotten.
     run.ledger = saved
     _load_weights(run, public)
-    run.expected = {row.key: row for row in executed if replay and row.stream == public["stream"]}
+    counts = public["counts"]
+    # Also of its own rows: a checkpoint that was saved in a replay holds those that the replay had still before it.
+    again = [row for row in saved.rows() if replay and row.stream == public["stream"] and row.step >= counts["step"]]
+    run.expected = {row.key: row for row in again}
     run.control, run.releases = control, releases
     run.rule_state, run.memory = public["rule"], public["memory"]
     run.clip_history = [tuple(entry) for entry in public["clip_history"]]
-    counts = public["counts"]
     run.step_count, run.batch_count = counts["step"], counts["batch"]
     run.phase, run.position, run.tries = counts["phase"], counts["position"], counts["tries"]
-    run.name = public["configuration"]["run"]
-    rank = 0 if run.ranks is None else run.ranks.rank
     if rank < len(public["public_streams"]):
         set_public_streams(public["public_streams"][rank], run.layout.device)
+    # Together: a replay would ask another home than a stream's own in vain what was drawn from it.
+    run.name, run.home = name, home
     run.rekey(Stream(found.sampling), Stream(noise[0]) if noise else None, found.stream, found.same_batch)
     if run.ranks is not None and public["deal"] is not None:
         run.ranks.take_share(run.records, public["deal"])
-    if rank == 0:
-        run.watch(folder, found.whole)
-        if not replay:
-            Journal(folder / run.name).adopt(run.stream)
     run.resume()
     extra = public["extra"]
     return extra if extra is None else dict(extra)
@@ -208,6 +229,7 @@ class _Found:
     """What lies on the disk, as rank 0 has read and checked it."""
 
     checkpoint: bytes
+    home: Path | None  # the folder of the run's home; None if its journal is not there
     whole: bool
     journaled: list[Row]
     sampling: bytes
@@ -242,15 +264,31 @@ def _examined(
     """What is beside a checkpoint, and whether both can be used here; ``hidden`` is where the secrets of a replay are."""
     _check_fits(run, public)
     _control_state(run, public["control"])
-    journal = Journal(folder / public["configuration"]["run"])
-    whole = journal.whole
+    beside = Journal(folder / public["configuration"]["run"])
+    home = _home(public, folder)
+    place = home.path.parent if home.path.exists() else None
     if hidden is not None:
-        secret = _replayable(run, hidden, public, journal, parts)
+        secret = _replayable(run, hidden, public, home, parts)
         same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
         noise.append(bytes.fromhex(secret["noise"]))
-        return _Found(raw, whole, journal.read(), bytes.fromhex(secret["sampling"]), same, public["stream"])
-    noise.append(Stream.fresh().state)
-    return _Found(raw, whole, journal.read(), Stream.fresh().state, None, secrets.token_hex(8))
+        sampling, stream = bytes.fromhex(secret["sampling"]), public["stream"]
+    else:
+        noise.append(Stream.fresh().state)
+        sampling, same, stream = Stream.fresh().state, None, secrets.token_hex(8)
+    # Where the home is lost the journal beside the checkpoint still tells a part of what was executed.
+    return _Found(raw, place, home.whole, read_all([home, beside]), sampling, same, stream)
+
+
+def _home(public: dict[str, Any], folder: Path) -> Journal:
+    """The journal that hears of everything drawn from the checkpoint's stream, wherever its run was saved."""
+    return Journal(Path(os.path.realpath(folder / (public["home"] or "."))) / public["configuration"]["run"])
+
+
+def _place(public: dict[str, Any]) -> str:
+    """Where the journal at the run's home should be, in words."""
+    if public["home"] in (None, os.curdir):
+        return "beside the checkpoint"
+    return f"in {public['home']} (seen from the checkpoint's folder), which the run was saved in first"
 
 
 def _control_state(run: Run, saved: dict[str, Any]) -> Any:
@@ -328,9 +366,14 @@ def _read_public(raw: bytes, name: str, device: torch.device) -> dict[str, Any]:
         raise CheckpointError(
             f"{name} can't be read as a checkpoint; it is cut off, damaged, or something else ({type(problem).__name__})"
         ) from None
+    _check_version(public, name)
+    assert isinstance(public, dict)
+    return public
+
+
+def _check_version(public: Any, name: str) -> None:
     if not isinstance(public, dict) or public.get("zetaclip_checkpoint") != _FORMAT:
         raise CheckpointError(f"{name} is not a checkpoint of this version of zetaclip")
-    return public
 
 
 def _check_fits(run: Run, public: dict[str, Any]) -> None:
@@ -355,13 +398,13 @@ def _check_fits(run: Run, public: dict[str, Any]) -> None:
 
 
 def _replayable(
-    run: Run, hidden: Path, public: dict[str, Any], journal: Journal, parts: list[dict[str, Any]]
+    run: Run, hidden: Path, public: dict[str, Any], home: Journal, parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
-    if not journal.whole:
+    if public["home"] is None or not home.covers(public["stream"]):
         raise CheckpointError(
-            "replay=True needs the run's journal beside the checkpoint: without it nobody can tell whether what is replayed is "
-            "what was released before. load(path) goes on with fresh streams"
+            f"replay=True needs the run's journal {home.path.name} {_place(public)}: without it nobody can tell whether what is "
+            "replayed is what was released before. load(path) goes on with fresh streams"
         )
     secret = read_private(hidden).get(public["identity"])
     if secret is None:
@@ -388,9 +431,9 @@ def _replayable(
             f"an exact replay is not possible, because something else is different now: {changes}. The same noise on another "
             "sum would cancel by subtraction. load(path) goes on with fresh streams"
         )
-    if not journal.at_home(public["stream"]):
+    if not home.at_home(public["stream"]):
         raise CheckpointError(
-            f"the folder looks like a copy: {journal.path.name} is not the file that the run began (its inode is another; a mounted "
+            f"the folder looks like a copy: {home.path.name} {_place(public)} is not the file that the run began (its inode is another; a mounted "
             "bucket or drive may also number its files anew). What the run did in the original folder after it was copied, or will do, "
             "is not noted here, so a replay could put the same noise on another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine), or go on "
             f"with fresh streams: load(path), or a framework's resume without {hidden.name}"

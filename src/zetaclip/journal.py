@@ -38,7 +38,8 @@ class Journal:
     """The file ``<name>.journal`` in a folder that holds checkpoints of a run; it only ever grows.
 
     One journal serves all checkpoints of a run in that folder: each knows which rows it holds itself, and
-    whatever else stands here was executed after it.
+    whatever else stands here was executed after it. A run that saves into several folders has a journal in each. The first of
+    them is its home: every process that goes on from any of its checkpoints writes there, so that is the one to ask.
 
     **Guarantee.** When ``append`` has returned, the rows survive the end of the process by any signal. All
     rows of a call go out in one write to a descriptor opened for appending, so several processes that
@@ -70,25 +71,34 @@ class Journal:
         """Whether every step since the run's first checkpoint is here."""
         return self.path.exists() and self.path.read_bytes()[: len(_WHOLE)] == _WHOLE.encode()
 
+    def covers(self, stream: str) -> bool:
+        """Whether nothing was drawn from ``stream`` before this journal was there to note it."""
+        return self.whole or bool(self._adopted(stream))
+
     def at_home(self, stream: str) -> bool:
         """Whether this is the file in which everything that was drawn from ``stream`` is noted, and not a copy of it.
 
         What the run does where it was copied from does not get here, so a copy can't tell what was released.
         """
         begun: list[int] = []
-        adopted: list[int] = []
         for number, line in self._lines():
             if number == 1 and line.startswith((_WHOLE, _PART)):
                 begun = [inode for key, inode in json.loads(line).items() if key == "inode"]
-            elif line.startswith(_ADOPTED) and json.loads(line)["adopted"] == stream:
-                adopted.append(json.loads(line)["inode"])
-        places = adopted or begun
+        places = self._adopted(stream) or begun
         return not places or os.stat(self.path).st_ino in places  # none: begun before journals knew their place
 
     def adopt(self, stream: str) -> None:
-        """Makes a copy the home of a stream that nobody has drawn from yet. The streams that came with it stay strangers."""
-        if self.path.exists() and not self.at_home(stream):
+        """Makes a copy, or a journal that is not whole, the home of a stream that nobody has drawn from yet.
+
+        The streams that came with it stay strangers.
+        """
+        if self.path.exists() and not (self.covers(stream) and self.at_home(stream)):
             self._write(json.dumps({"adopted": stream, "inode": os.fstat(self._open()).st_ino}) + "\n")
+
+    def _adopted(self, stream: str) -> list[int]:
+        """The inodes of the files that were made the home of ``stream``."""
+        lines = [json.loads(line) for _, line in self._lines() if line.startswith(_ADOPTED)]
+        return [line["inode"] for line in lines if line["adopted"] == stream]
 
     def append(self, rows: Iterable[Row]) -> None:
         """Writes the rows of a step that is about to be executed."""
@@ -193,6 +203,16 @@ class Journal:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(self.path, flags, 0o666)
         return self._descriptor
+
+
+def read_all(journals: Iterable[Journal]) -> list[Row]:
+    """The rows in several journals of one run, each release once. As ``Journal.read``, also where they disagree."""
+    found: dict[Key, Row] = {}
+    for journal in journals:
+        for row in journal.read():
+            if found.setdefault(row.key, row) != row:
+                raise LedgerError(f"{journal.path}: {row.key} was released with other numbers by another journal")
+    return list(found.values())
 
 
 def executed_after(rows: Iterable[Row], ledger: Ledger) -> list[Row]:

@@ -8,6 +8,7 @@ out of that order is an error, because out of order means that a batch is counte
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import time
 import warnings
@@ -83,6 +84,8 @@ class Run:
         self.ranks: Ranks | None = None  # the other processes of this run; None with one process
         self.expected: dict[Key, Row] = {}  # releases that an exact replay has yet to make again
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
+        # The one that hears of everything drawn from ``stream``, in whatever folder it was loaded; set when the stream is.
+        self.home: Journal | None = None
         # Public name of this key lineage. The same seed draws the same keys, and so has the same name.
         self.stream = secrets.token_hex(8) if stream is None else stream
         self.name = f"zetaclip-{secrets.token_hex(8)}"  # of the run, and of its journal; survives new keys
@@ -392,16 +395,22 @@ class Run:
             self._use_together(self.ranks, turn, released)
 
     def _use_together(self, ranks: Ranks, turn: Turn, released: Released) -> None:
-        """The same on every rank; then rank 0 says that the release stands, and what C comes next."""
+        """Rank 0 first, which then says that the release stands, and what C comes next; only then the others.
+
+        Rank 0 alone has journals. Were the others not to wait for its word, a release that it refuses would have moved their weights.
+        It is the message that they need for the next batch anyway, so nothing more is sent.
+        """
         what = f"the end of update {self.step_count + 1}"
-        try:
-            self._use(turn, released)
-        except Exception:
-            if ranks.first:
+        if ranks.first:
+            try:
+                self._use(turn, released)
+            except Exception:
                 ranks.close(None, what)
-            raise
-        told = ranks.close((float(self.control.clip), float(getattr(self.control, "rate", 1.0))), what)
-        if not ranks.first:
+                raise
+            ranks.close((float(self.control.clip), float(getattr(self.control, "rate", 1.0))), what)
+        else:
+            told = ranks.close(None, what)
+            self._use(turn, released)  # by the rate of this update; what was told is for the next
             self.control = told
         if self.stepped and self.position == self.settings.steps_per_epoch:
             check_equal(self, ranks)
@@ -488,15 +497,18 @@ class Run:
                 self.ledger.append(row)
 
     def _confirm(self, turn: Turn, query: str, released: Released) -> None:
-        """Lets a release out only if it is the one that was made before, where it was; and notes it for a next time."""
-        if not self.journals:
+        """Lets a release out only if it is the one that was made before, where it was; and notes it for a next time.
+
+        That is asked at home alone: what was loaded elsewhere does not get into the other journals.
+        """
+        if self.home is None:
             return
         key = (self.stream, turn.batch, query)
         gradient = released.gradient
         numbers = [torch.linalg.vector_norm(gradient, dtype=torch.float64), gradient.sum(dtype=torch.float64)]
         numbers += [value.sum() for value in released.extras.values()]
         fingerprint = " ".join(float(number).hex() for number in numbers)
-        if not all(journal.confirm(key, fingerprint) for journal in self.journals):
+        if not self.home.confirm(key, fingerprint):
             raise OrderError(
                 f"the replay of step {released.step} gives another gradient than the run that it replays: the loss, the "
                 "learning rate or the loop has changed. The same noise on another sum would cancel by subtraction, so nothing "
@@ -544,15 +556,25 @@ class Run:
         self.sampling, self.noise, self.stream = sampling, noise, stream
         self._same_batch = same_batch
 
-    def watch(self, folder: Path, whole: bool) -> None:
-        """From now on every step is journaled in this folder, where a checkpoint of the run lies.
+    def watch(self, folder: Path) -> None:
+        """From now on every step is journaled in this folder, where a checkpoint of the run was saved.
 
-        ``whole`` says whether a journal that is begun now will hold all that was executed after that checkpoint.
+        The journal in the first folder holds all that is executed from now on, here and by whoever loads a checkpoint, and is the run's
+        home. Others may miss what is loaded elsewhere.
         """
-        journal = Journal(folder / self.name)
-        if all(other.path != journal.path for other in self.journals):
-            journal.begin(whole)
-            self.journals.append(journal)
+        journal = self.journal_in(folder, self.name, whole=self.home is None)
+        self.home = self.home or journal
+
+    def journal_in(self, folder: Path, name: str, whole: bool = False) -> Journal:
+        """The journal of the run ``name`` in a folder, which from now on hears of every step; begun if it is not there."""
+        # Not as the user gave it: after a change of the working folder that would be another file.
+        journal = Journal(Path(os.path.realpath(folder)) / name)
+        for other in self.journals:
+            if other.path == journal.path:
+                return other
+        journal.begin(whole)
+        self.journals.append(journal)
+        return journal
 
     def resume(self) -> None:
         """The next iterator goes on inside the epoch."""

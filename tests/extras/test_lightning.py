@@ -367,6 +367,53 @@ def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
     assert told.engine.ledger.steps == (32 if "method" in terms else 16)
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resume_is_bit_equal_from_any_folder_and_hears_of_the_others(tmp_path):
+    """The last and the best, each in a folder of its own, older ones removed; and a resumed run that saves into a third."""
+
+    def fit(net, folder, **options):
+        told = privacy(seed=None)
+        last = ModelCheckpoint(dirpath=folder, filename="last-{step}", save_top_k=1, every_n_train_steps=5)
+        best = ModelCheckpoint(dirpath=folder / "best", filename="{step}", save_top_k=1, every_n_train_steps=7)
+        trainer(tmp_path, told, last, best, enable_checkpointing=True).fit(net, loader(), **options)
+        return told
+
+    whole = Net(dropout=0.3)
+    fit(whole, tmp_path / "first")
+    (path,) = (tmp_path / "first").glob("*.ckpt")
+    (best,) = (tmp_path / "first" / "best").glob("*.ckpt")
+    again = Net(dropout=0.3)
+    fit(again, tmp_path / "second", ckpt_path=best)
+    (third,) = (tmp_path / "second").glob("*.ckpt")
+    for start in (path, best, third):
+        other, told = Net(dropout=0.3), privacy(seed=None)
+        trainer(tmp_path, told).fit(other, loader(), ckpt_path=start)
+        assert torch.equal(flat(whole), flat(other)) and told.engine.ledger.steps == 16
+        with pytest.raises(RuntimeError, match="another gradient"):
+            trainer(tmp_path, privacy(seed=None)).fit(Halved(dropout=0.3), loader(), ckpt_path=start)
+
+
+class Halved(Net):
+    def training_step(self, batch, batch_idx):
+        return 0.5 * super().training_step(batch, batch_idx)
+
+
+def test_resume_without_the_home_of_the_run_says_what_to_do(tmp_path):
+    later = ModelCheckpoint(dirpath=tmp_path / "b", filename="{step}", every_n_train_steps=10)
+    folders = saving(tmp_path / "a"), later
+    trainer(tmp_path, privacy(seed=None), *folders, enable_checkpointing=True).fit(Net(), loader())
+    for journal in (tmp_path / "a").glob("*.journal"):
+        journal.unlink()
+    path = tmp_path / "b" / "step=10.ckpt"
+    with pytest.raises(ValueError, match=r"journal in \.\./a .*resume without step=10\.ckpt\.private"):
+        trainer(tmp_path, privacy(seed=None)).fit(Net(), loader(), ckpt_path=path)
+    path.with_name(path.name + ".private").unlink()
+    told = privacy(seed=None)
+    with pytest.warns(UserWarning, match="can't be counted"), pytest.warns(UserWarning, match="fresh noise"):
+        trainer(tmp_path, told).fit(Net(), loader(), ckpt_path=path)
+    assert told.engine.ledger.steps == 16 + 6  # the journal beside the checkpoint is still there
+
+
 def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     whole = Net()
     trainer(tmp_path, privacy(seed=None), saving(tmp_path), enable_checkpointing=True).fit(whole, loader())

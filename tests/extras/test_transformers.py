@@ -535,6 +535,23 @@ def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
     assert made.engine.ledger.steps == (20 if terms else 10)
 
 
+def test_resume_is_bit_equal_where_older_checkpoints_were_removed(tmp_path):
+    """The run's home lies beside the checkpoints, so that the trainer does not remove it; another trainer saves elsewhere."""
+    whole = llama()
+    limited = {**SAVED, "save_total_limit": 1}
+    trainer(tmp_path / "first", whole, privacy(seed=None), **limited).train()
+    assert [p.name for p in (tmp_path / "first").glob("checkpoint-*/")] == ["checkpoint-10"]
+    kept = {**SAVED, "save_total_limit": 2}
+    trainer(tmp_path / "second", llama(), privacy(seed=None), **kept).train()
+    again = llama()
+    made = trainer(tmp_path / "third", again, privacy(seed=None), **limited)
+    made.train(resume_from_checkpoint=str(tmp_path / "second" / "checkpoint-9"))
+    other = llama()
+    made = trainer(tmp_path / "fourth", other, privacy(seed=None), **{**SAVED, "save_strategy": "no"})
+    made.train(resume_from_checkpoint=str(tmp_path / "third" / "checkpoint-10"))
+    assert torch.equal(flat(again), flat(other)) and made.engine.ledger.steps == 10
+
+
 def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     whole = llama()
     trainer(tmp_path, whole, privacy(seed=None), **SAVED).train()

@@ -366,6 +366,56 @@ def loaded_and_gone_on(rank, path, method, cut, steps, replay, more):
     return flat(module), finish(engine)
 
 
+def saved_twice(rank, first, second):
+    """Into two folders, and gone on from the first: the second one's journal hears nothing of it."""
+    engine, module, optimizer, loader = make(seed=None)
+    loop(module, optimizer, loader, 1)
+    engine.save(first)
+    engine.save(second)
+    finish(engine)
+    return replays(rank, first)
+
+
+def replays(rank, path):
+    engine, module, optimizer, loader = make(seed=None)
+    engine.load(path, replay=True)
+    loop(module, optimizer, loader, 1)
+    return flat(module), finish(engine)
+
+
+def replays_another_loop(rank, path, early):
+    """A replay whose loss is another one than the run's; ``early`` if it was loaded before the run went on.
+
+    Its weights before, after it was refused, and after the batch was taken again; what was said; and the releases.
+    """
+
+    def other_loss():
+        for x, y in loader:
+            optimizer.zero_grad()
+            (0.5 * F.cross_entropy(module(x), y)).backward()
+            optimizer.step()
+            return
+
+    first, whole, own, batches = make(seed=None)
+    loop(whole, own, batches, 1)
+    first.save(path)
+    if not early:
+        loop(whole, own, batches, 1)
+    engine, module, optimizer, loader = make(seed=None)
+    engine.load(path, replay=True)
+    if early:
+        loop(whole, own, batches, 1)
+    before, said = flat(module), ""
+    try:
+        other_loss()
+    except RuntimeError as error:
+        said = str(error)
+    refused = flat(module), all(p.grad is None for p in module.parameters()), engine.updates
+    other_loss()
+    finish(first)
+    return {"before": before, "refused": refused, "said": said, "after": flat(module), "rows": finish(engine)}
+
+
 def saves_alone(rank, path):
     """Rank 0 saves and rank 1 goes on training: a mistake that must not hang."""
     from zetaclip import presence

@@ -50,3 +50,32 @@ def test_what_is_missing_is_missed_on_every_rank(two, tmp_path):
         assert "run.pt.private" in error
     for error in two.errors(rank_work.loaded_and_gone_on, str(tmp_path / "no.pt"), "dp-sgd", CUT, STEPS, True, MORE):
         assert "no checkpoint at" in error
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["after", "at the same time"])
+def test_a_replay_that_is_refused_moves_no_rank(two, tmp_path, early):
+    """Rank 0 alone can tell that another gradient came out; the others must not have used it by then."""
+    (tmp_path / "run").mkdir()
+    ranks = two.run(rank_work.replays_another_loop, str(tmp_path / "run" / "run.pt"), early)
+    assert "another gradient" in ranks[0]["said"] and "rank 0 stopped" in ranks[1]["said"]
+    for found in ranks:
+        weights, untouched, updates = found["refused"]
+        assert torch.equal(found["before"], weights) and untouched and updates == 1
+        # All of them begin the batch again, with other noise.
+        assert torch.equal(found["after"], ranks[0]["after"]) and not torch.equal(found["after"], weights)
+        assert [row[2] for row in found["rows"]] == ["sum", "sum", "sum, try 2"]
+
+
+def test_ranks_count_and_compare_what_was_done_from_every_folder(two, tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (str(folder / "run.pt") for folder in folders)
+    wholes = two.run(rank_work.saved_twice, first, second)
+    assert list(folders[0].glob("*.journal")) and list(folders[1].glob("*.journal"))
+    for path in (second, first):
+        for (weights, rows), (other, other_rows) in zip(wholes, two.run(rank_work.replays, path), strict=True):
+            assert torch.equal(weights, other) and rows == other_rows
+    shutil.rmtree(folders[0])
+    for error in two.errors(rank_work.replays, second):
+        assert "in ../a" in error and "fresh streams" in error

@@ -173,7 +173,7 @@ class Privacy(Callback):
             return
         run = self.engine._private()
         with run.weights.restored():
-            public, secret = checkpoints.collect(run)
+            public, secret = checkpoints.collect(run, None)
             weights = public.pop("module")
             if not run.between_batches:  # an exception inside an update: Lightning may have taken perturbed weights
                 checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
@@ -231,11 +231,12 @@ class _PrivateFiles(CheckpointIO):
         run, streams = self._secrets.pop(identity)
         hidden = secret_path(Path(path))
         hidden.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint[_KEY]["home"] = checkpoints.home_from(run, hidden.parent)
         kept = checkpoints.read_private(hidden)
         checkpoints.write_private(hidden, {**kept, identity: streams})
         self.inner.save_checkpoint(checkpoint, path, storage_options)
         checkpoints.write_private(hidden, {identity: streams})
-        run.watch(hidden.parent, whole=True)
+        run.watch(hidden.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         more = {} if weights_only is None else {"weights_only": weights_only}

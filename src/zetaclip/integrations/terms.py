@@ -179,7 +179,12 @@ class Updates:
     def resume(self, public: dict[str, Any], place: Path, hidden: Path) -> None:
         """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in ``hidden``, else with fresh ones."""
         found = hidden.exists()
-        checkpoint.restore(self._run, public, place, hidden if found else None)
+        try:
+            checkpoint.restore(self._run, public, place, hidden if found else None)
+        except checkpoint.CheckpointError as problem:
+            if "fresh streams" not in str(problem) or hidden.name in str(problem):
+                raise
+            raise checkpoint.CheckpointError(f"{problem}; here, that is to resume without {hidden.name}") from None
         if found:
             # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
             self.rewind = public["public_streams"][0]

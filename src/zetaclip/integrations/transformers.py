@@ -263,14 +263,14 @@ class PrivateTrainer(Trainer):
         assert self.engine is not None
         run = self.engine._private()
         with run.weights.restored():
-            public, secret = checkpoints.collect(run)
+            public, secret = checkpoints.collect(run, folder.parent)
         for name in ("module", "optimizer"):  # the trainer keeps them itself
             del public[name]
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
         with replace_file(folder / _STATE) as file:
             torch.save(public, file)
-        run.watch(folder.parent, whole=True)
+        run.watch(folder.parent)  # and not in the checkpoint, which the trainer removes after a while
 
     def _restore(self, folder: Path) -> None:
         assert self.engine is not None and self._updates is not None
