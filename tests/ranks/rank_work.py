@@ -182,10 +182,10 @@ def wrong_on_one_rank(rank, what):
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(module(x), y).backward()
-            if rank == 1:
+            optimizer.step()
+            if rank == 1:  # between the batches: while one is out, the guard sees it first
                 with torch.no_grad():
                     module[3].weight[0, 0] += 1e-6
-            optimizer.step()
     elif what == "rule":
         engine, module, optimizer, loader = make(_Liar(rank == 1))
         try:
