@@ -26,8 +26,8 @@ def a_table(cells, good=1, rows=("A", "B"), baseline="B", measure="accuracy", na
 
 
 def a_cell(mean, low=None, high=None, better=None, values=None):
-    """Three seeds around a mean, or the given values by seed."""
-    values = values or {"1": mean - 0.1, "2": mean, "3": mean + 0.1}
+    """Three seeds around a mean, or the given values by seed. Two means differ by a hair more in the third: equal differences tell nothing."""
+    values = values or {"1": mean - 0.1, "2": mean, "3": mean + 0.1 + 1e-6 * mean}
     difference = None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
     std = np.std(list(values.values()), ddof=1) if len(values) > 1 else None
     ours = {"mean": mean, "std": std, "n": len(values)}

@@ -19,11 +19,12 @@ from .plan import Column, Plan
 from .store import Store
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9  # of a difference of percentages
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the paired differences and its interval; no interval from a single pair."""
+    """Mean of the paired differences and its interval; none from a single pair, nor from pairs that all differ by the same."""
 
     mean: float
     low: float | None
@@ -42,13 +43,18 @@ def summary(values: Sequence[float]) -> dict[str, Any] | None:
 def paired_difference(
     ours: Mapping[Any, float], baseline: Mapping[Any, float], confidence: float = CONFIDENCE
 ) -> Difference | None:
-    """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed."""
+    """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed.
+
+    **Edge cases.** Accuracies are whole numbers of test records, so that small differences may be equal in all seeds. That they don't
+    scatter is then the grid's doing, and an interval of no width would call one record in ten thousand a finding. Equal to zero in
+    every seed is another matter: the two are the same training.
+    """
     pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
     if not pairs:
         return None
     mean = statistics.fmean(pairs)
-    if len(pairs) < 2:
-        return Difference(mean, None, None, 1)
+    if len(pairs) < 2 or (mean and max(pairs) - min(pairs) < _ROUNDING):
+        return Difference(mean, None, None, len(pairs))
     half = reach(statistics.stdev(pairs), len(pairs), confidence)
     return Difference(mean, mean - half, mean + half, len(pairs))
 
@@ -78,7 +84,7 @@ def difference_text(difference: Mapping[str, Any], digits: int) -> str:
     if mean == 0 and low in (None, 0.0) and high in (None, 0.0):
         return "0, the same in every seed" if low is not None else "0 (one seed)"
     if low is None:
-        return f"{mean:+.{digits}f} (one seed)"
+        return f"{mean:+.{digits}f} ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
     digits = digits_of(low, high, digits)
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
