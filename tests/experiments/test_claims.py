@@ -59,6 +59,27 @@ def test_better(tmp_path):
     assert "+1.00 (one seed)" in found.measured
 
 
+def test_the_tally_counts_every_comparison_once(tmp_path):
+    from zetaclip.experiments.tally import tally
+
+    assert tally(tmp_path) == []
+    forms = ("WW-DP-SGD", "WW-DP-SGD, practical form", "DP-SGD")
+    single = a_cell(2) | {"difference": {"mean": 1.0, "low": None, "high": None, "n": 1}}
+    tables = {
+        "rates": [a_cell(2, 0.5, 1.5, True), a_cell(0, -1.5, -0.5, False), a_cell(1)],
+        "iid": [a_cell(2, 0.5, 1.5, True), a_cell(3, -1.5, 0.5, None), a_cell(1)],  # the first one's runs again
+        "noniid": [single, NOTHING, a_cell(1)],
+    }
+    for name, cells in tables.items():
+        (tmp_path / name).mkdir()
+        table = a_table(cells, rows=forms, baseline="DP-SGD", name=name)
+        (tmp_path / name / "table.json").write_text(json.dumps(table))
+    (text, _) = tally(tmp_path)
+    assert "(`iid`, `rates`)" in text
+    assert "WW-DP-SGD 1 better, 0 worse, 0 can't be told" in text
+    assert "WW-DP-SGD, practical form 0 better, 1 worse, 1 can't be told" in text
+
+
 def test_without_loss(tmp_path):
     """Two rows that are one training: nothing against "best", but a part that changes nothing can be taken away."""
     best = {"rule": "best", "row": "A", "against": ["B"]}

@@ -20,6 +20,7 @@ from .files import read_json, write_text
 from .measures import MEASURES
 from .results import CONFIDENCE, Difference, difference_text, paired_difference, reach
 from .spec import FOLDER, load, names, read_toml, tables_of
+from .tally import tally
 
 HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "not tested here"
 
@@ -68,6 +69,7 @@ def markdown(out: Path) -> str:
         f"{len(claims)} claims: {count}.",
         "",
         *_caveat(list(verdicts.values())),
+        *tally(out),
         "| claim | experiment | verdict |",
         "| --- | --- | --- |",
     ]
