@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,23 @@ def test_torchs_number_of_threads_is_the_one_that_counts():
         for threads in ("1", "2")
     ]
     assert told[0] == told[1] and len(told[0]) > 10_000
+
+
+def test_small_matrices_take_one_thread(monkeypatch):
+    """Whatever torch has: beside a training on several, threads for so little work cost ten times the work."""
+    asked = []
+    limit = code._blas().limit
+    monkeypatch.setattr(
+        code, "_blas", lambda: SimpleNamespace(limit=lambda limits: asked.append(limits) or limit(limits=limits))
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for shape in ((511, 600), (512, 600)):
+            eigenvalues(gaussian(*shape))
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [1, 2]
 
 
 @pytest.mark.parametrize("routine", ["dsytrd", "dsterf"])

@@ -23,6 +23,9 @@ FLOOR = 1e-12
 # error stays near 1e-6, below it we pay for the SVD.
 _GRAM_LIMIT = 1e-9
 
+# Side of the smallest Gram matrix that is worth more than one thread.
+_THREADED = 512
+
 # Columns that the reduction works on at a time, as LAPACK asks for.
 _LWORK = 64
 
@@ -75,8 +78,10 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
     takes up to 1.8 times as long (``bench/spectrum.py`` shows both).
     """
     transposed = matrix.contiguous().numpy().T  # as Fortran lays out: nothing is copied
-    # On torch's number of threads: the last digits depend on it, and an exact replay on theirs.
-    with _blas().limit(limits=torch.get_num_threads()):
+    # On a public number of threads: the last digits depend on it, and an exact replay on theirs. Below some size threads only wait for each
+    # other, and for torch's, which spin for a while after their own work: 1 ms became 20 in the middle of a training on two cores.
+    threads = torch.get_num_threads() if min(matrix.shape) >= _THREADED else 1
+    with _blas().limit(limits=threads):
         gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
         if gram.shape[0] == 1:
             return torch.from_numpy(gram[0])
