@@ -77,6 +77,31 @@ def test_the_public_stream_does_not_tell_how_many_records_were_drawn(tmp_path):
     assert torch.equal(states[0], torch.Generator().manual_seed(3).get_state())
 
 
+def test_a_mask_that_everybody_can_draw_moves_the_sum_by_more_than_its_sensitivity():
+    """Why masks are secret: with a public one, a record less shifts the masks of all rows after it. The sum's sensitivity is 1."""
+
+    def released(rows, public):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+        engine = PrivacyEngine(seed=7)  # the same noise in both, so that only the sums differ
+        model, optimizer, loader = engine.make_private(
+            module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1), data_loader=DataLoader(rows, batch_size=60),
+            noise_multiplier=1.0, clipping=1.0, sample_rate=1.0, num_examples=60,
+        )  # fmt: skip
+        for x, y in loader:
+            if public:
+                torch.manual_seed(1)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        engine.detach()
+        return 60 * torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+
+    whole = records()
+    without = TensorDataset(*(tensor[1:] for tensor in whole.tensors))
+    assert (released(whole, True) - released(without, True)).norm() > 2.0
+
+
 def test_the_chunks_and_passes_of_a_batch_draw_different_masks():
     from zetaclip import methods
 

@@ -62,7 +62,7 @@ def test_torchs_number_of_threads_is_the_one_that_counts():
 
 
 def test_small_matrices_take_one_thread(monkeypatch):
-    """Whatever torch has: beside a training on several, threads for so little work cost ten times the work."""
+    """Whatever torch has: beside a training on several, threads for so little work cost more than the work."""
     asked = []
     limit = code._blas().limit
     monkeypatch.setattr(

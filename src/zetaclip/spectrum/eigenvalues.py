@@ -79,7 +79,7 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
     """
     transposed = matrix.contiguous().numpy().T  # as Fortran lays out: nothing is copied
     # On a public number of threads: the last digits depend on it, and an exact replay on theirs. Below some size threads only wait for each
-    # other, and for torch's, which spin for a while after their own work: 1 ms became 20 in the middle of a training on two cores.
+    # other, and for torch's, which spin for a while after their own work.
     threads = torch.get_num_threads() if min(matrix.shape) >= _THREADED else 1
     with _blas().limit(limits=threads):
         gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
