@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from zetaclip import accounting
 from zetaclip.accounting import ACCOUNTANTS, AccountingError, affordable, calibrate, epsilon, noise_multiplier_for
 from zetaclip.ledger import Event, Header, Ledger, Row
 
@@ -329,6 +330,44 @@ def test_calibration_without_sampling(accountant: str) -> None:
 def test_finer_tolerance() -> None:
     sigma = noise_multiplier_for(3.0, DELTA, Q, T, "rdp", tolerance=1e-6)
     assert 3.0 * (1 - 1e-5) < epsilon([Event(Q, sigma, T)], DELTA, "rdp") <= 3.0
+
+
+CURVES = {
+    "like 1/σ": (lambda sigma: 3 / sigma, 6),
+    "like σ to the -3.5": (lambda sigma: sigma**-3.5, 5),
+    "steeper below": (lambda sigma: math.exp(1 / sigma) - 0.7, 6),
+    "a stair of 0.3 %": (lambda sigma: math.exp(0.003 * math.ceil(math.log(2 / sigma**2) / 0.003)), 6),
+    "a cliff": (lambda sigma: 5.0 if sigma < 1.31 else 0.1, 21),
+}
+
+
+@pytest.mark.parametrize("start", [0.5, 1.3, 2.0])
+@pytest.mark.parametrize("name", CURVES)
+def test_any_falling_curve_is_followed_to_the_smallest_sigma(
+    name: str, start: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve, most = CURVES[name]
+    asked: list[float] = []
+
+    def compute(events: list[Event], delta: float) -> float:
+        asked.append(events[0].noise_multiplier)
+        return curve(asked[-1])
+
+    monkeypatch.setitem(accounting.COMPUTE, "pld", compute)
+    sigma = calibrate(lambda s: [Event(0.1, s, 1)], 1.5, DELTA, "pld", start=start)
+    assert curve(sigma) <= 1.5 < curve(sigma / 1.00101)
+    assert len(asked) <= most  # an accountant takes seconds
+
+
+def test_a_sigma_at_which_the_accountant_fails_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(events: list[Event], delta: float) -> float:
+        if events[0].noise_multiplier < 1.2:
+            raise AccountingError("too little noise to tell")
+        return 1.0 / events[0].noise_multiplier
+
+    monkeypatch.setitem(accounting.COMPUTE, "pld", compute)
+    sigma = calibrate(lambda s: [Event(0.1, s, 1)], 1.5, DELTA, "pld", start=1.4)
+    assert 1.2 <= sigma < 1.2 * 1.00101
 
 
 def test_targets_out_of_reach_say_what_to_change() -> None:

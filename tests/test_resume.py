@@ -16,6 +16,7 @@ from toys import METHODS, network
 
 from zetaclip import Spectral, checkpoint
 from zetaclip.checkpoint import CheckpointError
+from zetaclip.data_digest import digest_of
 from zetaclip.gradients import rows
 from zetaclip.journal import Journal
 
@@ -143,9 +144,11 @@ def test_replay_is_refused_where_anything_differs(change, word, tmp_path):
     engine.save(tmp_path / "run.pt")
     other, module, *_ = build(**{"clipping": 1.0, **change})
     before = flat(module)
-    with pytest.raises(CheckpointError, match=rf"different now: .*{word}"):
+    with pytest.raises(CheckpointError, match=rf"different now: .*{word}") as refused:
         other.load(tmp_path / "run.pt", replay=True)
     assert torch.equal(before, flat(module)) and len(other.ledger) == 0
+    for made in (engine, other):  # who has a digest can test a guess of all the records
+        assert digest_of(made._run.dataset)[:8] not in str(refused.value)
 
 
 def test_replay_is_refused_with_another_number_of_threads(tmp_path):
