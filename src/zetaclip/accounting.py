@@ -136,7 +136,6 @@ def _smallest(
 ) -> float:
     """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above; ``first`` steps around the start."""
     least, most = (math.log(limit) for limit in _SIGMA_RANGE)
-
     seen: list[tuple[float, float]] = []  # every (position, finite excess), the last one last
 
     def crossing() -> float:
@@ -160,7 +159,7 @@ def _smallest(
     high, growth = math.log(start), first
     low: float | None = None
     # Up to a σ that meets the target, and then down to one that does not: somewhat past where it should be.
-    seen.append((high, at_high := excess(start)))
+    seen.append((high, at_high := excess(math.exp(high))))
     while at_high > 0:
         low = high
         if high >= most:
