@@ -1,6 +1,7 @@
 """One record more or less, with the same randomness: how far the released sum moves."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from networks import MODELS
 from torch import nn
 from torch.utils.data import Dataset
+
+from zetaclip import PrivacyLeakWarning
 
 
 class Gradients(Dataset):
@@ -27,19 +30,17 @@ def inner(module, batch):
     return module(batch).sum(1).mean()
 
 
-def released_sum(rows, clip, sigma=0.5, size=64, method=None):
+def released_sum(rows, clip, sigma=0.5, size=64, method=None, loss=inner, **options):
     """The noisy sum over all of ``rows`` (q = 1), with a fixed seed."""
     module = nn.Linear(rows.shape[1], 1, bias=False, dtype=rows.dtype)
     with torch.no_grad():
         module.weight.zero_()
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the declared size
         _, module, optimizer, loader = private(
-            module, Gradients(rows), sigma=sigma, clipping=clip, q=1.0, num_examples=size, method=method
+            module, Gradients(rows), sigma=sigma, clipping=clip, q=1.0, num_examples=size, method=method, **options
         )
-    train(module, optimizer, loader, inner)
+    train(module, optimizer, loader, loss)
     return -module.weight.detach().flatten().double() * size
 
 
@@ -164,8 +165,6 @@ def test_dividing_by_the_realized_size_would_move_twice_as_far():
     assert float(constant) == pytest.approx(1.0, rel=1e-4)
 
     def realized(data):
-        import warnings
-
         module = nn.Linear(4, 1, bias=False)
         with torch.no_grad():
             module.weight.zero_()
@@ -179,6 +178,35 @@ def test_dividing_by_the_realized_size_would_move_twice_as_far():
 
     shift = (realized(other) - realized(rows)).norm() * 21  # in units of the noise, σC / |batch|
     assert float(shift) == pytest.approx(2.0, rel=1e-4)
+
+
+def half(reduce):
+    def loss(module, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return getattr(module(batch).sum(1), reduce)()
+
+    return loss
+
+
+def test_a_mean_in_half_precision_moves_every_record_and_is_warned_of():
+    """A record without a gradient joins 946 equal ones: in a sum nothing moves, in a mean all are rounded in another way."""
+    rows = torch.full((947, 30), 0.9 / math.sqrt(30))
+    rows[-1] = 0.0
+
+    def moved(reduce):
+        sums = [released_sum(some, 1.0, loss=half(reduce), loss_reduction=reduce) for some in (rows[:-1], rows)]
+        return float((sums[1] - sums[0]).norm())
+
+    with pytest.warns(PrivacyLeakWarning, match=r'half precision.*loss_reduction="sum"') as told:
+        assert moved("mean") > 4  # where the ledger says 1: 1/946 and 1/947 are other bfloat16 numbers
+    assert len(told) == 2  # once in each of the two runs
+    _, module, optimizer, loader = private(nn.Linear(30, 1), Gradients(rows[:64]), q=1.0)
+    with pytest.warns(PrivacyLeakWarning, match="half precision"):
+        train(module, optimizer, loader, half("mean"), epochs=2)
+    assert [note for note in optimizer._run.ledger.header.notes if "half precision" in note] != []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert moved("sum") <= 1e-3
 
 
 def test_the_same_number_of_draws_whatever_the_data():

@@ -26,6 +26,7 @@ from .composition import Method, Plan, at
 from .control import Released
 from .control.base import check_clip
 from .distributed import Ranks, check_equal
+from .errors import PrivacyLeakWarning
 from .gradients import Chunk, Layout, Recorder, Shadow
 from .gradients.capture import exact
 from .guard import FORKED, Guard, OrderError
@@ -40,6 +41,12 @@ from .tape import Tape
 from .turns import Position, Turn, public_streams
 from .updates import scaled_rates
 from .weights import Weights
+
+_SHORT_NOTE = "not covered: means over a batch in half precision, whose rounding depends on the number of records"
+_SHORT_MEAN = (
+    "gradients come back in half precision, of a loss that is a mean over the batch: how each one is rounded depends on the number of "
+    'records, which the ledger does not cover. Use reduction="sum" in the loss, and loss_reduction="sum" in make_private'
+)
 
 
 class Run:
@@ -358,11 +365,21 @@ class Run:
         received = self.recorder.take()
         assert turn.mechanism is not None
         if turn.chunks[turn.done].shape[0]:  # an empty batch's row of zeros is nobody's record
-            scale = float(rows) if self.settings.loss_reduction == "mean" else 1.0
+            scale = 1.0
+            if self.settings.loss_reduction == "mean":
+                scale = float(rows)
+                if self.recorder.short:
+                    self._tell_short()
             turn.spoiled = True  # until it is in as a whole
             with exact(self.layout.device):
                 turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
             turn.spoiled = False
+
+    def _tell_short(self) -> None:
+        header = self.ledger.header
+        if _SHORT_NOTE not in header.notes:
+            self.ledger.header = replace(header, notes=(*header.notes, _SHORT_NOTE))
+            warnings.warn(_SHORT_MEAN, PrivacyLeakWarning, stacklevel=5)
 
     def _refuse(self, ranks: Ranks, turn: Turn, why: str) -> None:
         """Meets the other ranks where they wait, with nothing but the reason."""

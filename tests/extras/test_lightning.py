@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
-from zetaclip import Spectral  # noqa: E402
+from zetaclip import PrivacyLeakWarning, Spectral  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.lightning import Privacy  # noqa: E402
 from zetaclip.ledger import Event  # noqa: E402
@@ -595,5 +595,7 @@ def test_a_data_module_and_bfloat16(tmp_path):
             return loader()
 
     told = privacy()
-    trainer(tmp_path, told, precision="bf16-mixed").fit(Net(), datamodule=Module())
+    with pytest.warns(PrivacyLeakWarning, match="half precision"):
+        trainer(tmp_path, told, precision="bf16-mixed").fit(Net(), datamodule=Module())
     assert told.engine.updates == 16
+    assert any("half precision" in note for note in told.engine.ledger.header.notes)

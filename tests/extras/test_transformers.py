@@ -331,6 +331,24 @@ def trainer(tmp_path, model, terms=None, data=None, **options):
     return PrivateTrainer(model, arguments(tmp_path, **options), **given)
 
 
+def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
+    """Nothing is warned of (here every warning is an error) and nothing noted: the mean is undone before gradients are rounded."""
+    made = trainer(tmp_path, gpt2(), bf16=True)
+    made.train()
+    assert made.engine.updates == 2 * PER_EPOCH and not any("half" in n for n in made.engine.ledger.header.notes)
+    assert made.engine._private().settings.loss_reduction == "sum"
+    labelled = [{**row, "labels": torch.tensor(i % 3)} for i, row in enumerate(dataset())]
+    for rows_out, refused in ((None, True), (256, False)):
+        model = bert("BertForSequenceClassification", num_labels=3).bfloat16()
+        made = trainer(tmp_path, model, privacy(physical_batch_size=rows_out), data=labelled)
+        if refused:
+            with pytest.raises(ValueError, match=r"bfloat16.*physical_batch_size=256"):
+                made.train()
+        else:
+            made.train()
+            assert made.engine.updates == 2 * PER_EPOCH
+
+
 def test_it_is_the_engines_own_training(tmp_path):
     """Bit for bit what the loop by hand with the same seed gives, rates and all."""
     model = gpt2()

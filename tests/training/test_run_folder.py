@@ -255,6 +255,25 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
         assert there == pytest.approx(here, rel=1e-9)
 
 
+def test_no_digit_of_a_gradient_hangs_on_how_many_others_are_in_the_batch():
+    """As it would with a mean: a seventh in place of a fifth moves every last digit, and norms that lie on a threshold with it."""
+    from zetaclip.training.recipe import build_method, load_data, resolve
+
+    config = small_runs.small(steps=1)
+    data, made = load_data(config), build_method(config)
+    steps = PrivateSteps(resolve(config, data, made), data, made, build("mlp-2", (1, 8, 8), 10))
+    assert steps.engine._private().settings.loss_reduction == "sum"
+    logits = torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
+
+    def at_the_output(count):
+        outputs = logits[:count].clone().requires_grad_()
+        steps.model = lambda x: outputs
+        steps.backward(data.train.x[:count], data.train.y[:count])
+        return outputs.grad[:5]
+
+    assert torch.equal(at_the_output(5), at_the_output(7))
+
+
 def test_plain_training_is_torch_s_own(tmp_path):
     config = small_runs.small(method="sgd", spectral={}, sigma=None, steps=4, lr=0.1, schedule="constant")
     result = small_runs.run(tmp_path / "run", config)

@@ -48,6 +48,7 @@ class Recorder:
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
         # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
         self.anchor = torch.zeros((), requires_grad=True)
+        self.short = False  # whether a gradient ever came back in half precision
         self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
     def open(self, rows: int) -> None:
@@ -89,6 +90,13 @@ class Recorder:
             )
         return True
 
+    def widened(self, g: Tensor) -> Tensor:
+        """A gradient that came back, in float32 at least."""
+        wide = widen(g)
+        if wide is not g:
+            self.short = True
+        return wide
+
     def check_rows(self, tensor: Tensor, where: str, dims: int = 1) -> None:
         """Refuses a tensor whose first dimension is not the records that were handed out, or that has too few."""
         if tensor.dim() < dims or tensor.shape[0] != self.rows:
@@ -129,9 +137,11 @@ class _Record(Node):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        if ctx.shadow.recorder.wants(ctx.turn):
+        shadow = ctx.shadow
+        if shadow.recorder.wants(ctx.turn):
             with exact(g.device):
-                ctx.shadow.hand_over(ctx.handler(ctx.shadow, widen(g), *(widen(t.detach()) for t in ctx.saved_tensors)))
+                saved = (widen(t.detach()) for t in ctx.saved_tensors)
+                shadow.hand_over(ctx.handler(shadow, shadow.recorder.widened(g), *saved))
         return g, None, None, None, *(None for _ in ctx.saved_tensors)
 
 

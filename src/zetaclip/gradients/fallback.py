@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .capture import CaptureError, Shadow, exact
-from .contributions import Dense, widen
+from .contributions import Dense
 
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
@@ -42,7 +42,7 @@ class _Alias(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple:
         if ctx.shadow.recorder.wants(ctx.turn):
             with exact(g.device):
-                g = widen(g)
+                g = ctx.shadow.recorder.widened(g)
                 ctx.shadow.hand_over({ctx.parameter_name: Dense(g.contiguous(), g.shape[1:])})
         return None, None, None, None, None
 

@@ -87,16 +87,17 @@ class Terms:
         loader: DataLoader,
         steps: int | None,
         earlier: Ledger | None = None,
+        **changes: Any,
     ) -> tuple[PrivacyEngine, PrivateOptimizer, PoissonLoader]:
         """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader.
 
         ``earlier`` is what a run before this one has released from the same data: this one goes on in its ledger, and never with
-        its noise.
+        its noise. ``changes`` go over the terms.
         """
         engine = PrivacyEngine(accountant=self.accountant, seed=self._seed_after(earlier))
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own}
-        options |= {"module": module, "optimizer": optimizer, "data_loader": loader}
+        options |= {"module": module, "optimizer": optimizer, "data_loader": loader, **changes}
         if steps is not None:
             options["epochs"] = steps / self.steps_per_epoch(loader)
         if self.target_epsilon is None:

@@ -41,6 +41,7 @@ from .terms import Teller, Terms, Updates, released_before, secret_path
 __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
 _STATE = "zetaclip.pt"
+_EXACT_ROWS = 256  # whole numbers up to here are bfloat16's
 _TRIED = 16  # records that padding is tried on
 _LOG = logging.getLogger("zetaclip")
 
@@ -133,7 +134,7 @@ class PrivateTrainer(Trainer):
         if isinstance(train_dataloader.collate_fn, _AsDict):
             train_dataloader.collate_fn.inert_padding = self._padding_is_inert(train_dataloader)
         self.engine, self._private, loader = self.privacy.make_private(
-            model, self.optimizer.optimizer, train_dataloader, max_steps, earlier
+            model, self.optimizer.optimizer, train_dataloader, max_steps, earlier, loss_reduction="sum"
         )
         self._updates = Updates(loader, self._private)
         if resume_from_checkpoint is not None:
@@ -202,13 +203,25 @@ class PrivateTrainer(Trainer):
             prepared = self._prepare_inputs(chunk)
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared)
-            loss.backward()
+            self._check_loss(loss)
+            # Times the rows: the mean's division cancels before any gradient is rounded to half precision.
+            (loss * private._run.recorder.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
         if updates.limit is not None and engine.updates >= updates.limit:
             _LOG.warning("stopped after %d updates: the next one would exceed max_epsilon", engine.updates)
             self.control.should_training_stop = True
         return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
+
+    def _check_loss(self, loss: Tensor) -> None:
+        """Refuses rounding that depends on the number of records in a batch, which the ledger does not cover."""
+        rows = self.privacy.physical_batch_size
+        if loss.dtype in (torch.bfloat16, torch.float16) and (rows is None or rows > _EXACT_ROWS):
+            raise ValueError(
+                f"the model computes its loss in {loss.dtype}, in which a mean over more than {_EXACT_ROWS} rows rounds each record's gradient "
+                f"by their number: use Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with bf16=True, or override "
+                "compute_loss so that it returns float32"
+            )
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -113,11 +113,12 @@ class _Steps:
             group["lr"] = rate
         return rate
 
-    def backward(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
-        loss = self.task.loss(self.model(x.to(self.device)), y.to(self.device))
-        (loss if weight == 1.0 else weight * loss).backward()
+    def backward(self, x: Tensor, y: Tensor, divisor: int = 1) -> None:
+        """Of the sum over these records: in a private step, no digit of one's gradient hangs on how many others there are."""
+        loss = self.task.loss(self.model(x.to(self.device)), y.to(self.device), reduction="sum")
+        (loss if divisor == 1 else loss / divisor).backward()
         if self.diagnostics is not None:
-            self.diagnostics.losses.append(loss.item())
+            self.diagnostics.losses.append(loss.item() / len(y))
             self.diagnostics.sizes.append(len(y))
 
     def agreed(self) -> int:
@@ -174,6 +175,7 @@ class PrivateSteps(_Steps):
                 clipping=build_clipping(config, method),
                 num_examples=self.size if self.declared else None,
                 physical_batch_size=config.physical_batch_size,
+                loss_reduction="sum",
                 decouple_lr=bool(config.decouple),
                 normalize=config.normalize,
                 empty=config.empty,
@@ -304,7 +306,7 @@ class PlainSteps(_Steps):
             self.set_rate(self.optimizer)
             self.optimizer.zero_grad()
             for part in batch.split(rows):
-                self.backward(self.x[part], self.y[part], len(part) / len(batch))
+                self.backward(self.x[part], self.y[part], len(batch))
             self.optimizer.step()
             self.moved()
             yield self.done
