@@ -203,6 +203,9 @@ def test_a_mean_in_half_precision_moves_every_record_and_is_warned_of():
     _, module, optimizer, loader = private(nn.Linear(30, 1), Gradients(rows[:64]), q=1.0)
     with pytest.warns(PrivacyLeakWarning, match="half precision"):
         train(module, optimizer, loader, half("mean"), epochs=2)
+    _, module, optimizer, loader = private(nn.Linear(30, 1).bfloat16(), Gradients(rows[:64].bfloat16()), q=1.0)
+    with pytest.warns(PrivacyLeakWarning, match="half precision"):  # a model that is half precision itself
+        train(module, optimizer, loader, inner)
     assert [note for note in optimizer._run.ledger.header.notes if "half precision" in note] != []
     with warnings.catch_warnings():
         warnings.simplefilter("error")

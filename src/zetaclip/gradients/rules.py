@@ -104,7 +104,9 @@ class _Linear(Node):
         shadow = ctx.shadow
         if shadow.recorder.wants(ctx.turn):
             with exact(g.device):
-                shadow.hand_over(linear_contributions(shadow, widen(g), widen(x.detach()), "weight", "bias"))
+                shadow.hand_over(
+                    linear_contributions(shadow, shadow.recorder.widened(g), widen(x.detach()), "weight", "bias")
+                )
         return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
 
 
@@ -230,6 +232,8 @@ class _FoldedGroupNorm(Node):
         x, mean, rstd, weight = ctx.saved_tensors
         batch, channels = x.shape[:2]
         wanted = ctx.shadow.recorder.wants(ctx.turn)
+        # The kernel reads it as if it were, and reshape may return a view of any strides: of a sum after the norm, or of one record.
+        g = g.contiguous()
         dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
             g.reshape(1, batch * channels, *x.shape[2:]),
             x.view(1, batch * channels, *x.shape[2:]),
@@ -276,7 +280,9 @@ def find_rule(module: nn.Module) -> LayerRule | None:
     rule = LAYER_RULES.get(type(module))
     if rule is None or not _runs_its_own_forward(module) or rule.skip(module):
         return None
-    return rule if {name for name, _ in module.named_parameters()} <= rule.names else None
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    tied = len(names) > len(list(module.parameters()))  # a rule would report one use under a name that nobody asks for
+    return rule if rule.names.issuperset(names) and not tied else None
 
 
 def _runs_its_own_forward(module: nn.Module) -> bool:
