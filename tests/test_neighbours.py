@@ -180,6 +180,46 @@ def test_dividing_by_the_realized_size_would_move_twice_as_far():
     assert float(shift) == pytest.approx(2.0, rel=1e-4)
 
 
+def summed(values, sigma, seed=0, physical=None):
+    """One weight whose gradient is each record's one number; the released sum over all of them."""
+    module = nn.Linear(1, 1, bias=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the declared size
+        _, module, optimizer, loader = private(
+            module, (values.unsqueeze(1),), sigma=sigma, seed=seed, q=1.0, num_examples=1,
+            physical_batch_size=physical, loss_reduction="sum",
+        )  # fmt: skip
+    with torch.no_grad():
+        module.weight.zero_()
+    train(module, optimizer, loader, lambda module, batch: module(batch[0]).sum())
+    return -module.weight.item()
+
+
+def naive(values, start=0.0):
+    """Added one after the other in float32."""
+    return float(torch.cat([torch.tensor([start]), values]).numpy().cumsum(dtype="float32")[-1])
+
+
+@pytest.mark.parametrize("physical", [None, 1000])
+def test_many_small_records_are_not_lost_beside_many_large_ones(physical):
+    """From 2¹⁵ on the floats are 2⁻⁸ apart: half of that, added 2¹⁵ times, is nothing, if it is added to the sum itself."""
+    many = 2**15
+    without = torch.cat([torch.ones(many), torch.full((many,), -(2.0**-9))])
+    with_it = torch.cat([torch.ones(1), without])
+    assert naive(with_it) - naive(without) > 60  # one record, and C = 1
+    moved = summed(with_it, 0.0, physical=physical) - summed(without, 0.0, physical=physical)
+    assert moved == pytest.approx(1.0, abs=0.02)
+
+
+def test_records_can_not_round_the_noise_away():
+    """Added to the noise one after the other, these push every value of it onto one float, and a record more onto another."""
+    many = 2**15
+    values = torch.cat([torch.ones(many - 16), torch.full((many,), 2.0**-9)])
+    noise = 4 * torch.randn(20, generator=torch.Generator().manual_seed(0))
+    assert {naive(values, float(start)) for start in noise} == {float(many)}
+    assert len({summed(values, 4.0, seed) for seed in range(20)}) == 20
+
+
 def half(reduce):
     def loss(module, batch):
         with torch.autocast("cpu", dtype=torch.bfloat16):

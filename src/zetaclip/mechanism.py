@@ -23,6 +23,9 @@ from .randomness import few_gaussians, gaussian, generator, subkey
 if TYPE_CHECKING:
     from .distributed import Ranks
 
+# Rows that are added up in float32. Rounding grows with their square; see "Sums are rounded" in docs/sharp-edges.md.
+BLOCK = 320
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -60,8 +63,10 @@ class Mechanism:
         self.affine = affine
         self.sensitivity = float(rule.sensitivity(draw.clip))
         self._write = write
+        # The clipped sum: what has been added up in float64, and the block of rows that is still in the parameters' dtype.
         self._sum: Tensor | None = None
-        self._pending: tuple[Chunk, Tensor] | None = None  # the last chunk, whose sum has not been formed yet
+        self._block: Tensor | None = None
+        self._held = 0  # rows in it
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
         self._coins: torch.Generator | None = None
@@ -74,26 +79,16 @@ class Mechanism:
             self._coins = generator(self.draw.coin_key)
         return self._coins
 
-    def absorb(self, chunk: Chunk, last: bool = False) -> None:
-        """Takes one chunk in: bounds its examples and adds them to the sum.
-
-        The sum of the last chunk is put off until the batch is released: it is then added to the noise in place, which
-        saves a pass over all parameters.
-        """
+    def absorb(self, chunk: Chunk) -> None:
+        """Takes one chunk in: bounds its examples and adds them to the sum."""
         self.records += chunk.rows
         if self.affine is not None:
             self._absorb_mapped(chunk)
             return
-        self._pending = (chunk, self._factors(chunk.norms()))
-        if not last:
-            self._add_pending()
-
-    def _add_pending(self) -> None:
-        if self._pending is not None:
-            chunk, factors = self._pending
-            target, fresh = self._target()
-            chunk.add_weighted_sum(target, factors, fresh)
-            self._pending = None
+        factors = self._factors(chunk.norms())
+        for part, own in chunk.blocks(factors, BLOCK):
+            target, fresh = self._room(part.rows)
+            part.add_weighted_sum(target, own, fresh)
 
     def _absorb_mapped(self, chunk: Chunk) -> None:
         """The same where a released map comes before the norm: the gradients themselves are made, a few at a time."""
@@ -105,14 +100,26 @@ class Mechanism:
             if bool(far.any()):
                 mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
             weights = self._factors(norms).to(mapped.dtype)
-            target, fresh = self._target()
+            target, fresh = self._room(len(mapped))
             torch.addmv(target, mapped.t(), weights, beta=int(not fresh), out=target)
 
-    def _target(self) -> tuple[Tensor, bool]:
-        fresh = self._sum is None
-        if self._sum is None:
-            self._sum = torch.empty(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
-        return self._sum, fresh
+    def _room(self, rows: int) -> tuple[Tensor, bool]:
+        """Where these rows are to be added, and whether nothing is there yet.
+
+        Long sums in float32 drop what is small beside them: records made for it could turn one more of them into many. So blocks
+        of few rows are added up in float64.
+        """
+        layout = self.layout
+        if self._block is None:
+            self._block = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+        elif self._held + rows > BLOCK:
+            if self._sum is None:
+                self._sum = self._block.to(torch.float64, copy=True)
+            else:
+                self._sum.add_(self._block)
+            self._held = 0
+        fresh, self._held = self._held == 0, self._held + rows
+        return self._block, fresh
 
     def _factors(self, norms: Tensor) -> Tensor:
         factors = self.rule.factors(norms, self.draw.clip, self.coins)
@@ -174,13 +181,14 @@ class Mechanism:
             gradient = drawn.to(layout.device)
         else:
             gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-        # From here on everything is added to the noise: the clipped sum alone never becomes anybody's gradient.
-        if self._sum is not None:
-            gradient.add_(self._sum, alpha=1 / divisor)
-        if self._pending is not None:
-            chunk, factors = self._pending
-            chunk.add_weighted_sum(gradient, factors, False, by=1 / divisor)
-        self._sum = self._pending = None
+        # Sum and noise meet in one addition. Were the records added to the noise one after the other, each addition would round
+        # it, and many could push all of its values in some interval onto the same float.
+        if self._sum is not None and self._block is not None:
+            total = self._sum.add_(self._block)
+            gradient = total.mul_(1 / divisor).add_(gradient).to(layout.dtype)
+        elif self._block is not None:
+            gradient.add_(self._block, alpha=1 / divisor)
+        self._sum = self._block = None
 
         released: dict[str, Tensor] = {}
         for name, values in self._extras.items():

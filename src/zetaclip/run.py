@@ -372,7 +372,7 @@ class Run:
                     self._tell_short()
             turn.spoiled = True  # until it is in as a whole
             with exact(self.layout.device):
-                turn.mechanism.absorb(Chunk(received, self.layout, rows, scale), last=turn.done + 1 == len(turn.chunks))
+                turn.mechanism.absorb(Chunk(received, self.layout, rows, scale))
             turn.spoiled = False
 
     def _tell_short(self) -> None:

@@ -171,8 +171,8 @@ def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
     assert rows._compiled.called == ["norms", "weigh"]
 
 
-@pytest.mark.parametrize(("clip", "size"), [(1e-3, 60000), (1e-2, 60000), (0.1, 1024), (1.0, 256)])
-def test_a_gradient_near_the_largest_float_stays_within_c(way, clip, size):
+@pytest.mark.parametrize("clip", [1e-8, 1e-5, 1e-3, 0.1, 1.0])
+def test_a_gradient_near_the_largest_float_stays_within_c(way, clip):
     """Its factor is near the smallest float, below which digits are lost: rounded up, it would be up to twice too large."""
     module = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
@@ -184,8 +184,8 @@ def test_a_gradient_near_the_largest_float_stays_within_c(way, clip, size):
         with torch.no_grad():
             factors = rows.flat_factors(chunk.norms(), clip)
             total = torch.empty(layout.numel)
-            chunk.add_weighted_sum(total, factors, True, by=1 / size)
-        shares.append(float(total.double().norm()) * size / clip)
+            chunk.add_weighted_sum(total, factors, True)
+        shares.append(float(total.double().norm()) / clip)
     assert all(share == 0.0 or share == pytest.approx(1.0, rel=1e-5) for share in shares)  # whole, or not at all
     assert shares[0] > 0
 

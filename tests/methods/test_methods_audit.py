@@ -48,7 +48,7 @@ def releases(rule, multipliers, gradient, affine, present, weakening, seed):
         mechanism = Mechanism(LAYOUT, rule, draw, affine, rows.extend)
         if present:
             part = Dense(torch.full((1, 1), gradient), torch.Size([1]))
-            mechanism.absorb(Chunk({id(LAYOUT.parameters[0]): [part]}, LAYOUT, 1, 1.0), last=True)
+            mechanism.absorb(Chunk({id(LAYOUT.parameters[0]): [part]}, LAYOUT, 1, 1.0))
         released = mechanism.release(None, 1.0)
         values += released.gradient.tolist()
         stds.append(rows[0]["noise_std"] * (1.0 if affine is None else float(affine.scale)))

@@ -94,7 +94,7 @@ def release(run, rows, key=b"k" * 32, phase=0):
             part = rows[:, start : start + p.numel()].reshape(len(rows), *p.shape)
             received[id(p)] = [Dense(part, p.shape)]
             start += p.numel()
-        mechanism.absorb(Chunk(received, run.layout, len(rows), 1.0), last=True)
+        mechanism.absorb(Chunk(received, run.layout, len(rows), 1.0))
     return mechanism, mechanism.release(None, mechanism.draw.divisor), written
 
 

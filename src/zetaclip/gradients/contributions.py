@@ -46,8 +46,8 @@ class Contribution(Protocol):
     def dense(self) -> Tensor:
         """The gradients themselves, shaped (examples, *parameter or block)."""
 
-    def take(self, rows: Tensor) -> Contribution:
-        """The same for these examples only, as a copy."""
+    def take(self, rows: Tensor | slice) -> Contribution:
+        """The same for these examples only: a copy, or a view where they are a slice."""
 
     def blank(self, rows: Tensor) -> Contribution:
         """The same with the gradients of these examples replaced by zero."""
@@ -116,7 +116,7 @@ class Dense:
     def dense(self) -> Tensor:
         return self._ordered(self.stored)
 
-    def take(self, rows: Tensor) -> Dense:
+    def take(self, rows: Tensor | slice) -> Dense:
         return replace(self, stored=self.stored[rows], known=None)
 
     def blank(self, rows: Tensor) -> Dense:
@@ -188,7 +188,7 @@ class Single:
     def dense(self) -> Tensor:
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
 
-    def take(self, rows: Tensor) -> Single:
+    def take(self, rows: Tensor | slice) -> Single:
         return Single(self.x[rows], self.g[rows], self.block)
 
     def blank(self, rows: Tensor) -> Single:
@@ -230,7 +230,7 @@ class Outer:
     def dense(self) -> Tensor:
         return torch.bmm(self.g.transpose(1, 2), self.x)
 
-    def take(self, rows: Tensor) -> Outer:
+    def take(self, rows: Tensor | slice) -> Outer:
         return replace(self, x=self.x[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> Outer:
@@ -283,7 +283,7 @@ class Lookup:
         row = torch.arange(examples, device=self.ids.device).unsqueeze(1).expand(-1, positions)
         return out.index_put_((row.flatten(), self.ids.flatten()), self.g.flatten(0, 1), accumulate=True)
 
-    def take(self, rows: Tensor) -> Lookup:
+    def take(self, rows: Tensor | slice) -> Lookup:
         return replace(self, ids=self.ids[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> Lookup:

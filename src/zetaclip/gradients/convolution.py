@@ -234,7 +234,7 @@ class ConvGram:
     def dense(self) -> Tensor:
         return torch.bmm(self.g.flatten(2), self._unfolded()).view(len(self.x), *self.shape)
 
-    def take(self, rows: Tensor) -> ConvGram:
+    def take(self, rows: Tensor | slice) -> ConvGram:
         return replace(self, x=self.x[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> ConvGram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -133,11 +134,25 @@ class Chunk:
                 where.copy_(value.view_as(where))
         return flat.mul_(self.scale)
 
-    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool, by: float = 1.0) -> None:
-        """``total (+)= by * Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
+    def blocks(self, factors: Tensor, most: int) -> Iterator[tuple[Chunk, Tensor]]:
+        """This chunk as chunks of at most so many rows, in order, each with its factors."""
+        if self.rows <= most:
+            yield self, factors
+            return
+        some = math.ceil(self.rows / math.ceil(self.rows / most))
+        for first in range(0, self.rows, some):
+            rows = slice(first, min(first + some, self.rows))
+            part = copy.copy(self)
+            part.rows = rows.stop - rows.start
+            part.rescued = {row - first: gradient for row, gradient in self.rescued.items() if first <= row < rows.stop}
+            part._hold({p: [one.take(rows) for one in parts] for p, parts in self.parts.items()})
+            yield part, factors[rows]
+
+    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool) -> None:
+        """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
         if fresh:
             total.zero_()
-        layout, weight = self.layout, self.scale * by
+        layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
         tasks: list[int] = []
         products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += left^T right, once the tasks are done
@@ -167,7 +182,7 @@ class Chunk:
         for out, left, right in products:
             out.addmm_(left.t(), right)
         for row, gradient in self.rescued.items():
-            total.add_((gradient * (factors[row] * by)).to(total.dtype))
+            total.add_((gradient * factors[row]).to(total.dtype))
 
     def pieces(self) -> Iterator[Tensor]:
         """The gradients themselves as (examples, numel), a few examples at a time; not finite ones as zero."""
