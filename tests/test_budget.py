@@ -181,6 +181,15 @@ def test_budgets_that_are_none(eps, delta):
         Budget(eps, delta)
 
 
+def test_a_line_that_was_cut_off_gives_no_number_twice(tmp_path):
+    budget = Budget(3.0, 1e-5, path=tmp_path / "budget")
+    first = budget.spend([Event(0.01, 20.0, 1)])
+    with open(budget.path, "ab") as file:
+        file.write(b'{"spend": "1-')  # a full disk
+    later = [budget.spend([Event(0.01, 20.0, 1)]) for _ in range(2)]
+    assert [Budget.number_of(receipt) for receipt in (first, *later)] == [0, 1, 2]
+
+
 def test_no_two_receipts_have_the_same_number():
     budget = Budget(3.0, 1e-5)
     first, second = budget.spend(FIT, 'a {"spend": name'), budget.spend(FIT)

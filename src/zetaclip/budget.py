@@ -150,7 +150,10 @@ class Budget:
             if not self._grants(made, earlier):
                 raise BudgetExceeded(self._refusal(made, earlier))
             file.seek(0)
-            receipt = f"{file.read().count(_SPEND)}-{secrets.token_hex(8)}"
+            content = file.read()
+            # Not in a line that a crash cut off: it is removed below, and the next number would be this one again.
+            number = content[: content.rfind(b"\n") + 1].count(_SPEND)
+            receipt = f"{number}-{secrets.token_hex(8)}"
             rows = [[e.sample_rate, e.noise_multiplier, e.count] for e in made.events]
             self._append(file, {"spend": receipt, "what": what, "events": rows, "renyi": made.renyi})
         return receipt

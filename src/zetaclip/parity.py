@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
 from .gradients.capture import exact
+from .gradients.fallback import untensored
 from .sampling import record_shapes, shapes_differ
 from .validation import check_module, raise_refusals, structural_refusals
 
@@ -75,12 +76,18 @@ def select_rows(batch: Any, rows: Tensor) -> Any:
     """The same batch with these records only."""
     count = rows_of(batch)
 
+    def one_each(leaf: Any) -> bool:
+        """Numbers or texts, one for each record, as a ``collate_fn`` may give them."""
+        return untensored(leaf) and len(leaf) == count
+
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count:
             return leaf[rows.to(leaf.device)]
+        if one_each(leaf):
+            return leaf[rows.numpy()] if isinstance(leaf, np.ndarray) else type(leaf)(leaf[i] for i in rows.tolist())
         return leaf
 
-    return tree_map(pick, batch)
+    return tree_map(pick, batch, is_leaf=one_each)
 
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:

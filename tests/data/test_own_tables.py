@@ -11,7 +11,7 @@ import torch
 from zetaclip.data import load
 from zetaclip.data.own import read_table
 from zetaclip.data.schema import read_schema, template
-from zetaclip.errors import InputError, PrivacyLeakWarning
+from zetaclip.errors import InputError, OwnerWarning, PrivacyLeakWarning
 
 HEADER = "age,job,code,income"
 ROWS = [f"{20 + i},{'abc'[i % 3]},{'XY'[i % 2]}{i},{'yes' if i % 4 == 0 else 'no'}" for i in range(20)]
@@ -34,6 +34,16 @@ def write(path, lines, encoding="utf-8"):
 @pytest.fixture
 def table(tmp_path):
     return write(tmp_path / "people.csv", [HEADER, *ROWS])
+
+
+def test_whether_a_declared_class_occurs_decides_nothing(tmp_path):
+    """If it did, the existence of a result would tell of one record."""
+    lines = [f"{20 + i},a,X,no" for i in range(20)]
+    with pytest.warns(OwnerWarning, match="every record is of the class 'no'"):
+        data = load(write(tmp_path / "one.csv", [HEADER, *lines]), schema=SCHEMA)
+    assert data.classes == ("no", "yes") and float(data.train.y.max()) == 0
+    with pytest.raises(InputError, match="one class only"):
+        load(write(tmp_path / "two.csv", [HEADER, *lines]), target="income")
 
 
 def changed(**columns):

@@ -349,6 +349,24 @@ def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
             assert made.engine.updates == 2 * PER_EPOCH
 
 
+def test_records_without_a_label_change_no_other_record_s_weight():
+    """The model's own loss divides by the records that have one: with one more, each of the others would count less."""
+    model = bert("BertForSequenceClassification", num_labels=3)
+    batch = {**rows(6), "labels": torch.tensor([0, -100, 2, -100, 1, -100])}
+    assert parity(model, batch)
+    own = lambda model, batch: model(**batch).loss  # noqa: E731
+    assert not parity(model, batch, own)
+    with pytest.raises(ValueError, match=r"shape \(6, 2, 2\).*override compute_loss"):
+        record_loss(model, {**batch, "labels": torch.zeros(6, 2, 2, dtype=torch.long)})
+
+
+def test_a_search_pushes_no_secrets(tmp_path):
+    made = trainer(tmp_path, gpt2())
+    made.args.push_to_hub = True
+    with pytest.raises(ValueError, match=r"checkpoint-N\.private"):
+        made.hyperparameter_search()
+
+
 def test_it_is_the_engines_own_training(tmp_path):
     """Bit for bit what the loop by hand with the same seed gives, rates and all."""
     model = gpt2()

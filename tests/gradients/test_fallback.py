@@ -1,5 +1,8 @@
 """Modules without a rule."""
 
+from dataclasses import dataclass
+
+import numpy
 import pytest
 import torch
 from helpers import assert_parity, mean_loss, private, recorded, square_loss, train
@@ -7,8 +10,8 @@ from networks import Recurrent, Scaled
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from zetaclip import ValidationError
-from zetaclip.gradients import CaptureError
+from zetaclip import ValidationError, check_parity
+from zetaclip.gradients import CaptureError, Recorder, make_shadows
 
 
 class Subclass(nn.Linear):
@@ -118,6 +121,90 @@ def test_outputs_without_a_row_per_record_are_refused():
 
     with pytest.raises(CaptureError, match="one row per record"):
         recorded(Total(), (torch.randn(5, 6),), lambda m, b: m(b[0]))
+
+
+class Cut(nn.Module):
+    """Sums each record up to its own length, given in any form."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def forward(self, x, lengths, *settings):
+        return torch.stack([(row * self.weight)[: int(n)].sum() for row, n in zip(x, lengths, strict=True)]).unsqueeze(
+            1
+        )
+
+
+class Lengths:
+    def __init__(self, values):
+        self.values = torch.tensor(values)
+
+    def __iter__(self):
+        return iter(self.values)
+
+
+@pytest.mark.filterwarnings("ignore:.*loop over examples")
+@pytest.mark.parametrize("form", [list, tuple, numpy.array, Lengths], ids=["list", "tuple", "array", "object"])
+def test_values_for_each_record_that_are_no_tensors_are_refused(form):
+    """Every record would be cut at the first one's length: only tensors are split."""
+    x, lengths = _x(6), [1, 6, 3, 2, 5]
+    with pytest.raises(CaptureError, match=r"as a tensor|Give it those"):
+        recorded(Cut(), (x,), lambda m, b: m(b[0], form(lengths)).sum(1).mean())
+    assert_parity(Cut(), (x, torch.tensor(lengths)), lambda m, b: m(*b).sum(1).mean(), 1e-12)
+    if form is not Lengths:  # of one record there is nothing to split
+        recorded(Cut(), (x[:1],), lambda m, b: m(b[0], form(lengths[:1])).sum(1).mean())
+        with pytest.raises(CaptureError):  # the check of gradients is not blind to it either
+            check_parity(Cut(), (x, form(lengths)), lambda m, b: m(*b).sum(1).mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*loop over examples")
+def test_a_setting_that_is_as_long_as_a_batch_by_chance_is_no_value_for_each_record():
+    module = Cut()
+    shadows, _ = make_shadows(module, set(module.parameters()), recorder := Recorder())
+    shadows[0].attach()
+    for rows in (5, 2):  # the batch of two is as long as the setting
+        recorder.open(rows)
+        module(_x(6)[:rows], torch.full((rows,), 3), (8, 8), torch.Size([rows, 6])).sum().backward()
+    assert len(recorder.received) == 1
+
+
+@pytest.mark.parametrize("returned", ["number", "object"])
+@pytest.mark.filterwarnings("ignore:.*loop over examples")
+def test_what_is_returned_beside_tensors_must_be_the_same_for_all(returned):
+    """The first record's would be taken for all of them."""
+
+    @dataclass
+    class Out:
+        values: torch.Tensor
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+        def forward(self, x):
+            y = x * self.weight
+            return (y, float(x.abs().max())) if returned == "number" else Out(y)
+
+    def loss(module, batch):
+        out = module(batch[0])
+        return (out[0] / out[1] if returned == "number" else out.values).sum(1).mean()
+
+    with pytest.raises(CaptureError, match=r"beside tensors.*Return tensors"):
+        recorded(Net(), (_x(6),), loss)
+
+
+@pytest.mark.parametrize(
+    "build", [Scaled, lambda: torch.nn.utils.weight_norm(nn.Linear(6, 4))], ids=["raw", "old weight norm"]
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_hooks_on_a_unit_run_once(build):
+    """In training as in evaluation, and for the gradients."""
+    module = build().double()
+    module.register_forward_pre_hook(lambda module, args: (args[0] * 10,))
+    module.register_forward_hook(lambda module, args, out: out + 1)
+    assert_parity(module, (_x(6),), square_loss, 1e-11)
 
 
 def test_shared_tensors_as_arguments_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, OwnerWarning
 from .dataset import Dataset, Split
 from .files import cached
 from .holdout import held_out
@@ -82,8 +83,8 @@ def own_folder(
         notes.append(
             f"about a share of {test_share:g} is held out, each image by its content and the public seed {seed}"
         )
-    if len(np.unique(y)) < 2:
-        raise InputError(f"the training images of {path} are all of one class")
+    if len(np.unique(y)) < 2:  # no error: the classes are public, and which of them have images is not
+        warnings.warn(f"the training images of {path} are all of one class", OwnerWarning, stacklevel=2)
     return _dataset(path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False)
 
 

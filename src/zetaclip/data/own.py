@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import InputError, PrivacyLeakWarning
+from ..errors import InputError, OwnerWarning, PrivacyLeakWarning
 from .columns import encode, feature_names, is_missing, numbers
 from .dataset import Dataset, Split
 from .holdout import held_out
@@ -168,7 +168,8 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
             )
         labels[i] = places[field.strip()]
     if labels.min() == labels.max():
-        raise InputError(f"every record is of the class {meaning.classes[labels[0]]!r}; there is nothing to learn")
+        # Declared classes: if this were an error, that there is a result would tell of a single record of another class.
+        warnings.warn(f"every record is of the class {meaning.classes[labels[0]]!r}", OwnerWarning, stacklevel=2)
     return labels.astype(np.float32) if meaning.task == "binary" else labels
 
 

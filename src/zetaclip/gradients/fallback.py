@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .capture import CaptureError, Shadow, exact
 from .contributions import Dense
 
+# Hooks that compute a weight from the parameters before each forward: torch's reparametrizations of the older kind.
+_MAKES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
 _NO_RECORD = (
@@ -63,6 +70,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         batch_dims.append(dim)
     if all(dim is None for dim in batch_dims):
         raise CaptureError(f"{shadow.name} ({type(shadow.module).__name__}): {_NO_RECORD}")
+    _refuse_unsplit(shadow, args, kwargs)
     if getattr(parametrize, "_cache_enabled", 0):
         raise CaptureError(
             f"{shadow.name} ({type(shadow.module).__name__}) was called inside torch.nn.utils.parametrize.cached(): the weight that "
@@ -109,14 +117,65 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     return _looped(shadow, one, aliases, tensors, dims, recurrent)
 
 
+def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
+    """Each record is run by itself, and only tensors are split: what else may hold a value for each record is refused.
+
+    A list of as many numbers as there are records is one. If it was of another length before, it is a setting, and with a single
+    record nothing is to be split.
+    """
+    rows, settings = shadow.recorder.rows, shadow.__dict__.setdefault("settings", set())
+    found = [(str(place), value) for place, value in [*enumerate(args), *kwargs.items()]]
+    while found:
+        place, value = found.pop()
+        if isinstance(value, (Tensor, torch.Size)):
+            continue
+        if isinstance(value, dict):
+            found += [(f"{place}.{key}", inner) for key, inner in value.items()]
+        elif untensored(value):
+            if len(value) != rows:
+                settings.add(place)
+            elif rows > 1 and place not in settings:
+                raise CaptureError(
+                    f"{shadow.name} ({type(shadow.module).__name__}) was given {rows} numbers or texts for {rows} records, in its argument {place}: "
+                    "it is run once per record, and only tensors are split. Give per-record values as a tensor"
+                )
+        elif isinstance(value, (list, tuple)):
+            found += [(f"{place}.{key}", inner) for key, inner in enumerate(value)]
+        elif not isinstance(value, nn.Module) and _holds_tensors(value):
+            raise CaptureError(
+                f"{shadow.name} ({type(shadow.module).__name__}) was given an object of type {type(value).__name__} that holds tensors: it is run once "
+                "per record, and only tensors that are arguments themselves, or lie in lists, tuples or dicts, are split. Give it those"
+            )
+
+
+def untensored(value: Any) -> bool:
+    """Whether this is an array, or a list without any tensor in it: what a ``collate_fn`` may have one item of for each record."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, (list, tuple)) and not any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0])
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether an object that is no tensor has some among its attributes."""
+    inside = tree_flatten(list(getattr(value, "__dict__", {}).values()))[0]
+    return any(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in inside)
+
+
 def _call(shadow: Shadow, parameters: dict[str, Tensor], args: tuple, kwargs: dict) -> Any:
     """The module's own forward with these parameters in place of its trained ones; frozen ones stay detached."""
     module = shadow.module
     frozen = {name: p.detach() for name, p in module.named_parameters() if name not in parameters}
     module.forward = shadow.inner  # so that functional_call meets the module's own forward, not the shadow
+    # Hooks have run around the shadow, or will. Inside run only those that make a weight out of parameters.
+    hooks = {name: module.__dict__[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
+    for name, held in hooks.items():
+        module.__dict__[name] = OrderedDict(
+            (key, hook) for key, hook in held.items() if isinstance(hook, _MAKES_WEIGHTS)
+        )
     try:
         return functional_call(module, {**frozen, **parameters}, args, kwargs, tie_weights=True)
     finally:
+        module.__dict__.update(hooks)
         module.forward = shadow
 
 
@@ -162,13 +221,27 @@ def _looped(
     joined = []
     for position, rows in enumerate(zip(*results, strict=True)):
         if not isinstance(rows[0], Tensor):
-            joined.append(rows[0])
+            joined.append(_same_for_all(shadow, rows))
             continue
         dim = 1 if recurrent and position > 0 else 0
         _check_single(shadow, rows[0].shape, dim)
         joined.append(torch.cat(rows, dim=dim))
     assert structure is not None
     return tree_unflatten(joined, structure)
+
+
+def _same_for_all(shadow: Shadow, values: tuple) -> Any:
+    """What a module returned beside tensors, if it is the same for every record."""
+    first = values[0]
+    plain = first is None or isinstance(first, (bool, int, float, str, torch.dtype, torch.device))
+    if len(values) == 1 or (plain and all(value == first for value in values)):
+        return first
+    if all(value is first for value in values) and not _holds_tensors(first):
+        return first
+    raise CaptureError(
+        f"{shadow.name} ({type(shadow.module).__name__}) returned, beside tensors, an object of type {type(first).__name__} that is another one for each "
+        "record; it is run once per record, and only tensors are put together again. Return tensors, in tuples or dicts if need be"
+    )
 
 
 def recurrent_refusal(module: nn.Module) -> str | None:

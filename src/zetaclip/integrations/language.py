@@ -191,7 +191,8 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
     """The mean over records of each record's own loss; with ``outputs`` also what the model returned.
 
     Labels of tokens (-100: not counted) are averaged within their record first: the models' own losses divide by the tokens of
-    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss.
+    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss,
+    or cross-entropy where some of them are -100.
 
     **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for token labels; ``check_parity``
     with this function as ``loss_fn`` shows it for a model as a whole. Padding that ``attention_mask`` marks, on either side, has
@@ -205,11 +206,20 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
             f"the inputs ({', '.join(inputs)}) hold no labels; override compute_loss in a subclass of PrivateTrainer: a mean "
             "over the rows, each row's loss by itself"
         )
+    if labels.dim() > 2 and not labels.is_floating_point():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)}: the model's own loss would divide by what counts in the whole batch; override compute_loss in a "
+            "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
+        )
     inputs = with_positions(model, inputs)
     of_tokens = labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens:
         returned = model(**inputs)
-        return (returned.loss, returned) if outputs else returned.loss
+        loss = returned.loss
+        if labels.dim() == 1 and not labels.is_floating_point() and bool((labels == IGNORED).any()):
+            # The model's own loss divides by the records whose label counts, so that each one's weight would depend on the others.
+            loss = F.cross_entropy(returned.logits.float(), labels, ignore_index=IGNORED, reduction="none").mean()
+        return (loss, returned) if outputs else loss
     # An encoder-decoder makes the decoder's inputs out of the labels.
     kept = getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False)
     returned = model(**{name: value for name, value in inputs.items() if kept or name != "labels"})

@@ -182,6 +182,15 @@ class PrivateTrainer(Trainer):
                 self.engine.detach()
             raise
 
+    def hyperparameter_search(self, *rest: Any, **named: Any) -> Any:
+        """As the Trainer's; every trial spends ε of its own."""
+        if self.args.push_to_hub:
+            raise ValueError(
+                "push_to_hub in a search uploads the trials' folders, and with them checkpoint-N.private, which holds the keys of the noise: search "
+                "without it, and push the model that you keep"
+            )
+        return super().hyperparameter_search(*rest, **named)
+
     def _run_epoch(self, **named: Any) -> None:
         first = named["epoch"] == named["epochs_trained"] and named["resume_from_checkpoint"] is not None
         skipped = named["steps_trained_in_current_epoch"]
