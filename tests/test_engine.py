@@ -1,5 +1,6 @@
 """The interface that users hold: module, optimizer, loader, and what the engine tells."""
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from networks import CNN, MODELS, Words
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import NoGuarantee, PrivacyEngine
+from zetaclip import NoGuarantee, PrivacyEngine, mechanism, methods
 from zetaclip.gradients import Chunk
 from zetaclip.run import OrderError
 
@@ -170,6 +171,36 @@ def test_a_step_without_a_batch_or_a_backward_is_refused():
             optimizer.step()
         break
     assert len(engine.ledger) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*loop over examples")
+@pytest.mark.parametrize("physical", [None, 4])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_blocks_of_rows_change_nothing_but_rounding(name, physical, monkeypatch):
+    """Against autograd one example at a time, with blocks of three rows and a record that is worked out in float64."""
+    monkeypatch.setattr(mechanism, "BLOCK", 3)
+    build, inputs = MODELS[name]
+    torch.manual_seed(3)
+    module, x, y = build(), inputs(11), torch.randint(0, 10, (11,))
+    if name == "mlp":
+        x[5] *= 1e22  # the square of its norm is no float32
+    exact = x.double() if x.is_floating_point() else x
+    before, expected = flat(module), clipped_sum(copy.deepcopy(module).double(), (exact, y), 0.3)
+    _, module, optimizer, loader = private(module, (x, y), sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=physical)
+    train(module, optimizer, loader)
+    moved = (before - flat(module)) * 11
+    assert (moved - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_blocks_of_rows_change_nothing_for_methods_that_rescale(monkeypatch):
+    weights = []
+    for rows in (3, 1000):
+        monkeypatch.setattr(mechanism, "BLOCK", rows)
+        torch.manual_seed(0)
+        _, module, optimizer, loader = private(tiny(), toy_data(), method=methods.get("adaclip"), clipping=None, q=1.0)
+        train(module, optimizer, loader, epochs=3)
+        weights.append(flat(module))
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself(monkeypatch):
