@@ -337,6 +337,7 @@ CURVES = {
     "like σ to the -3.5": (lambda sigma: sigma**-3.5, 5),
     "steeper below": (lambda sigma: math.exp(1 / sigma) - 0.7, 6),
     "a stair of 0.3 %": (lambda sigma: math.exp(0.003 * math.ceil(math.log(2 / sigma**2) / 0.003)), 6),
+    "infinite below": (lambda sigma: 3 / (sigma - 1) if sigma > 1 else math.inf, 15),
     "a cliff": (lambda sigma: 5.0 if sigma < 1.31 else 0.1, 21),
 }
 

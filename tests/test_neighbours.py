@@ -10,7 +10,7 @@ from networks import MODELS
 from torch import nn
 from torch.utils.data import Dataset
 
-from zetaclip import PrivacyLeakWarning
+from zetaclip import PrivacyLeakWarning, methods
 
 
 class Gradients(Dataset):
@@ -180,14 +180,14 @@ def test_dividing_by_the_realized_size_would_move_twice_as_far():
     assert float(shift) == pytest.approx(2.0, rel=1e-4)
 
 
-def summed(values, sigma, seed=0, physical=None):
+def summed(values, sigma, seed=0, physical=None, method=None):
     """One weight whose gradient is each record's one number; the released sum over all of them."""
     module = nn.Linear(1, 1, bias=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the declared size
         _, module, optimizer, loader = private(
             module, (values.unsqueeze(1),), sigma=sigma, seed=seed, q=1.0, num_examples=1,
-            physical_batch_size=physical, loss_reduction="sum",
+            physical_batch_size=physical, loss_reduction="sum", method=method, clipping=None if method else 1.0, epochs=1,
         )  # fmt: skip
     with torch.no_grad():
         module.weight.zero_()
@@ -200,14 +200,15 @@ def naive(values, start=0.0):
     return float(torch.cat([torch.tensor([start]), values]).numpy().cumsum(dtype="float32")[-1])
 
 
-@pytest.mark.parametrize("physical", [None, 1000])
-def test_many_small_records_are_not_lost_beside_many_large_ones(physical):
+@pytest.mark.parametrize(("physical", "name"), [(None, None), (1000, None), (None, "adadpigu")])
+def test_many_small_records_are_not_lost_beside_many_large_ones(physical, name):
     """From 2¹⁵ on the floats are 2⁻⁸ apart: half of that, added 2¹⁵ times, is nothing, if it is added to the sum itself."""
     many = 2**15
     without = torch.cat([torch.ones(many), torch.full((many,), -(2.0**-9))])
     with_it = torch.cat([torch.ones(1), without])
     assert naive(with_it) - naive(without) > 60  # one record, and C = 1
-    moved = summed(with_it, 0.0, physical=physical) - summed(without, 0.0, physical=physical)
+    method = None if name is None else methods.get(name)
+    moved = summed(with_it, 0.0, 0, physical, method) - summed(without, 0.0, 0, physical, method)
     assert moved == pytest.approx(1.0, abs=0.02)
 
 

@@ -112,6 +112,38 @@ def test_the_chunks_and_passes_of_a_batch_draw_different_masks():
     assert len(passes) == 2 and not torch.equal(*passes)
 
 
+def test_two_engines_at_once_give_the_users_stream_back_and_publish_none_of_theirs(tmp_path):
+    """The first to take a batch need not be the first to step: what it finds on its way back may be the other's secret."""
+    made = []
+    for seed in (1, 2):
+        module = Noisy()
+        engine = PrivacyEngine(seed=seed)
+        options = {"noise_multiplier": 1.0, "clipping": 1.0, "sample_rate": 0.25, "num_examples": 60}
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        loader = DataLoader(records(), batch_size=15)
+        made.append((engine, *engine.make_private(module=module, optimizer=optimizer, data_loader=loader, **options)))
+    torch.manual_seed(3)
+    own = torch.get_rng_state()
+    iterators = [iter(loader) for *_, loader in made]
+    for _ in range(2):
+        batches = [next(iterator) for iterator in iterators]
+        for (engine, module, optimizer, _), (x, y) in zip(made, batches, strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()  # the first one, while the second has a batch out
+            engine.save(tmp_path / "run.pt")
+            saved = torch.load(tmp_path / "run.pt", weights_only=True)["public_streams"][0]["cpu"]
+            assert torch.equal(saved, own)
+        assert torch.equal(torch.get_rng_state(), own)
+    for engine, *_ in made:
+        engine.detach()
+
+
+def test_a_device_whose_masks_can_not_be_made_secret_is_refused():
+    with pytest.raises(ValueError, match="not secret"):
+        Tape(torch.device("xpu"))
+
+
 def test_the_users_stream_comes_back_and_a_seed_that_is_set_meanwhile_stays():
     tape, key = Tape(CPU), b"k" * 32
     torch.manual_seed(11)

@@ -148,19 +148,22 @@ def _smallest(
             for excess, position in last.items()
         )
 
+    def at(position: float) -> float:
+        value = excess(math.exp(position))
+        if math.isfinite(value):
+            seen.append((position, value))
+        return value
+
     def try_at(position: float) -> float:
         try:
-            value = excess(math.exp(position))
+            return at(position)
         except AccountingError:
             return math.inf  # as good as above the target: it moves the bracket and is never returned
-        seen.append((position, value))
-        return value
 
     high, growth = math.log(start), first
     low: float | None = None
     # Up to a σ that meets the target, and then down to one that does not: somewhat past where it should be.
-    seen.append((high, at_high := excess(math.exp(high))))
-    while at_high > 0:
+    while (at_high := at(high)) > 0:
         low = high
         if high >= most:
             raise AccountingError(
@@ -168,9 +171,8 @@ def _smallest(
                 "the target ε or δ, take fewer steps or a smaller sampling rate, or use accountant='pld', "
                 "which resolves the smallest ε"
             )
-        step = max(growth, min(1.2 * (crossing() - high), 1.0))
+        step = growth if math.isinf(at_high) else max(growth, min(1.2 * (crossing() - high), 1.0))
         high, growth = min(high + step, most), 2 * growth
-        seen.append((high, at_high := excess(math.exp(high))))
     growth = first
     while low is None:
         trial = max(high - max(growth, min(1.2 * (high - crossing()), 1.0)), least)

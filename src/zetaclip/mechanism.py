@@ -100,8 +100,9 @@ class Mechanism:
             if bool(far.any()):
                 mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
             weights = self._factors(norms).to(mapped.dtype)
-            target, fresh = self._room(len(mapped))
-            torch.addmv(target, mapped.t(), weights, beta=int(not fresh), out=target)
+            for some, own in zip(mapped.split(BLOCK), weights.split(BLOCK), strict=True):
+                target, fresh = self._room(len(some))
+                torch.addmv(target, some.t(), own, beta=int(not fresh), out=target)
 
     def _room(self, rows: int) -> tuple[Tensor, bool]:
         """Where these rows are to be added, and whether nothing is there yet.
@@ -109,6 +110,7 @@ class Mechanism:
         Long sums in float32 drop what is small beside them: records made for it could turn one more of them into many. So blocks
         of few rows are added up in float64.
         """
+        assert rows <= BLOCK
         layout = self.layout
         if self._block is None:
             self._block = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)

@@ -37,8 +37,8 @@ from .optimizer import Gate
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .settings import Settings
-from .tape import Tape
-from .turns import Position, Turn, public_streams
+from .tape import Tape, users_streams
+from .turns import Position, Turn
 from .updates import scaled_rates
 from .weights import Weights
 
@@ -204,7 +204,7 @@ class Run:
         assert self._start is not None and turn.mechanism is not None
         self._abandon_chunk()
         self.guard.before_batch()
-        public = public_streams(self.layout.device)
+        public = users_streams(self.layout.device)
         moved = any(not torch.equal(public[name], state) for name, state in self._start.public.items())
         other = turn.mechanism.begun or moved
         if self.ranks is not None:  # the noise covers the sum of all ranks
@@ -538,7 +538,7 @@ class Run:
         """Where the run stands, at the start of the batch that is out if one is."""
         if self._turn is not None and self._start is not None:
             return self._start
-        public = public_streams(self.layout.device)
+        public = users_streams(self.layout.device)
         noise = b"" if self.noise is None else self.noise.state
         return Position(self.sampling.state, noise, self._same_batch, public, self.tries)
 

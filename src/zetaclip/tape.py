@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,26 +30,60 @@ from .turns import public_streams, set_public_streams
 
 
 class Tape:
-    """torch's generators, lent to a secret key and given back."""
+    """torch's generators, lent to a secret key and given back.
+
+    The generators are the process's, and several engines may have a batch out: the first tape that is lent puts the user's states
+    aside for all of them, and the last one gives them back.
+    """
+
+    _out: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
+    _aside: ClassVar[dict[torch.device, dict[str, Tensor]]] = {}  # the user's states
+    _marks: ClassVar[set[int]] = set()  # what ``torch.initial_seed`` may say while nobody has seeded anew
 
     def __init__(self, device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise ValueError(
+                f"dropout on a device of type {device.type!r} would draw masks that are not secret: use cpu, cuda or mps"
+            )
         self._device = device
-        self._own: dict[str, Tensor] | None = None  # the user's states, while they are put aside
-        self._mark = 0  # what ``torch.initial_seed`` says while nobody has seeded anew
 
     def lend(self, key: bytes) -> None:
-        if self._own is None:
-            self._own = public_streams(self._device)
+        if not Tape._out or torch.initial_seed() not in Tape._marks:
+            _give_back()  # what an engine that is gone has left; or else the user has seeded anew
+        Tape._aside.setdefault(self._device, users_streams(self._device))
+        Tape._out.add(self)
         torch.set_rng_state(generator_state(key))
-        self._mark = torch.initial_seed()
-        if self._device.type in ("cuda", "mps"):
-            getattr(torch, self._device.type).manual_seed(_number(key))
+        Tape._marks.add(torch.initial_seed())
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):  # manual_seed is for the current card
+                torch.cuda.manual_seed(_number(key))
+        elif self._device.type == "mps":
+            torch.mps.manual_seed(_number(key))
 
     def take_back(self) -> None:
-        """The user's states again, unless the user has seeded torch in the meantime."""
-        own, self._own = self._own, None
-        if own is not None and torch.initial_seed() == self._mark:
-            set_public_streams(own, self._device)
+        """The user's states again, unless the user has seeded torch in the meantime, or another engine has a batch out."""
+        if self in Tape._out:
+            Tape._out.discard(self)
+            if not Tape._out:
+                _give_back()
+
+
+def _give_back() -> None:
+    if torch.initial_seed() in Tape._marks:
+        for device, states in Tape._aside.items():
+            set_public_streams(states, device)
+    Tape._aside.clear()
+    Tape._marks.clear()
+
+
+def users_streams(device: torch.device) -> dict[str, Tensor]:
+    """``public_streams`` as the user left them, also while they are put aside: what is there then is secret."""
+    streams = public_streams(device)
+    if torch.initial_seed() in Tape._marks:
+        for states in Tape._aside.values():
+            streams["cpu"] = states["cpu"]
+        streams |= Tape._aside.get(device, {})
+    return streams
 
 
 @contextmanager

@@ -337,6 +337,9 @@ def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
     made.train()
     assert made.engine.updates == 2 * PER_EPOCH and not any("half" in n for n in made.engine.ledger.header.notes)
     assert made.engine._private().settings.loss_reduction == "sum"
+    assert not any(
+        "samples_per_second" in name for line in made.state.log_history for name in line
+    )  # it tells the exact N
     labelled = [{**row, "labels": torch.tensor(i % 3)} for i, row in enumerate(dataset())]
     for rows_out, refused in ((None, True), (256, False)):
         model = bert("BertForSequenceClassification", num_labels=3).bfloat16()
@@ -353,9 +356,10 @@ def test_records_without_a_label_change_no_other_record_s_weight():
     """The model's own loss divides by the records that have one: with one more, each of the others would count less."""
     model = bert("BertForSequenceClassification", num_labels=3)
     batch = {**rows(6), "labels": torch.tensor([0, -100, 2, -100, 1, -100])}
-    assert parity(model, batch)
     own = lambda model, batch: model(**batch).loss  # noqa: E731
     assert not parity(model, batch, own)
+    with pytest.raises(ValueError, match=r"-100.*Take such records out"):
+        record_loss(model, batch)
     with pytest.raises(ValueError, match=r"shape \(6, 2, 2\).*override compute_loss"):
         record_loss(model, {**batch, "labels": torch.zeros(6, 2, 2, dtype=torch.long)})
 

@@ -1,5 +1,6 @@
 """Modules without a rule."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy
@@ -144,18 +145,49 @@ class Lengths:
         return iter(self.values)
 
 
+class Slots:
+    __slots__ = ("values",)
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+
+class Nested:
+    def __init__(self, values):
+        self.inner = Lengths(values)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
 @pytest.mark.filterwarnings("ignore:.*loop over examples")
-@pytest.mark.parametrize("form", [list, tuple, numpy.array, Lengths], ids=["list", "tuple", "array", "object"])
+@pytest.mark.parametrize("form", [list, tuple, numpy.array, deque, Lengths, Slots, Nested])
 def test_values_for_each_record_that_are_no_tensors_are_refused(form):
     """Every record would be cut at the first one's length: only tensors are split."""
     x, lengths = _x(6), [1, 6, 3, 2, 5]
     with pytest.raises(CaptureError, match=r"as a tensor|Give it those"):
         recorded(Cut(), (x,), lambda m, b: m(b[0], form(lengths)).sum(1).mean())
     assert_parity(Cut(), (x, torch.tensor(lengths)), lambda m, b: m(*b).sum(1).mean(), 1e-12)
-    if form is not Lengths:  # of one record there is nothing to split
+    if form in (list, tuple, numpy.array):  # of one record there is nothing to split
         recorded(Cut(), (x[:1],), lambda m, b: m(b[0], form(lengths[:1])).sum(1).mean())
         with pytest.raises(CaptureError):  # the check of gradients is not blind to it either
             check_parity(Cut(), (x, form(lengths)), lambda m, b: m(*b).sum(1).mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*loop over examples")
+@pytest.mark.parametrize(
+    "meta", [lambda v: (v, v), lambda v: {"lengths": [v]}, lambda v: numpy.array([v, v])], ids=["pair", "dict", "array"]
+)
+def test_values_for_each_record_are_found_at_any_depth(meta):
+    class Inner(Cut):
+        def forward(self, x, meta):
+            return super().forward(x, meta["lengths"][0] if isinstance(meta, dict) else meta[0])
+
+    with pytest.raises(CaptureError, match=r"items that are no tensors for 5 records.*torch\.Size"):
+        recorded(Inner(), (_x(6),), lambda m, b: m(b[0], meta([1, 6, 3, 2, 5])).sum(1).mean())
 
 
 @pytest.mark.filterwarnings("ignore:.*loop over examples")

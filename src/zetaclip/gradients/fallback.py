@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -120,32 +120,50 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
 def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
     """Each record is run by itself, and only tensors are split: what else may hold a value for each record is refused.
 
-    A list of as many numbers as there are records is one. If it was of another length before, it is a setting, and with a single
-    record nothing is to be split.
+    A list of as many items as there are records is one, at whatever depth. If it was of another length before, it is a setting, and
+    with a single record nothing is to be split.
     """
     rows, settings = shadow.recorder.rows, shadow.__dict__.setdefault("settings", set())
-    found = [(str(place), value) for place, value in [*enumerate(args), *kwargs.items()]]
-    while found:
-        place, value = found.pop()
-        if isinstance(value, (Tensor, torch.Size)):
-            continue
-        if isinstance(value, dict):
-            found += [(f"{place}.{key}", inner) for key, inner in value.items()]
-        elif untensored(value):
-            if len(value) != rows:
-                settings.add(place)
-            elif rows > 1 and place not in settings:
-                raise CaptureError(
-                    f"{shadow.name} ({type(shadow.module).__name__}) was given {rows} numbers or texts for {rows} records, in its argument {place}: "
-                    "it is run once per record, and only tensors are split. Give per-record values as a tensor"
-                )
-        elif isinstance(value, (list, tuple)):
-            found += [(f"{place}.{key}", inner) for key, inner in enumerate(value)]
-        elif not isinstance(value, nn.Module) and _holds_tensors(value):
+    unit = f"{shadow.name} ({type(shadow.module).__name__})"
+    todo = [(str(place), value, False) for place, value in [*enumerate(args), *kwargs.items()]]
+    met: set[int] = set()
+    while todo:
+        place, value, hidden = todo.pop()
+        if hidden and isinstance(value, Tensor | np.ndarray) and value.ndim > 0:
             raise CaptureError(
-                f"{shadow.name} ({type(shadow.module).__name__}) was given an object of type {type(value).__name__} that holds tensors: it is run once "
-                "per record, and only tensors that are arguments themselves, or lie in lists, tuples or dicts, are split. Give it those"
+                f"{unit} was given a tensor or an array inside another object, in its argument {place}: it is run once per record, and only tensors "
+                "that are arguments themselves, or lie in lists, tuples or dicts, are split. Give it those"
             )
+        if isinstance(value, _SIMPLE) or id(value) in met or place.count(".") > _DEEPEST:
+            continue
+        met.add(id(value))
+        inner = _parts_of(value)
+        bare = isinstance(value, Sequence | np.ndarray | Set) and not any(isinstance(one, Tensor) for _, one in inner)
+        for length in (value.shape if isinstance(value, np.ndarray) else (len(inner),)) if bare else ():
+            if length != rows:
+                settings.add((place, length))
+            elif rows > 1 and (place, length) not in settings:
+                raise CaptureError(
+                    f"{unit} was given {rows} items that are no tensors for {rows} records, in its argument {place}: it is run once per record, and only "
+                    "tensors are split. Give per-record values as a tensor. If it is a setting that is as long as this batch by chance, make "
+                    "it a torch.Size, or an attribute of the module"
+                )
+        structure = isinstance(value, (Sequence, Set, Mapping))
+        todo += [(f"{place}.{name}", one, hidden or not structure) for name, one in inner]
+
+
+_DEEPEST = 5
+_SIMPLE = (Tensor, torch.Size, nn.Module, str, bytes, int, float, complex, type, type(None), torch.dtype, torch.device)
+
+
+def _parts_of(value: Any) -> list[tuple[Any, Any]]:
+    """What a list, a dict or any other object holds, by place or name."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (Sequence, Set)):
+        return list(enumerate(value))
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return [*getattr(value, "__dict__", {}).items(), *((name, getattr(value, name)) for name in slots)]
 
 
 def untensored(value: Any) -> bool:
@@ -157,7 +175,7 @@ def untensored(value: Any) -> bool:
 
 def _holds_tensors(value: Any) -> bool:
     """Whether an object that is no tensor has some among its attributes."""
-    inside = tree_flatten(list(getattr(value, "__dict__", {}).values()))[0]
+    inside = tree_flatten([one for _, one in _parts_of(value)])[0]
     return any(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in inside)
 
 

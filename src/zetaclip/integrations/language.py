@@ -191,8 +191,8 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
     """The mean over records of each record's own loss; with ``outputs`` also what the model returned.
 
     Labels of tokens (-100: not counted) are averaged within their record first: the models' own losses divide by the tokens of
-    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss,
-    or cross-entropy where some of them are -100.
+    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss;
+    -100 is refused there.
 
     **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for token labels; ``check_parity``
     with this function as ``loss_fn`` shows it for a model as a whole. Padding that ``attention_mask`` marks, on either side, has
@@ -214,12 +214,13 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
     inputs = with_positions(model, inputs)
     of_tokens = labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens:
+        if not labels.is_floating_point() and bool((labels == IGNORED).any()):
+            raise ValueError(
+                "a record's label is -100, which means that it does not count: the model's own loss divides by those that do, so that each one's weight "
+                "would depend on the others. Take such records out, or override compute_loss in a subclass of PrivateTrainer"
+            )
         returned = model(**inputs)
-        loss = returned.loss
-        if labels.dim() == 1 and not labels.is_floating_point() and bool((labels == IGNORED).any()):
-            # The model's own loss divides by the records whose label counts, so that each one's weight would depend on the others.
-            loss = F.cross_entropy(returned.logits.float(), labels, ignore_index=IGNORED, reduction="none").mean()
-        return (loss, returned) if outputs else loss
+        return (returned.loss, returned) if outputs else returned.loss
     # An encoder-decoder makes the decoder's inputs out of the labels.
     kept = getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False)
     returned = model(**{name: value for name, value in inputs.items() if kept or name != "labels"})

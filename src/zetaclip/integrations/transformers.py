@@ -42,6 +42,8 @@ __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
 _STATE = "zetaclip.pt"
 _EXACT_ROWS = 256  # whole numbers up to here are bfloat16's
+# Of what the trainer sums up: means over private batches, counts of their tokens, and the exact number of records over the time.
+_HIDDEN = ("train_loss", "total_flos", "train_samples_per_second")
 _TRIED = 16  # records that padding is tried on
 _LOG = logging.getLogger("zetaclip")
 
@@ -250,7 +252,7 @@ class PrivateTrainer(Trainer):
     def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
         logs = dict(logs)
         if not self.privacy.non_private_diagnostics:
-            for name in ("loss", "grad_norm", "train_loss", "total_flos"):
+            for name in ("loss", "grad_norm", *_HIDDEN):
                 logs.pop(name, None)
         if self.is_in_train and self._private is not None and self._teller is not None:
             epsilon = self._teller.epsilon()
@@ -265,8 +267,7 @@ class PrivateTrainer(Trainer):
         self.engine.detach()
         if self.privacy.non_private_diagnostics:
             return output
-        hidden = ("train_loss", "total_flos")
-        metrics = {name: value for name, value in output.metrics.items() if name not in hidden}
+        metrics = {name: value for name, value in output.metrics.items() if name not in _HIDDEN}
         return TrainOutput(output.global_step, float("nan"), metrics)
 
     # -- checkpoints ----------------------------------------------------------------------------------
