@@ -139,6 +139,19 @@ def test_two_engines_at_once_give_the_users_stream_back_and_publish_none_of_thei
         engine.detach()
 
 
+def test_an_engine_that_was_left_with_a_batch_out_holds_nothing_up():
+    left, tape, key = Tape(CPU), Tape(CPU), b"k" * 32
+    left.lend(b"l" * 32)  # and nobody ever steps
+    torch.manual_seed(11)
+    own = torch.get_rng_state()
+    tape.lend(key)
+    torch.rand(2)
+    tape.take_back()
+    assert torch.equal(torch.get_rng_state(), own)
+    left.take_back()
+    assert torch.equal(torch.get_rng_state(), own)
+
+
 def test_a_device_whose_masks_can_not_be_made_secret_is_refused():
     with pytest.raises(ValueError, match="not secret"):
         Tape(torch.device("xpu"))

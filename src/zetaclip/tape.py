@@ -48,8 +48,10 @@ class Tape:
         self._device = device
 
     def lend(self, key: bytes) -> None:
-        if not Tape._out or torch.initial_seed() not in Tape._marks:
-            _give_back()  # what an engine that is gone has left; or else the user has seeded anew
+        if torch.initial_seed() not in Tape._marks:
+            Tape._out.clear()  # the user has seeded anew, and what was put aside before is nobody's any more
+        if not Tape._out:
+            _give_back()  # what an engine that is gone has left
         Tape._aside.setdefault(self._device, users_streams(self._device))
         Tape._out.add(self)
         torch.set_rng_state(generator_state(key))

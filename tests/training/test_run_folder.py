@@ -63,6 +63,7 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path):
         noise_multiplier=2.0,
         clipping=0.5,
         num_examples=1437,
+        loss_reduction="sum",
         decouple_lr=True,
     )
     for step, (x, y) in enumerate(loader):
@@ -71,7 +72,7 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path):
         for group in optimizer.param_groups:
             group["lr"] = 1.0 * (1 - step / 5)
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        torch.nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
         optimizer.step()
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved.keys() == model.state_dict().keys()
