@@ -29,6 +29,9 @@ from .contributions import Dense
 
 # Hooks that compute a weight from the parameters before each forward: torch's reparametrizations of the older kind.
 _MAKES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
+# Arguments in which nothing else is looked for, and how far down it is in others.
+_SIMPLE = (Tensor, torch.Size, nn.Module, str, bytes, int, float, complex, type, type(None), torch.dtype, torch.device)
+_DEEPEST = 5
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
 _NO_RECORD = (
@@ -150,10 +153,6 @@ def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
                 )
         structure = isinstance(value, (Sequence, Set, Mapping))
         todo += [(f"{place}.{name}", one, hidden or not structure) for name, one in inner]
-
-
-_DEEPEST = 5
-_SIMPLE = (Tensor, torch.Size, nn.Module, str, bytes, int, float, complex, type, type(None), torch.dtype, torch.device)
 
 
 def _parts_of(value: Any) -> list[tuple[Any, Any]]:
