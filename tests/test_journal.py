@@ -16,7 +16,7 @@ from zetaclip.ledger import Header, Ledger, Row
 
 
 def row(batch: int, stream: str = "a", query: str = "gradient") -> Row:
-    return Row(batch, batch, query, 1.0, 1.1, 1.1, 0.01, stream)
+    return Row(batch, batch, query, 1.0, 1.1, 1.1, 0.01, stream, 1.0, 0.0)
 
 
 def ledger_of(*rows: Row) -> Ledger:

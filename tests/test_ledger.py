@@ -27,7 +27,7 @@ HEADER = Header(
 
 
 def row(batch: int, noise: float = 1.1, query: str = "gradient", **other: object) -> Row:
-    plain = Row(batch, batch, query, 2.0, noise, 2.0 * noise, 0.01, "a")
+    plain = Row(batch, batch, query, 2.0, noise, 2.0 * noise, 0.01, "a", 2.0, 0.0)
     return replace(plain, **other)  # type: ignore[arg-type]
 
 

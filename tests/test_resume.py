@@ -17,7 +17,7 @@ from toys import METHODS, network
 from zetaclip import Spectral, checkpoint
 from zetaclip.checkpoint import CheckpointError
 from zetaclip.data_digest import digest_of
-from zetaclip.gradients import rows
+from zetaclip.gradients import compiled
 from zetaclip.journal import Journal
 
 
@@ -163,12 +163,12 @@ def test_replay_is_refused_with_another_number_of_threads(tmp_path):
         torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(rows._compiled is None, reason="zetaclip was built without a C compiler")
+@pytest.mark.skipif(compiled.rows is None, reason="zetaclip was built without a C compiler")
 def test_replay_is_refused_where_small_layers_are_summed_another_way(tmp_path, monkeypatch):
     """They agree to rounding only, and one draw of noise must not cover two sums."""
     engine, *_ = build()
     engine.save(tmp_path / "run.pt")
-    monkeypatch.setattr(rows, "_compiled", None)
+    monkeypatch.setattr(compiled, "rows", None)
     other, *_ = build()
     with pytest.raises(CheckpointError, match="rows_source"):
         other.load(tmp_path / "run.pt", replay=True)

@@ -22,7 +22,7 @@ from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
-from .randomness import Stream, noise_source
+from .randomness import Stream
 from .run import Run
 from .sampling import PoissonLoader, check_loader
 from .settings import Settings, settings_for
@@ -277,7 +277,7 @@ class PrivacyEngine:
             noise_seed_known=self._seed is not None,
             notes=(
                 f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",
-                f"float32 noise by {noise_source()}",
+                "noise by chacha12, on a public grid",
                 *([f"method options {chosen}"] if chosen else []),
             ),
         )

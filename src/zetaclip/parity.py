@@ -228,10 +228,10 @@ def _checked(
         norms = chunk.norms()
         clip = float(loop.norm(dim=1).median())
         factors = clip / norms.clamp_min(clip) if clip > 0 else torch.ones_like(norms)
-        total = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
-        chunk.add_weighted_sum(total, factors, True)
+        total = torch.zeros(layout.numel, dtype=torch.float64, device=layout.device)
+        chunk.add_weighted_sum(total, factors)
     wanted = (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip) if clip > 0 else 1.0)).sum(0)
-    error = _relative(total.double(), wanted, wanted)
+    error = _relative(total, wanted, wanted)
     return _compare(named, layout, shadows, loop, fast, error, outside, examples.padded)
 
 

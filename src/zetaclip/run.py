@@ -32,7 +32,7 @@ from .gradients.capture import exact
 from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
-from .mechanism import Draw, Mechanism
+from .mechanism import Draw, Mechanism, sum_room
 from .optimizer import Gate
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
@@ -131,6 +131,7 @@ class Run:
         self._resumed = False
         self.refresh_requested: Callable[[], None] = lambda: None
         self._tape = Tape(self.layout.device)
+        self._room = sum_room(self.layout)
 
     # -- what is read once per batch ------------------------------------------------------------------
 
@@ -289,7 +290,7 @@ class Run:
             noise_key=self._noise_key,
         )
         affine: Affine | None = rule.transform(self.rule_state) if hasattr(rule, "transform") else None
-        return Mechanism(self.layout, rule, draw, affine, self._write)
+        return Mechanism(self.layout, rule, draw, affine, self._write, self._room)
 
     def hand_out(self, rows: Tensor, ticket: int) -> None:
         turn = self._turn
@@ -602,6 +603,7 @@ class Run:
         self.layout, self.shadows = Layout.of(named), shadows
         self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)
         self.weights = Weights(self.layout, self.module)
+        self._room = sum_room(self.layout)
 
     @property
     def between_batches(self) -> bool:

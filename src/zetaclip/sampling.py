@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from .errors import PrivacyLeakWarning
-from .randomness import generator
+from .randomness import generator, uniforms
 from .tape import drawing_from
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def poisson_indices(key: bytes, records: int, sample_rate: float) -> Tensor:
     """The records of one batch, in order. Uniforms of 53 bits, so that a small q is met as declared."""
     if sample_rate >= 1.0:
         return torch.arange(records)
-    coins = torch.rand(records, generator=generator(key), dtype=torch.float64)
-    return (coins < sample_rate).nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(uniforms(key, records) < sample_rate))
 
 
 def check_loader(loader: Any) -> None:
