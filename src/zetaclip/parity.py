@@ -190,9 +190,9 @@ def check_parity(
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    raise_refusals(list(structural_refusals(module)))  # hooks of parameters are not copied
     module = copy.deepcopy(module)
     check_module(module)
-    raise_refusals(list(structural_refusals(module)))
     module.zero_grad(set_to_none=True)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
