@@ -341,8 +341,9 @@ class Run:
             )
         if not self.recorder.received:
             raise OrderError(
-                "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
-                "loss.backward() between zero_grad() and step()"
+                "step() without a backward: no gradient of a private layer came back for the "
+                "batch that is out. Call loss.backward() between zero_grad() and step(), without "
+                "inputs=: a backward that asks for some tensors only leaves nothing here"
             )
         try:
             self._absorb(turn)

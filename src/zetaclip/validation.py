@@ -40,6 +40,12 @@ def check_module(module: Any) -> None:
         )
     for name, part in module.named_modules():
         reason = _WRAPPERS.get(type(part).__name__)
+        if isinstance(part, torch.jit.ScriptModule):
+            reason = (
+                "TorchScript runs without Python, where per-example gradients are recorded; train "
+                "the module as it was before torch.jit.script or torch.jit.trace, and script a "
+                "copy for inference"
+            )
         if reason is None and getattr(part, "_compiled_call_impl", None) is not None:
             reason = "it was compiled in place (module.compile()), which is not supported; build it without compiling"
         if reason is None and any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -60,8 +61,17 @@ class _Alias(torch.autograd.Function):
 def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     """The private forward of a module without a rule."""
     recorder = shadow.recorder
-    leaves, structure = tree_flatten((args, kwargs))
     recurrent = isinstance(shadow.module, nn.RNNBase)
+    if "input" in kwargs:  # before a recurrent layer's states, in whatever order they were given
+        kwargs = {"input": kwargs["input"], **kwargs}
+    if any(isinstance(given, PackedSequence) for given in (*args, *kwargs.values())):
+        raise CaptureError(
+            f"{shadow.name} ({type(shadow.module).__name__}) was given a PackedSequence, in which "
+            "the steps of all records are mixed, so nobody can tell whose gradient is whose. Give "
+            "it the padded tensor (records, time, features), and pick each record's output at its "
+            "own last step: out[torch.arange(len(out)), lengths - 1]"
+        )
+    leaves, structure = tree_flatten((args, kwargs))
     batch_dims: list[int | None] = []
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor) or leaf.dim() == 0:
@@ -304,6 +314,14 @@ def recurrent_refusal(module: nn.Module) -> str | None:
     """Why a recurrent layer can't be used in its present configuration, or None."""
     if isinstance(module, nn.RNNBase) and not module.batch_first:
         return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
+    return None
+
+
+def sparse_refusal(module: nn.Module) -> str | None:
+    """Why a table of the general path can't be used in its present configuration, or None."""
+    table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    if table and module.sparse and module.weight.requires_grad:
+        return "private gradients are dense, because the noise is; build it with sparse=False"
     return None
 
 
