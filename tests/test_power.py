@@ -32,6 +32,23 @@ def build(kind):
     return module.double()
 
 
+class Inside(nn.Module):
+    """Has a parameter of its own, so that its layers are run once per record with it."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 6))
+        self.one, self.two = norm(nn.Linear(6, 5)), norm(nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x * self.scale)))
+
+
+def inside(kind):
+    torch.manual_seed(3)
+    return Inside(KINDS[kind]).double()
+
+
 def state(module):
     return {name: value.clone() for name, value in module.state_dict().items()}
 
@@ -52,7 +69,8 @@ def test_gradients_are_those_of_one_record_at_a_time(kind):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_training_without_noise_and_clipping_is_torch_s(kind):
+@pytest.mark.parametrize("build", [build, inside], ids=["layers", "inside of a unit"])
+def test_training_without_noise_and_clipping_is_torch_s(kind, build):
     """The same weights, u and v after every update: as often as in torch, and when torch does."""
     module, plain = build(kind), build(kind)
     _, module, optimizer, loader = private(module, DATA, sigma=0.0, clipping=1e9, q=1.0, lr=0.5)
