@@ -185,6 +185,7 @@ class PrivacyEngine:
             self._run = None
             raise
         self._run.gate.install()
+        self._run.power.iterate()  # for the first batch; later ones follow an update
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
 from .gradients.capture import exact
 from .gradients.fallback import untensored
+from .power import PowerIterations
 from .sampling import record_shapes, shapes_differ
 from .validation import check_module, raise_refusals, structural_refusals
 
@@ -190,9 +191,9 @@ def check_parity(
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    raise_refusals(list(structural_refusals(module)))  # hooks of parameters are not copied
     module = copy.deepcopy(module)
     check_module(module)
-    raise_refusals(list(structural_refusals(module)))
     module.zero_grad(set_to_none=True)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
@@ -343,6 +344,8 @@ def dry_run(
     grads = [p.grad for p in layout.parameters]
     problems = []
     examples = _Examples(module, batch, collate_fn)
+    power = PowerIterations(module)
+    power.hold()
     try:
         for parameter in layout.parameters:
             parameter.grad = None
@@ -370,6 +373,7 @@ def dry_run(
         problems.append(str(problem))
     finally:
         recorder.close()
+        power.let_go()
         torch.set_rng_state(rng)
         with torch.no_grad():
             for part, own in held:

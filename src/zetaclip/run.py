@@ -34,6 +34,7 @@ from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .mechanism import Draw, Mechanism, sum_room
 from .optimizer import Gate
+from .power import PowerIterations
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .settings import Settings
@@ -82,6 +83,7 @@ class Run:
         self.shadows = shadows
         self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
         self.weights = Weights(self.layout, self.module)
+        self.power = PowerIterations(module)
         self.dataset = dataset
         self.records = len(dataset)
         self.settings = settings
@@ -299,6 +301,7 @@ class Run:
                 "this loader iterator is void: a later one was started, or the engine was loaded. Iterate the loader anew"
             )
         self.guard.hand_out()
+        self.power.hold()
         turn.out = True
         self._tape.lend(self._own_key(turn.key, f"forward of pass {self.phase}, chunk {turn.done}"))
         self.recorder.open(max(1, rows.shape[0]))
@@ -342,8 +345,9 @@ class Run:
             )
         if not self.recorder.received:
             raise OrderError(
-                "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
-                "loss.backward() between zero_grad() and step()"
+                "step() without a backward: no gradient of a private layer came back for the "
+                "batch that is out. Call loss.backward() between zero_grad() and step(), without "
+                "inputs=: a backward that asks for some tensors only leaves nothing here"
             )
         try:
             self._absorb(turn)
@@ -467,6 +471,7 @@ class Run:
                     self.optimizer.step()
         finally:
             self.gate.open = False
+        self.power.iterate()
         self.stepped = True
         self._advance()
         if self.method.remember is not None:
@@ -494,6 +499,7 @@ class Run:
 
     def _close(self, turn: Turn) -> None:
         self.weights.restore()
+        self.power.let_go()
         self._same_batch = turn.key
         self._turn = self._start = None
         self.tries = 0
@@ -560,6 +566,7 @@ class Run:
         if self._turn is not None:
             self._abandon_chunk()
             self.weights.restore()
+            self.power.let_go()
             self._turn = self._start = None
         self._ticket += 1
 
