@@ -132,6 +132,7 @@ class Mechanism:
         self.draw = draw
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
+        self.sensitivity = widened(self.bound)
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
         self._write = write
         self._room = room  # for the sum: memory of the last batch saves asking the system for it in every step

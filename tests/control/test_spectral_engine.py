@@ -60,8 +60,8 @@ def test_c_moves_and_clip_and_noise_share_it():
     expected = 2 * [1.0]
     for entry in optimizer.clip_history[:-1]:
         expected += 2 * [entry[4]]
-    assert [row.sensitivity for row in rows] == expected and len(set(expected)) == 6
-    assert [row.noise_std for row in rows] == pytest.approx([SIGMA * clip for clip in expected])
+    assert [row.clip for row in rows] == expected and len(set(expected)) == 6
+    assert [row.noise_std for row in rows] == pytest.approx([SIGMA * clip * (1 + 2**-9) for clip in expected])
     assert optimizer.clip == optimizer.clip_history[-1][4]
 
 
@@ -102,7 +102,7 @@ def test_c_sequence_is_recomputed_from_saved_weights(make):
         reading = offline.probe.read(net, done)
         if reading is not None:
             state = offline.update(reading, state)
-    assert used == [row.sensitivity for row in engine.ledger.rows()]
+    assert used == [row.clip for row in engine.ledger.rows()]
     assert state.clip == optimizer.clip and len(set(used)) == 4
 
 

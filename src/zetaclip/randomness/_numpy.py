@@ -25,10 +25,10 @@ _SINE = [1.0 / n for n in (6227020800, -39916800, 362880, -5040, 120, -6)]
 _COSINE = [1.0 / n for n in (-87178291200, 479001600, -3628800, 40320, -720, 24, -2)]
 
 
-def stream(key: bytes, first: int, groups: int, nonce: int, rounds: int = ROUNDS, stride: int = 1) -> np.ndarray:
+def stream(key: bytes, first: int, groups: int, nonce: int, rounds: int = ROUNDS) -> np.ndarray:
     """Groups of eight ChaCha blocks as (groups, WORDS), each word by word, as ``blocks`` in C."""
-    step = np.arange(groups, dtype=np.uint64)[:, None] * np.uint64(stride)
-    counter = (np.uint64(first) + step) * np.uint64(LANES) + np.arange(LANES, dtype=np.uint64)
+    group = np.arange(first, first + groups, dtype=np.uint64)[:, None]
+    counter: np.ndarray = group * np.uint64(LANES) + np.arange(LANES, dtype=np.uint64)
     shape = counter.shape
     low, high = counter.astype(np.uint32), (counter >> np.uint64(32)).astype(np.uint32)
     words = [*_CONSTANTS, *np.frombuffer(key, dtype="<u4")]
