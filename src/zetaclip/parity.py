@@ -18,6 +18,7 @@ from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
 from .gradients.capture import exact
 from .gradients.fallback import untensored
 from .sampling import record_shapes, shapes_differ
+from .tape import untouched
 from .validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -327,6 +328,7 @@ def _reduction_problems(
         )
 
 
+@untouched()
 def dry_run(
     module: nn.Module,
     layout: Layout,
@@ -337,7 +339,6 @@ def dry_run(
     collate_fn: Collate | None = None,
 ) -> list[str]:
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
-    rng = torch.get_rng_state()
     held = [(part, dict(part._buffers)) for part in module.modules()]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads = [p.grad for p in layout.parameters]
@@ -370,7 +371,6 @@ def dry_run(
         problems.append(str(problem))
     finally:
         recorder.close()
-        torch.set_rng_state(rng)
         with torch.no_grad():
             for part, own in held:
                 part._buffers.clear()
