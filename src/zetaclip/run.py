@@ -547,8 +547,7 @@ class Run:
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What updates will release."""
         rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
-        beside = getattr(self.method.rule, "noise_multiplier", None)
-        return self.plan.events(self.method.passes, beside, rate, start, stop)
+        return self.plan.events(self.method.passes, self.method.beside(), rate, start, stop)
 
     def _check_attached(self) -> None:
         if self.detached:
