@@ -228,12 +228,12 @@ def _take(
 class _Found:
     """What lies on the disk, as rank 0 has read and checked it."""
 
-    checkpoint: bytes
+    checkpoint: bytes = dataclasses.field(repr=False)
     home: Path | None  # the folder of the run's home; None if its journal is not there
     whole: bool
     journaled: list[Row]
-    sampling: bytes
-    same_batch: bytes | None
+    sampling: bytes = dataclasses.field(repr=False)
+    same_batch: bytes | None = dataclasses.field(repr=False)
     stream: str
 
 
