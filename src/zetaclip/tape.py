@@ -69,7 +69,7 @@ class Tape:
                 f"dropout on a device of type {device.type!r} would draw masks that are not secret: use cpu, cuda or mps"
             )
         self._device = device
-        self._thread = threading.current_thread()  # in which the chunk is out
+        self._thread = threading.get_ident()  # where the chunk is out
 
     def lend(self, key: bytes) -> None:
         with _streams:
@@ -79,7 +79,7 @@ class Tape:
                 _give_back()  # what an engine that is gone has left
             Tape._aside.setdefault(self._device, users_streams(self._device))
             Tape._out.add(self)
-            self._thread = threading.current_thread()
+            self._thread = threading.get_ident()
             _follow(key)
             if self._device.type == "cuda":
                 with torch.cuda.device(self._device):  # manual_seed is for the current card
@@ -113,8 +113,8 @@ def _give_back() -> None:
 
 def _others_out() -> bool:
     """Whether another thread may be drawing masks."""
-    here = threading.current_thread()
-    return any(tape._thread is not here and tape._thread.is_alive() for tape in Tape._out)
+    where = {tape._thread for tape in Tape._out} - {threading.get_ident()}
+    return bool(where) and any(thread.ident in where for thread in threading.enumerate())  # others have ended
 
 
 def users_streams(device: torch.device) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
         if Tape._out and torch.initial_seed() in Tape._marks:
             for aside in Tape._aside.values():
                 aside["cpu"] = states["cpu"]
-            Tape._aside[device] = dict(states)
+            Tape._aside[device] = {**Tape._aside.get(device, {}), **states}
         else:
             Tape._aside.clear()
             set_public_streams(states, device)
