@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
+from .control.base import bound_probe
 from .distributed import Ranks, join, on_first_rank, ranks
 from .errors import NoGuarantee
 from .gradients import Recorder, Shadow, make_shadows
@@ -154,8 +155,7 @@ class PrivacyEngine:
         named = trained_parameters(module, optimizer)
         shadows, refusals = make_shadows(module, set(named.values()), self._recorder)
         raise_refusals(list(structural_refusals(module)) + refusals)
-        if chosen.controller.probe is not None:
-            chosen.controller.probe.bind(module, named)
+        probe = bound_probe(chosen.controller, module, named)
 
         claim(named)
         try:
@@ -169,6 +169,7 @@ class PrivacyEngine:
                 dataset=data_loader.dataset,
                 settings=settings,
                 method=chosen,
+                probe=probe,
                 plan=plan,
                 ledger=Ledger(self._header(settings, declared, chosen)),
                 sampling=self._stream("sampling"),

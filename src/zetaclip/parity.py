@@ -19,6 +19,7 @@ from .gradients.capture import exact
 from .gradients.fallback import untensored
 from .power import PowerIterations
 from .sampling import record_shapes, shapes_differ
+from .tape import untouched
 from .validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -328,6 +329,7 @@ def _reduction_problems(
         )
 
 
+@untouched()
 def dry_run(
     module: nn.Module,
     layout: Layout,
@@ -338,7 +340,6 @@ def dry_run(
     collate_fn: Collate | None = None,
 ) -> list[str]:
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
-    rng = torch.get_rng_state()
     held = [(part, dict(part._buffers)) for part in module.modules()]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads = [p.grad for p in layout.parameters]
@@ -374,7 +375,6 @@ def dry_run(
     finally:
         recorder.close()
         power.let_go()
-        torch.set_rng_state(rng)
         with torch.no_grad():
             for part, own in held:
                 part._buffers.clear()

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from .clipping import Affine
 from .composition import Method, Plan, at
-from .control import Released
+from .control import Probe, Released
 from .control.base import check_clip
 from .distributed import Ranks, check_equal
 from .errors import PrivacyLeakWarning
@@ -68,6 +68,7 @@ class Run:
         dataset: Any,
         settings: Settings,
         method: Method,
+        probe: Probe | None,
         plan: Plan,
         ledger: Ledger,
         sampling: Stream,
@@ -88,6 +89,7 @@ class Run:
         self.records = len(dataset)
         self.settings = settings
         self.method = method
+        self.probe = probe  # the controller's, bound to this module
         self.plan = plan
         self.ledger = ledger
         self.ranks: Ranks | None = None  # the other processes of this run; None with one process
@@ -482,7 +484,7 @@ class Run:
             return  # the controller lives on rank 0, which sends what it says
         controller = self.method.controller
         begun = time.perf_counter()
-        reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
+        reading = released if self.probe is None else self.probe.read(self.module, self.step_count)
         if reading is not None:
             before = self.control
             self.control = controller.update(reading, before)
@@ -552,8 +554,7 @@ class Run:
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What updates will release."""
         rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
-        beside = getattr(self.method.rule, "noise_multiplier", None)
-        return self.plan.events(self.method.passes, beside, rate, start, stop)
+        return self.plan.events(self.method.passes, self.method.beside(), rate, start, stop)
 
     def _check_attached(self) -> None:
         if self.detached:

@@ -6,7 +6,6 @@ with one, so the user's ``collate_fn``, workers and pinning do what they did.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ from torch.utils.data import (
 
 from .errors import PrivacyLeakWarning
 from .randomness import generator, uniforms
-from .tape import drawing_from
+from .tape import drawing_from, untouched
 
 if TYPE_CHECKING:
     from .run import Run
@@ -154,14 +153,8 @@ def zero_row(loader: DataLoader) -> Any:
             return type(leaf)()
         return leaf
 
-    # A dataset that augments must not move the public streams.
-    state, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
+    with untouched():  # a dataset that augments must not move the public streams
         return tree_map(blank, _first_record(loader))
-    finally:
-        torch.set_rng_state(state)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
 
 
 def _first_record(loader: DataLoader) -> Any:

@@ -94,12 +94,12 @@ def test_c_sequence_is_recomputed_from_saved_weights(make):
     train(module, optimizer, loader, epochs=3, after=lambda: released.append(copy.deepcopy(module.state_dict())))
 
     offline, net = make(period=3, probe=["0", "2"]), network(seed=1)
-    offline.probe.bind(net, dict(net.named_parameters()))
+    probe = offline.probe.bind(net, dict(net.named_parameters()))
     state, used = offline.init(), []
     for done, weights in enumerate(released, start=1):
         used.append(state.clip)
         net.load_state_dict(weights)
-        reading = offline.probe.read(net, done)
+        reading = probe.read(net, done)
         if reading is not None:
             state = offline.update(reading, state)
     assert used == [row.clip for row in engine.ledger.rows()]

@@ -10,10 +10,11 @@ gradient. Copies and pickles of the module carry the plain forward.
 from __future__ import annotations
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -160,7 +161,7 @@ def exact(device: torch.device) -> Any:
     kind = device.type
     autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
     backend = "cuda" if kind == "cuda" else "mkldnn"
-    return _WholeFloat32(backend, autocast) if _rounds(backend) else autocast
+    return _WholeFloat32(backend, autocast) if _WholeFloat32.inside or _rounds(backend) else autocast
 
 
 # How torch says which kernels may round float32: one switch for matmul and one for cudnn, and from 2.9 on also a setting for each kind
@@ -178,12 +179,44 @@ def _rounds(backend: str) -> bool:
 
 
 class _WholeFloat32:
-    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on."""
+    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on.
+
+    The switches are the process's. Of several threads the last one to leave puts them back: the first would take them from the others.
+    """
+
+    inside: ClassVar[int] = 0
+    _entered: ClassVar[list[_WholeFloat32]] = []
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, backend: str, autocast: Any) -> None:
         self.backend, self.autocast = backend, autocast
 
     def __enter__(self) -> None:
+        with self._lock:
+            self._look()
+            _WholeFloat32.inside += 1
+            self._entered.append(self)
+        try:
+            with self._lock:
+                self._whole()
+            self.autocast.__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.autocast.__exit__(*error)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            while self.inside == 1 and self._entered:
+                self._entered.pop()._put_back()
+            _WholeFloat32.inside -= 1  # last: who finds 0 here, without the lock, must find the user's settings, too
+
+    def _look(self) -> None:
         self.matmul = _matmul_switch()
         self.cudnn = _precision is None and torch.backends.cudnn.allow_tf32
         # The switch for matmul turns the settings of both backends.
@@ -191,18 +224,6 @@ class _WholeFloat32:
             (backend, kind, _precision(backend, kind))
             for backend, kind in (("cuda", "matmul"), ("mkldnn", "matmul"), (self.backend, "conv"))
         ]  # fmt: skip
-        try:
-            self._whole()
-            self.autocast.__enter__()
-        except BaseException:
-            self._put_back()
-            raise
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self.autocast.__exit__(*error)
-        finally:
-            self._put_back()
 
     def _whole(self) -> None:
         if self.matmul is not None:

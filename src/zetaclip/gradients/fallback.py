@@ -123,7 +123,9 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         except Exception as problem:
             if getattr(shadow, "proven", False):
                 raise
-            torch.set_rng_state(state)
+            from ..tape import rewind  # which imports this package
+
+            rewind(state)
             shadow.path = LOOP
             warnings.warn(
                 f"{shadow.name} ({type(shadow.module).__name__}) can't be vectorised over examples "
