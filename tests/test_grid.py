@@ -89,6 +89,16 @@ def test_rounding_moves_two_sums_apart_by_at_most_a_thousandth():
     assert float((other - base).norm()) < clip * (1 + 1e-4) < float(apart) <= widened(clip)
 
 
+@pytest.mark.filterwarnings("ignore:num_examples = ")
+def test_sums_that_float64_can_not_count_are_refused():
+    module = tiny()
+    _, module, optimizer, loader = private(module, toy_data(), sigma=1e-9, num_examples=10**6, q=1.0)
+    before = flat(module)
+    with pytest.raises(ValueError, match="too small for 1000000 records"):
+        train(module, optimizer, loader)
+    assert torch.equal(before, flat(module)) and len(optimizer._run.ledger) == 0
+
+
 def one_sum(values, sigma, clip=1.0):
     """The release for records that are their own gradients, as a sum."""
     module = nn.Linear(values.shape[1], 1, bias=False)

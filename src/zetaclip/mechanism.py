@@ -22,7 +22,7 @@ from .control import Released
 from .gradients import Chunk, Layout, rows
 from .gradients.contributions import Dense
 from .grid import spacing, widened
-from .randomness import add_noise, subkey, uniforms
+from .randomness import LARGEST, add_noise, subkey, uniforms
 
 if TYPE_CHECKING:
     from .distributed import Ranks
@@ -86,6 +86,17 @@ class _Query:
     @property
     def std(self) -> float:
         return self.multiplier * self.sensitivity
+
+    def check(self, records: float) -> None:
+        """Raises where sums of so many records could leave the whole numbers that float64 can tell apart.
+
+        By the declared number, and with room for sixteen times as many: no error may depend on the data.
+        """
+        if self.grid and 16 * records * self.bound / self.grid >= LARGEST:
+            raise ValueError(
+                f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} records: the sum would have more "
+                "digits than float64. Use a larger one, or 0 to train without privacy"
+            )
 
     def noised(self, key: bytes | None, values: np.ndarray) -> np.ndarray:
         """The sums as whole numbers of the grid, with noise where there is a key; in place."""
@@ -216,7 +227,10 @@ class Mechanism:
                 assert extra.noise_multiplier is not None
                 query = f"{draw.query}: {name}"
                 own[name] = _Query(query, extra.sensitivity, extra.noise_multiplier, columns)
-        return _Query(draw.query, self.bound, draw.noise_multiplier, coordinates), own
+        main = _Query(draw.query, self.bound, draw.noise_multiplier, coordinates)
+        for query in (main, *own.values()):
+            query.check(draw.divisor / draw.sample_rate)
+        return main, own
 
     def release(self, ranks: Ranks | None, divisor: float) -> Released:
         """Noise, ledger, division. With several ``ranks``, rank 0 brings the noise of all, before anything is added up."""

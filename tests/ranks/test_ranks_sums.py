@@ -33,7 +33,8 @@ def test_any_number_of_ranks_gives_the_weights_and_the_ledger_of_one_process(two
             for row, other in zip(rank["rows"], one["rows"], strict=True):
                 assert row[:3] == other[:3] and row[3:] == pytest.approx(other[3:], rel=1e-6)
         if method != "dp-is":  # its coins are each rank's own
-            assert close(found[0]["weights"], one["weights"]) < 1e-6
+            # With noise each rank rounds its part to the grid: up to C/1024 in each of the sums, of 40 records.
+            assert close(found[0]["weights"], one["weights"]) < (1e-5 if sigma else 1e-6)
 
 
 def test_what_is_released_is_the_clipped_sum_over_all_ranks_records(three):
@@ -74,7 +75,7 @@ def test_one_sum_and_one_message_a_batch_and_none_in_forward_or_backward(two, ph
         assert found["chunks"] == (1 if physical is None else math.ceil(rank_work.SIZE / 2 / 3))
         # The gradient, the few numbers beside it, and rank 0's word at the end; then the epoch's comparison of weights.
         assert found["calls"] == ["all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather"]
-        assert 4 * found["numel"] <= found["payload"] <= 4 * found["numel"] + 100
+        assert 8 * found["numel"] <= found["payload"] <= 8 * found["numel"] + 100
 
 
 def test_the_literal_forms_count_the_records_of_all_ranks(two, three):

@@ -5,10 +5,11 @@ noise, Poisson batches and the coins of clip rules. ``generator`` and ``generato
 into torch's own generator, for dropout masks and augmentation, which torch draws itself.
 """
 
-from ._noise import _compiled, add_noise, noise_source, normals, uniforms
+from ._noise import LARGEST, _compiled, add_noise, noise_source, normals, uniforms
 from ._streams import Stream, generator, generator_state, subkey
 
 __all__ = [
+    "LARGEST",
     "Stream",
     "_compiled",
     "add_noise",
