@@ -11,8 +11,5 @@ SOURCES = {
 }
 
 setup(
-    ext_modules=[
-        Extension(name, [source], extra_compile_args=FLAGS, optional=True)
-        for name, source in SOURCES.items()
-    ]
+    ext_modules=[Extension(name, [source], extra_compile_args=FLAGS, optional=True) for name, source in SOURCES.items()]
 )

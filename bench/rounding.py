@@ -101,7 +101,11 @@ def main() -> None:
     rows = [[MODELS[name].title, f"{own(name):.1e}"] for name in ("mlp", "mnist", "cnn", "resnet", "transformer")]
     print(table(["own length of a clipped gradient, over C, less 1", "largest of 32"], rows))
     rows = []
-    for name, most in (("mlp", options.most), ("mnist", min(1024, options.most)), ("transformer", min(128, options.most))):
+    for name, most in (
+        ("mlp", options.most),
+        ("mnist", min(1024, options.most)),
+        ("transformer", min(128, options.most)),
+    ):
         count = 64
         while count <= most:
             cells = [
@@ -112,7 +116,14 @@ def main() -> None:
             rows.append([MODELS[name].title, str(count), *cells])
             count *= 4
     print()
-    head = ["others' shares move, over C", "records", "copies, sum", "copies, mean", "different, sum", "different, mean"]
+    head = [
+        "others' shares move, over C",
+        "records",
+        "copies, sum",
+        "copies, mean",
+        "different, sum",
+        "different, mean",
+    ]
     print(table(head, rows))
 
 

@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[str, list[str], list[str]]] = {
     "methods": ("Time of a method's step, over DP-SGD's", [], ["--models", "mlp", "--seconds", "0.5"]),
     "ranks": ("A step on two ranks, over one process", ["--batches", "128", "512", "--turns", "7"], ["--turns", "1"]),
     "ledger": ("A million steps in the ledger", [], ["--rows", "100000"]),
-    "tail": ("What the tail of the noise would add to δ", [], []),
+    "noise": ("How far the noise is from a Gaussian on its grid", [], []),
 }
 
 
@@ -43,7 +43,7 @@ def run(name: str, arguments: list[str], scratch: Path) -> tuple[str, Any, float
     """What the script printed, its JSON, and how many seconds it took."""
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
     target = scratch / f"{name}.json"
-    if name != "tail":
+    if name != "noise":
         command += ["--json", str(target)]
     start = time.perf_counter()
     done = subprocess.run(
