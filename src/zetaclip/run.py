@@ -32,6 +32,7 @@ from .gradients.capture import exact
 from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
+from .loss_check import LossCheck
 from .mechanism import Draw, Mechanism
 from .optimizer import Gate
 from .randomness import Stream, subkey
@@ -85,6 +86,7 @@ class Run:
         self.dataset = dataset
         self.records = len(dataset)
         self.settings = settings
+        self.losses = LossCheck(recorder, settings)
         self.method = method
         self.plan = plan
         self.ledger = ledger
@@ -301,6 +303,7 @@ class Run:
         turn.out = True
         self._tape.lend(self._own_key(turn.key, f"forward of pass {self.phase}, chunk {turn.done}"))
         self.recorder.open(max(1, rows.shape[0]))
+        self.losses.open(rows.shape[0])
 
     def check_stepped(self, ticket: int) -> None:
         """The user asks for more: the chunk before must have been stepped."""
@@ -361,6 +364,7 @@ class Run:
     def _absorb(self, turn: Turn) -> None:
         """Takes the chunk that is out into the batch's sum, after the last look at what must not have happened."""
         self.guard.before_release()
+        self.losses.close()
         rows = self.recorder.rows
         received = self.recorder.take()
         assert turn.mechanism is not None
