@@ -224,6 +224,8 @@ class _Graph:
         operands = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
         for value in operands:
             if isinstance(value, Tensor) and value.numel() == 1:
+                if not float(value):
+                    return _Trail(frozenset({_SUM, _MEAN}))  # no gradient comes through
                 return self._with_number(trail, float(value), kind == "Div", not _is_number(value))
         if kind == "Div" and isinstance(operands[0], (int, float)):
             return self._with_number(
@@ -271,7 +273,7 @@ def _is_number(value: Tensor) -> bool:
     return value.dtype != small and torch.result_type(zero, value) == small
 
 
-def verdict(trail: _Trail, declared: str, strict: bool) -> tuple[str, str, bool]:
+def verdict(trail: _Trail, declared: str, strict: bool, cure: str = "") -> tuple[str, str, bool]:
     """What is wrong on one way, what can't be told, and whether other rows could tell more."""
     target, other = (_MEAN, _SUM) if declared == "mean" else (_SUM, _MEAN)
     if trail.wrong:
@@ -299,7 +301,7 @@ def verdict(trail: _Trail, declared: str, strict: bool) -> tuple[str, str, bool]
         why = f"the loss is neither the mean nor the sum over the records of a batch; loss_reduction={declared!r} was declared"
     return (
         f"{why}: each gradient would be scaled by the size of its batch before it is clipped, so that one record moves the sum by "
-        f"more than C, and ε would not hold. {_CURE[declared]}",
+        f"more than C, and ε would not hold. {cure or _CURE[declared]}",
         "",
         False,
     )
@@ -318,6 +320,7 @@ class LossCheck:
         self.recorder, self.declared = recorder, settings.loss_reduction
         public = (settings.num_examples, settings.expected_batch_size, settings.physical_batch_size)
         self.constants = frozenset(float(round(number)) for number in public if number)
+        self.automatic, self._cure = True, _CURE[self.declared]
         self._rows = 0  # of the chunk that is to be looked at; 0: none is
         self._looked = True  # whether a backward of that chunk came by
         self._seen = 0
@@ -341,13 +344,15 @@ class LossCheck:
             self._tell("its backward did not run through torch.autograd.backward")
         self._rows = 0
 
-    def scaled_by_rows(self) -> None:
-        """Whoever runs backward multiplies by the rows itself: a number that equals them is no constant."""
-        self.constants = frozenset()
+    def by_hand(self, declared: str, cure: str) -> None:
+        """Whoever runs backward scales the loss itself: it calls ``look`` with the loss as it was before."""
+        self.automatic, self.declared, self._cure = False, declared, cure
 
     def look(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool = True) -> None:
         """Before a backward of these roots, which may have nothing to do with this run."""
         rows = self._rows
+        if not rows:
+            return
         strict = bool(self._unsure_at) and rows != self._unsure_at
 
         def ours(node: Any) -> bool:
@@ -360,7 +365,7 @@ class LossCheck:
         doubts, unsure = [], False
         for trail in classified(zip(roots, gradients, strict=True), rows, self.constants, ours):
             self._looked = True
-            wrong, doubt, open_still = verdict(trail, self.declared, strict or not self.constants)
+            wrong, doubt, open_still = verdict(trail, self.declared, strict, self._cure)
             if wrong:
                 raise LossError(wrong)
             doubts += [doubt] if doubt else []
@@ -396,7 +401,7 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def looked_at(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
         if torch._C._current_graph_task_id() == -1 and named.get("inputs") is None and len(rest) < 4:
-            wanted = [(number, check) for check, number in list(_CHECKS.items()) if check._rows]
+            wanted = [(number, check) for check, number in list(_CHECKS.items()) if check._rows and check.automatic]
             for number, check in wanted:
                 if check.recorder.rows:
                     roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
