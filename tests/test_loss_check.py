@@ -218,6 +218,22 @@ def test_other_models_and_reentrant_checkpoints_are_left_alone():
     assert engine.updates == 1
 
 
+def test_edges_and_several_roots_are_roots():
+    from torch.autograd.graph import get_gradient_edge
+
+    engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
+    for x, y in loader:
+        out = module(x)
+        first, second = F.cross_entropy(out, y), out.square().sum()
+        with pytest.raises(LossError, match="adds up"):
+            torch.autograd.backward([first, second])
+        with pytest.raises(LossError, match="adds up"):
+            torch.autograd.backward(get_gradient_edge(second), torch.ones(()))
+        torch.autograd.backward(tensor for tensor in [first, out.square().mean()])
+        optimizer.step()
+    assert engine.updates == 1
+
+
 def test_a_vector_is_a_sum_by_its_gradient():
     engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
     for x, y in loader:

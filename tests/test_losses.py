@@ -206,6 +206,9 @@ def test_a_rehearsal_leaves_no_trace_and_sees_mixing(monkeypatch):
         raise RuntimeError
 
     rehearse(optimizer._run, loader, failing)  # told where it is trained
+    rehearse(
+        optimizer._run, loader, lambda m, b: F.cross_entropy(m(b[0]) + torch.randn(len(b[0]), 3), b[1])
+    )  # a VAE, say
     assert module.calls == 0
 
 
@@ -246,6 +249,25 @@ def test_the_estimators_and_the_command_rehearse(monkeypatch):
     steps = PrivateSteps(weighted, dataset, method, tiny())
     own = F.cross_entropy(steps.model(x), y, reduction="none")
     assert torch.allclose(steps.loss(x, y), (own * torch.tensor([1.0, 30.0, 1.0])[y]).sum())
+
+
+def test_a_rehearsal_changes_no_seeded_run(monkeypatch):
+    """Weights and torch's own stream are the same, bit for bit."""
+    from zetaclip.sklearn import PrivateClassifier
+
+    x, y = data(40)
+
+    def weights():
+        torch.manual_seed(11)
+        given = {"bounds": (-3, 3), "classes": [0, 1, 2], "num_examples": 40, "epochs": 2, "method": "dp-sgd"}
+        fitted = PrivateClassifier(epsilon=8.0, random_state=1, **given).fit(x.numpy(), y.numpy())
+        return torch.cat([flat(fitted.module_), torch.rand(1)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rehearsed = weights()
+        monkeypatch.setattr("zetaclip.training.steps.rehearse", lambda *_: None)
+        assert torch.equal(rehearsed, weights())
 
 
 # -- δ --------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ when the first run is made; the wrapper does nothing unless some run asks for a 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .errors import LossError, OwnerWarning
 from .gradients import Recorder
@@ -95,10 +98,9 @@ def classified(
     graph = _Graph(rows, constants, ours)
     found: set[_Trail] = set()
     for root, gradient in roots:
-        if root.grad_fn is None:
-            continue
-        trails = graph.trails(root.grad_fn)
-        found |= {graph.started(trail, tuple(root.shape), gradient) for trail in trails}
+        node, number = (root.grad_fn if isinstance(root, Tensor) else root.node), root.output_nr
+        if node is not None:
+            found |= {graph.started(trail, _shape(node, number), gradient) for trail in graph.trails(node)}
     return found
 
 
@@ -336,13 +338,19 @@ class LossCheck:
         self._seen += 1
         if self._seen & (self._seen - 1) == 0 or (self._unsure_at and rows != self._unsure_at):
             self._rows, self._looked = rows, False
-            _CHECKS[self] = max(_CHECKS.values(), default=0) + 1
+            with _LOCK:
+                _CHECKS[self] = next(_NUMBERS)
 
     def close(self) -> None:
         """The chunk's gradients are about to be used."""
         if self._rows and not self._looked:
             self._tell("its backward did not run through torch.autograd.backward")
         self._rows = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next backward is to be looked at."""
+        return self.automatic and bool(self._rows) and bool(self.recorder.rows)
 
     def by_hand(self, declared: str, cure: str) -> None:
         """Whoever runs backward scales the loss itself: it calls ``look`` with the loss as it was before."""
@@ -362,8 +370,15 @@ class LossCheck:
             # The layers inside are not in the graph yet; whoever was handed out last runs them.
             return newest and node.name() == "CheckpointFunctionBackward"
 
+        try:
+            trails = classified(zip(roots, gradients, strict=True), rows, self.constants, ours)
+        except Exception as problem:  # a node of a kind that was never seen: no reason to stop a run
+            if newest:  # of other runs this graph is none
+                self._looked = True
+                self._tell(f"reading it failed ({type(problem).__name__})")
+            return
         doubts, unsure = [], False
-        for trail in classified(zip(roots, gradients, strict=True), rows, self.constants, ours):
+        for trail in trails:
             self._looked = True
             wrong, doubt, open_still = verdict(trail, self.declared, strict, self._cure)
             if wrong:
@@ -387,12 +402,15 @@ class LossCheck:
 
 # Every run's, with a number that is largest for the chunk that was handed out last.
 _CHECKS: weakref.WeakKeyDictionary[LossCheck, int] = weakref.WeakKeyDictionary()
+_NUMBERS = itertools.count(1)
+_LOCK = threading.Lock()
 
 
 def _watch(check: LossCheck) -> None:
-    _CHECKS[check] = 0
-    if not hasattr(torch.autograd.backward, "_zetaclip"):
-        torch.autograd.backward = _looking(torch.autograd.backward)
+    with _LOCK:
+        _CHECKS[check] = 0
+        if not hasattr(torch.autograd.backward, "_zetaclip"):
+            torch.autograd.backward = _looking(torch.autograd.backward)
 
 
 def _looking(backward: Callable[..., None]) -> Callable[..., None]:
@@ -401,12 +419,13 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def looked_at(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
         if torch._C._current_graph_task_id() == -1 and named.get("inputs") is None and len(rest) < 4:
-            wanted = [(number, check) for check, number in list(_CHECKS.items()) if check._rows and check.automatic]
-            for number, check in wanted:
-                if check.recorder.rows:
-                    roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-                    given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else tuple(grad_tensors or ())
-                    check.look(roots, given or (None,) * len(roots), number == max(number for number, _ in wanted))
+            with _LOCK:
+                wanted = [(number, check) for check, number in _CHECKS.items() if check.wanted]
+            if wanted:
+                tensors = (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
+                given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else tuple(grad_tensors or ())
+                for number, check in wanted:
+                    check.look(tensors, given or (None,) * len(tensors), number == max(number for number, _ in wanted))
         backward(tensors, grad_tensors, *rest, **named)
 
     looked_at._zetaclip = True  # type: ignore[attr-defined]

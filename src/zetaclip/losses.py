@@ -4,12 +4,14 @@ torch's ``cross_entropy(weight=...)`` divides by the weights of the whole batch,
 count in it. So each record's gradient, before it is clipped, depends on the others, and ε does not hold. Here each
 record's own loss is weighed, and divided by nothing but the rows::
 
-    criterion = zetaclip.losses.CrossEntropy(weight={0: 1.0, 1: 20.0}, classes=2)
+    criterion = zetaclip.losses.CrossEntropy(weight={0: 0.05}, classes=2)  # class 1 counts 20 times as much
     engine.make_private(..., criterion=criterion)
 
 **Guarantee.** The loss of a batch is the mean (or the sum) over its rows of losses that know one row each. C bounds
 the weighted gradient. **Edge cases.** Weights are public constants: those of classes must not be counted from private
 data ("balanced" weights tell how many records a class has). A weight of a record must be a function of that record.
+A gradient that is clipped anyway does not grow with its weight: take 1 as the largest weight, and smaller ones for
+classes that should count less.
 """
 
 from __future__ import annotations

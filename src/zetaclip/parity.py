@@ -317,7 +317,10 @@ def reduction_problems(
         recorder.close()
     wanted = torch.cat([norm for _, norm in each])
     cause = _PADDED if examples.padded else ""
-    coarse = 50 if recorder.short or dtype in (torch.bfloat16, torch.float16) else 1  # half precision has fewer digits
+    # Half precision has fewer digits, and so may kernels of a GPU.
+    coarse = (
+        50 if recorder.short or dtype in (torch.bfloat16, torch.float16) else 1 if layout.device.type == "cpu" else 10
+    )
     least = max(1e-3 * float(wanted.max()), 1e-12)  # norms hold an allowance for underflow
     if problem := misreduced(whole, [loss for loss, _ in each], reduction, cause, 1e-3 * coarse):
         yield problem

@@ -77,8 +77,8 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
         LossError: the loss is reduced otherwise, or mixes records.
 
     **Guarantee.** No record is looked at, and streams, weights, buffers and attributes of the module are as before afterwards.
-    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind) is not judged here;
-    the first batch is, by its graph.
+    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind), or that draws random
+    numbers in evaluation mode, is not judged here; the first batch is, by its graph.
     """
     module, device = run.module, run.layout.device
     reduction = reduction or run.settings.loss_reduction
@@ -94,6 +94,10 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     for examples in tries:
         with without_trace(module, run.layout, run.recorder), _attributes_kept(module):
             try:
+                with torch.no_grad(), evaluating(module):
+                    again = [float(finite(module, examples.batch)) for _ in range(2)]
+                if again[0] != again[1]:  # it draws noise of its own, other noise for each record alone
+                    return
                 problems = list(reduction_problems(module, run.layout, run.recorder, examples, finite, reduction))
                 break
             except Exception:  # whatever is wrong with the model is told where it is trained
@@ -183,6 +187,8 @@ def _check_criterion(
     for outputs, targets in _pairs(module, row, rows, device):
         try:
             whole, found, trails = _graded(criterion, outputs, targets)
+            if _graded(criterion, outputs, targets)[0] != whole:
+                raise ArithmeticError("it draws random numbers")
         except Exception as error:  # labels of another kind, or probabilities that must be some
             problem = error
             continue

@@ -149,7 +149,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
         method: a name out of ``zetaclip.methods.names()``.
         bounds: (lowest, highest) of the features, each a number or one number per feature. Values outside are clipped.
         classes: all labels that there can be.
-        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels.
+        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels. Give
+            weights below 1 to classes that should count less: a clipped gradient can't grow.
         num_examples: a public nominal number of records.
         budget: a ``zetaclip.Budget`` that all fits are charged to.
         random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
