@@ -1,4 +1,6 @@
-"""A loss that does not reduce as was declared is refused before its first backward; a right one meets no word."""
+"""A loss that does not reduce as was declared is refused before its first backward; a right one
+meets no word.
+"""
 
 import re
 
@@ -124,7 +126,7 @@ def test_a_sum_is_taken_for_one(name):
 @pytest.mark.parametrize("declared", ["mean", "sum"])
 @pytest.mark.parametrize("name", WRONG)
 def test_a_loss_that_mixes_records_is_refused(name, declared):
-    with pytest.raises(LossError, match=re.escape("zetaclip.losses") + "|neither the mean nor the sum|was declared"):
+    with pytest.raises(LossError, match=re.escape("zetaclip.losses") + "|neither mean nor sum|was declared"):
         run(WRONG[name], declared)
 
 
@@ -144,7 +146,9 @@ def test_pos_weight_divides_by_the_elements_and_not_by_weights():
 
 
 def test_one_record_alone_tells_nothing_and_an_empty_batch_neither():
-    """Mean and sum are the same there. The first chunk of two records is looked at, before it is released."""
+    """Mean and sum are the same there. The first chunk of two records is looked at, before it is
+    released.
+    """
     run(SUMS["cross entropy"], "mean", physical_batch_size=1)
     with pytest.raises(LossError, match="adds up"):
         run(SUMS["cross entropy"], "mean", q=0.02, epochs=20)

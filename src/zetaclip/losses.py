@@ -1,17 +1,19 @@
 """Losses that weigh classes and leave labels out without letting one record touch another.
 
-torch's ``cross_entropy(weight=...)`` divides by the weights of the whole batch, and ``ignore_index`` by the labels that
-count in it. So each record's gradient, before it is clipped, depends on the others, and ε does not hold. Here each
-record's own loss is weighed, and divided by nothing but the rows::
+torch's ``cross_entropy(weight=...)`` divides by the weights of the whole batch, and
+``ignore_index`` by the labels that count in it. So each record's gradient, before it is clipped,
+depends on the others, and ε does not hold. Here each record's own loss is weighed, and divided by
+nothing but the rows::
 
     criterion = zetaclip.losses.CrossEntropy(weight={0: 0.05}, classes=2)  # class 1 counts 20 times as much
     engine.make_private(..., criterion=criterion)
 
-**Guarantee.** The loss of a batch is the mean (or the sum) over its rows of losses that know one row each. C bounds
-the weighted gradient. **Edge cases.** Weights are public constants: those of classes must not be counted from private
-data ("balanced" weights tell how many records a class has). A weight of a record must be a function of that record.
-A gradient that is clipped anyway does not grow with its weight: take 1 as the largest weight, and smaller ones for
-classes that should count less.
+**Guarantee.** The loss of a batch is the mean (or the sum) over its rows of losses that know one
+row each. C bounds the weighted gradient. **Edge cases.** Weights are public constants: those of
+classes must not be counted from private data ("balanced" weights tell how many records a class
+has). A weight of a record must be a function of that record.
+A gradient that is clipped anyway does not grow with its weight: take 1 as the largest weight, and
+smaller ones for classes that should count less.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from torch.nn import functional
 
 
 def class_weights(weight: Any, classes: int | None = None) -> Tensor:
-    """Weights by class as a tensor: from numbers in order, or from a mapping in which classes left out weigh 1.
+    """Weights by class as a tensor: from numbers in order, or from a mapping in which classes left
+    out weigh 1.
 
     Raises:
-        ValueError: a weight is negative or not finite, a class is not there, or the weights would come from the data.
+        ValueError: a weight is negative or not finite, a class is not there, or the weights would
+            come from the data.
     """
     if isinstance(weight, str):
         raise ValueError(
-            f"class weights {weight!r} are counted from the data: how many records a class has is private, and ε does not cover it. "
+            f"class weights {weight!r} are counted from the data: how many records a class has is "
+            "private, and ε does not cover it. "
             "Declare the weights from public knowledge, as {class: weight}"
         )
     if isinstance(weight, Mapping):
@@ -69,13 +74,17 @@ class CrossEntropy(_PerRecord):
     """Cross entropy with class weights and labels that do not count, record by record.
 
     Args:
-        weight: a weight per class, as numbers in order or as {class: weight} with ``classes``. Public constants.
-        ignore_index: a label that does not count. A record's positions are averaged over its own that do.
+        weight: a weight per class, as numbers in order or as {class: weight} with ``classes``.
+            Public constants.
+        ignore_index: a label that does not count. A record's positions are averaged over its own
+            that do.
         label_smoothing: as in torch.
-        reduction: "mean" over rows or "sum"; the same word goes into ``make_private(loss_reduction=...)``.
+        reduction: "mean" over rows or "sum"; the same word goes into
+            ``make_private(loss_reduction=...)``.
         classes: the number of classes, for weights by class.
 
-    ``forward(outputs, targets, sample_weight=None)`` takes outputs (rows, classes, ...) and targets (rows, ...).
+    ``forward(outputs, targets, sample_weight=None)`` takes outputs (rows, classes, ...) and targets
+    (rows, ...).
 
     **Edge cases.** A record without a label that counts has a loss of 0, and stays one of the rows.
     """
@@ -112,14 +121,17 @@ class CrossEntropy(_PerRecord):
 
 
 class BCEWithLogits(_PerRecord):
-    """Binary cross entropy of logits with weights, record by record; several outputs of a record are averaged.
+    """Binary cross entropy of logits with weights, record by record; several outputs of a record
+    are averaged.
 
     Args:
         pos_weight: of the positive class, one number or one per output. A public constant.
         weight: of each output. A public constant.
-        reduction: "mean" over rows or "sum"; the same word goes into ``make_private(loss_reduction=...)``.
+        reduction: "mean" over rows or "sum"; the same word goes into
+            ``make_private(loss_reduction=...)``.
 
-    torch's own mean with ``pos_weight`` divides by the number of elements, and is a mean over rows as well.
+    torch's own mean with ``pos_weight`` divides by the number of elements, and is a mean over rows
+    as well.
     """
 
     def __init__(self, pos_weight: Any = None, *, weight: Any = None, reduction: str = "mean") -> None:

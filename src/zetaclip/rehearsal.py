@@ -1,4 +1,6 @@
-"""A run, or a loss, tried on made-up records before the first batch: shapes come from the data, values never do."""
+"""A run, or a loss, tried on made-up records before the first batch: shapes come from the data,
+values never do.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .errors import LossError, OwnerWarning
-from .loss_check import WEIGHTED, classified, verdict
+from .loss_check import WEIGHTED, verdict
+from .loss_graph import classified
 from .parity import LossFn, dimensions, evaluating, misreduced, reduction_problems, select_rows, without_trace
 from .turns import public_streams, set_public_streams
 
@@ -28,7 +31,9 @@ _ONES = ("mask",)  # in the name of a field: a mask of zeros would hide the reco
 
 
 class MadeUp:
-    """A few records of the right shape: floats are normal, whole numbers are 0 or 1 (just 0 with ``plain``)."""
+    """A few records of the right shape: floats are normal, whole numbers are 0 or 1 (just 0 with
+    ``plain``).
+    """
 
     padded = False
 
@@ -76,9 +81,10 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     Raises:
         LossError: the loss is reduced otherwise, or mixes records.
 
-    **Guarantee.** No record is looked at, and streams, weights, buffers and attributes of the module are as before afterwards.
-    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind), or that draws random
-    numbers in evaluation mode, is not judged here; the first batch is, by its graph.
+    **Guarantee.** No record is looked at, and streams, weights, buffers and attributes of the
+    module are as before afterwards. **Edge cases.** A loss that can't be computed on such records
+    (it may need labels of its own kind), or that draws random numbers in evaluation mode, is not
+    judged here; the first batch is, by its graph.
     """
     module, device = run.module, run.layout.device
     reduction = reduction or run.settings.loss_reduction
@@ -150,13 +156,14 @@ def _put_back(place: Any, value: Any) -> None:
         place.update(value)
 
 
-# -- make_private(criterion=...) -------------------------------------------------------------------------------------
+# -- make_private(criterion=...) ------------------------------------------------------------------
 
 
 def check_criterion(
     module: nn.Module, criterion: Callable[[Any, Any], Tensor], row: Any, reduction: str, warn: Callable[..., None]
 ) -> None:
-    """Raises ``LossError`` if ``criterion(outputs, targets)`` mixes records or is reduced otherwise than declared.
+    """Raises ``LossError`` if ``criterion(outputs, targets)`` mixes records or is reduced otherwise
+    than declared.
 
     Args:
         module: gives the shape of outputs, in evaluation mode, on made-up inputs.
@@ -200,7 +207,8 @@ def _check_criterion(
             each = [_graded(criterion, *select_rows((outputs, targets), torch.tensor([i]))) for i in range(rows)]
         except Exception as error:
             raise LossError(
-                f"criterion can't be computed for one record alone ({type(error).__name__}), so it mixes records. {WEIGHTED}"
+                f"criterion can't be computed for one record alone ({type(error).__name__}), so "
+                f"it mixes records. {WEIGHTED}"
             ) from error
         if said := misreduced(whole, [loss for loss, _, _ in each], reduction):
             raise LossError(f"criterion, on made-up rows: {said}")
@@ -213,7 +221,8 @@ def _check_criterion(
         return
     words = "" if problem is None else f" ({type(problem).__name__}: {problem})"
     warn(
-        f"criterion= could not be computed on made-up rows{words}, and was not checked. Use engine.validate with records of your own",
+        f"criterion= could not be computed on made-up rows{words}, and was not checked. Use "
+        "engine.validate with records of your own",
         OwnerWarning,
     )
 
