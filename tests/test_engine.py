@@ -460,8 +460,10 @@ def test_class_weights_are_found_out_however_rare_the_class_is(head):
     assert engine.validate((x, y), weighted("sum", divisor=60.0)) == []
 
 
-def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not():
-    """What one record of the rare class moves, against what the ledger says, where there is no noise."""
+def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not(monkeypatch):
+    """What one record of the rare class moves, against what the ledger says, where there is no noise. So it is refused."""
+    from zetaclip.errors import LossError
+    from zetaclip.loss_check import LossCheck
 
     def sums(reduction, more):
         generator = torch.Generator().manual_seed(2)
@@ -479,6 +481,9 @@ def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not():
         )
         return (before - flat(module)) * 32, next(iter(engine.ledger.rows())).sensitivity
 
+    with pytest.raises(LossError, match="class weights"):
+        sums("mean", 0)
+    monkeypatch.setattr(LossCheck, "open", lambda check, rows: None)
     for reduction, holds in (("mean", False), ("sum", True)):
         (one, sensitivity), (other, _) = sums(reduction, 0), without_warnings(sums, reduction, 1)
         assert (float((one - other).norm()) <= sensitivity * (1 + 1e-5)) == holds

@@ -169,6 +169,20 @@ def test_the_users_torch_stream_is_left_alone(table):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_class_weights_move_the_decision_and_are_never_counted_from_the_data(table):
+    x, y = table
+    labels = np.array(["no", "yes"])[y]
+    shares = [
+        (classifier(classes=["no", "yes"], class_weight=weight).fit(x, labels).predict(x) == "yes").mean()
+        for weight in ({"yes": 0.02}, None, {"no": 0.02})  # a clipped gradient can shrink and not grow
+    ]
+    assert shares[0] < shares[1] - 0.1 and shares[2] > shares[1] + 0.1
+    with pytest.raises(ValueError, match="public knowledge"):
+        classifier(class_weight="balanced").fit(x, y)
+    with pytest.raises(ValueError, match="names 7, which is not among the classes"):
+        classifier(class_weight={7: 2.0}).fit(x, y)
+
+
 def test_declared_classes_have_a_column_each(table):
     x, y = table
     names = np.array(["no", "yes"])[y]

@@ -15,7 +15,7 @@ _HOMES = {
     "clipping": ("Affine", "ClipRule", "Extra", "Flat"),
     "control": ("Replay", "Schedule", "Spectral"),
     "engine": ("PrivacyEngine",),
-    "errors": ("AccountingError", "BudgetExceeded", "LedgerError", "NoGuarantee", "PrivacyLeakWarning"),
+    "errors": ("AccountingError", "BudgetExceeded", "LedgerError", "LossError", "NoGuarantee", "PrivacyLeakWarning"),
     "gradients": ("layer_rule",),
     "integrations.opacus": ("attach_spectral",),
     "methods": ("Method", "Pass", "Plan"),
@@ -33,6 +33,7 @@ __all__ = [
     "Extra",
     "Flat",
     "LedgerError",
+    "LossError",
     "Method",
     "NoGuarantee",
     "Pass",
@@ -46,16 +47,17 @@ __all__ = [
     "attach_spectral",
     "check_parity",
     "layer_rule",
+    "losses",
     "methods",
 ]
 
 if TYPE_CHECKING:
-    from . import methods
+    from . import losses, methods
     from .budget import Budget
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
     from .engine import PrivacyEngine
-    from .errors import AccountingError, BudgetExceeded, LedgerError, NoGuarantee, PrivacyLeakWarning
+    from .errors import AccountingError, BudgetExceeded, LedgerError, LossError, NoGuarantee, PrivacyLeakWarning
     from .gradients import layer_rule
     from .integrations.opacus import attach_spectral
     from .methods import Method, Pass, Plan
@@ -64,8 +66,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "methods":  # a table to look things up in, so a module and not a name of it
-        return import_module(".methods", __name__)
+    if name in ("losses", "methods"):  # tables to look things up in, so modules and not names of them
+        return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

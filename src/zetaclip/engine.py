@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -18,14 +19,15 @@ from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
 from .control.base import bound_probe
 from .distributed import Ranks, join, on_first_rank, ranks
-from .errors import NoGuarantee
+from .errors import NoGuarantee, OwnerWarning
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
 from .randomness import Stream
+from .rehearsal import check_criterion
 from .run import Run
-from .sampling import PoissonLoader, check_loader
+from .sampling import PoissonLoader, check_loader, zero_row
 from .settings import Settings, settings_for
 from .validation import (
     check_module,
@@ -78,6 +80,7 @@ class PrivacyEngine:
         self._seed = seed
         self._run: Run | None = None
         self._recorder = Recorder()
+        self._said_delta = False
 
     # -- making private -------------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ class PrivacyEngine:
         epochs: float | None = None,
         target_delta: float | None = None,
         poisson_sampling: bool = True,
+        criterion: Callable[[Any, Any], Any] | None = None,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
         """The same module, the optimizer behind a private step, and a Poisson loader; always these three.
 
@@ -116,6 +120,10 @@ class PrivacyEngine:
         a loss with ``loss_reduction="sum"`` here, or weigh each record's own loss and divide by the rows; ``validate`` tells.
         ``decouple_lr`` divides the private gradient by the step's sensitivity, so that moving C does not move the step size.
         ``epochs`` and ``target_delta`` are needed by methods whose noise depends on the number of steps.
+
+        A loss whose graph shows another reduction than the declared one raises ``LossError`` at its first backward. ``criterion`` lets it
+        be checked now, and more closely: ``criterion(outputs, targets)`` is computed on made-up rows, all together and each
+        alone. Only the shapes of the first record are used. One that mixes records, or is not reduced as declared, is a ``LossError``.
 
         In a process group of several ranks every rank calls it, and they train one model together: q, N and L are those of
         all ranks, ``physical_batch_size`` is each rank's own.
@@ -144,6 +152,7 @@ class PrivacyEngine:
             empty=empty,
         )
         steps = None if epochs is None else settings.steps_in(epochs)
+        self._warn_of_delta(target_delta, settings.num_examples)
         chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
         if plan.sample_rate is not None:
             settings = replace(
@@ -155,6 +164,9 @@ class PrivacyEngine:
         named = trained_parameters(module, optimizer)
         shadows, refusals = make_shadows(module, set(named.values()), self._recorder)
         raise_refusals(list(structural_refusals(module)) + refusals)
+        if criterion is not None:
+            warn = partial(warnings.warn, stacklevel=3)
+            check_criterion(module, criterion, zero_row(data_loader), settings.loss_reduction, warn)
         probe = bound_probe(chosen.controller, module, named)
 
         claim(named)
@@ -315,11 +327,23 @@ class PrivacyEngine:
         """Everything that was released, and the terms it was released under."""
         return self._private().ledger
 
+    def _warn_of_delta(self, delta: float | None, size: int) -> None:
+        """Once: a δ of 1/N allows a mechanism that publishes one record as it is."""
+        if delta is not None and delta * size >= 1 and not self._said_delta:
+            self._said_delta = True
+            warnings.warn(
+                f"delta = {delta:g} is at least 1/N: with such a δ, publishing whole records at random would pass for private. Take one well "
+                f"below {1 / size:.2g}",
+                OwnerWarning,
+                stacklevel=3,
+            )
+
     def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
         """ε of what has been released so far, from the ledger, by this engine's accountant or another one."""
         ledger = self.ledger
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
+        self._warn_of_delta(delta, ledger.header.num_examples)
         return epsilon(ledger.events(), delta, accountant or self.accountant)
 
     @property

@@ -27,6 +27,10 @@ class InputError(CommandError, ValueError):
     """Data, a schema or a model name that does not fit; the message says what to do."""
 
 
+class LossError(ValueError):
+    """The loss does not reduce over records as was declared, or mixes them; the message names the cure."""
+
+
 class PrivacyLeakWarning(UserWarning):
     """Something looked at private data outside the mechanism, so that ε does not cover it."""
 

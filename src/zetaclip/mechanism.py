@@ -225,8 +225,7 @@ class Mechanism:
                 coordinates += columns
             else:
                 assert extra.noise_multiplier is not None
-                query = f"{draw.query}: {name}"
-                own[name] = _Query(query, extra.sensitivity, extra.noise_multiplier, columns)
+                own[name] = _Query(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier, columns)
         main = _Query(draw.query, self.bound, draw.noise_multiplier, coordinates)
         for query in (main, *own.values()):
             query.check(draw.divisor / draw.sample_rate)

@@ -32,6 +32,7 @@ from .gradients.capture import exact
 from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
+from .loss_check import LossCheck
 from .mechanism import Draw, Mechanism, sum_room
 from .optimizer import Gate
 from .power import PowerIterations
@@ -88,6 +89,7 @@ class Run:
         self.dataset = dataset
         self.records = len(dataset)
         self.settings = settings
+        self.losses = LossCheck(recorder, settings)
         self.method = method
         self.probe = probe  # the controller's, bound to this module
         self.plan = plan
@@ -307,6 +309,7 @@ class Run:
         turn.out = True
         self._tape.lend(self._own_key(turn.key, f"forward of pass {self.phase}, chunk {turn.done}"))
         self.recorder.open(max(1, rows.shape[0]))
+        self.losses.open(rows.shape[0])
 
     def check_stepped(self, ticket: int) -> None:
         """The user asks for more: the chunk before must have been stepped."""
@@ -368,6 +371,7 @@ class Run:
     def _absorb(self, turn: Turn) -> None:
         """Takes the chunk that is out into the batch's sum, after the last look at what must not have happened."""
         self.guard.before_release()
+        self.losses.close()
         rows = self.recorder.rows
         received = self.recorder.take()
         assert turn.mechanism is not None

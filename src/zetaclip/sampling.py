@@ -296,7 +296,7 @@ class PoissonLoader:
 
     def _data(self, rows: Tensor, feed: Iterator[Any]) -> Any:
         if rows.shape[0] == 0:
-            return self._empty()
+            return self.blank()
         if self._fetch is not None:
             return self._fetch(rows)
         with nullcontext() if self.num_workers else drawing_from(self._run.fetching_key()):
@@ -306,8 +306,7 @@ class PoissonLoader:
         """Warns, once, if what a record looks like depends on the records that it is collated with."""
         if self._shapes is None:
             try:  # one record alone tells more than the first batch, which may be the only one
-                self._zero = zero_row(self._loader)
-                self._shapes = record_shapes(self._zero, 1)
+                self._shapes = record_shapes(self.blank(), 1)
             except (
                 Exception
             ):  # a collate_fn may need more than one record, and an unreadable record is not ours to report
@@ -344,7 +343,8 @@ class PoissonLoader:
             **workers,
         )
 
-    def _empty(self) -> Any:
+    def blank(self) -> Any:
+        """One record of zeros, as a batch."""
         if self._zero is None:
             self._zero = zero_row(self._loader)
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self._zero)

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import secrets
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ class _Private(BaseEstimator):
         width = np.where(high > low, high - low, 1.0)
         return 2.0 * (np.clip(x, low, high) - low) / width - 1.0
 
-    def _train(self, dataset: Dataset, leaks: list[str]) -> None:
+    def _train(self, dataset: Dataset, leaks: list[str], weights: dict[str, float] | None = None) -> None:
         """Trains a fresh network; sets everything that ends with an underscore."""
         from .training.recipe import build_method
         from .training.steps import PrivateSteps
@@ -73,7 +74,7 @@ class _Private(BaseEstimator):
         _say_leaks(leaks)
         seed = _seed(given.random_state)
         model, layer = _network(dataset, given.hidden, seed)
-        config = _config(given, layer, seed)
+        config = _config(given, layer, seed).changed(class_weight=weights)
         method = build_method(config)
         if not method.private:
             raise ValueError(f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier for that")
@@ -148,6 +149,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
         method: a name out of ``zetaclip.methods.names()``.
         bounds: (lowest, highest) of the features, each a number or one number per feature. Values outside are clipped.
         classes: all labels that there can be.
+        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels. Give
+            weights below 1 to classes that should count less: a clipped gradient can't grow.
         num_examples: a public nominal number of records.
         budget: a ``zetaclip.Budget`` that all fits are charged to.
         random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
@@ -174,6 +177,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         num_examples: int | None = None,
         budget: Budget | None = None,
         random_state: Any = None,
+        class_weight: Any = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -182,6 +186,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self.method = method
         self.bounds = bounds
         self.classes = classes
+        self.class_weight = class_weight
         self.num_examples = num_examples
         self.budget = budget
         self.random_state = random_state
@@ -203,6 +208,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         codes = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         if np.any(self.classes_[codes] != y):
             raise ValueError("y holds labels that are not among the declared classes=")
+        weights = self._class_weights()
         inputs = torch.from_numpy(self._scaled(x, leaks)).float()
         two = len(self.classes_) == 2
         targets = torch.from_numpy(codes)
@@ -218,8 +224,24 @@ class PrivateClassifier(ClassifierMixin, _Private):
                 nominal_size=self.num_examples,
             ),
             _with_size(leaks, self.num_examples),
+            weights,
         )
         return self
+
+    def _class_weights(self) -> dict[str, float] | None:
+        """The declared weights, by the number of each class."""
+        if self.class_weight is None:
+            return None
+        if not isinstance(self.class_weight, Mapping):
+            raise ValueError(
+                f"class_weight={self.class_weight!r}: weights that are counted from the data tell how many records each class has, which "
+                "epsilon_ does not cover. Declare them from public knowledge, as {label: weight}"
+            )
+        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
+        unknown = [label for label in self.class_weight if label not in numbers]
+        if unknown:
+            raise ValueError(f"class_weight names {unknown[0]!r}, which is not among the classes")
+        return {str(numbers[label]): float(weight) for label, weight in self.class_weight.items()}
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """One column per class, in the order of ``classes_``."""

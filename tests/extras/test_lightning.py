@@ -146,6 +146,38 @@ def test_the_update_has_the_right_noise(tmp_path):
     assert abs(spread - 1) < limit and abs(spread * 4 / 9 - 1) > limit and abs(spread * 9 / 4 - 1) > limit
 
 
+def test_a_wrong_loss_is_found_before_the_first_update(tmp_path):
+    """The trial on made-up records finds both; what the module logs in it is not kept, and seeded runs are as before."""
+    from zetaclip import LossError
+
+    class Summed(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("train_loss", 0.0)
+            return F.cross_entropy(self.body(batch[0]), batch[1], reduction="sum")
+
+    class Mixed(Net):
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.body(batch[0] - batch[0].mean(0)), batch[1])
+
+    for net, says in ((Summed(), 'loss_reduction="sum"'), (Mixed(), "mixes")):
+        callback, before = privacy(), flat(net)
+        with pytest.raises(LossError, match=says):
+            trainer(tmp_path, callback, max_steps=2, max_epochs=-1).fit(net, loader())
+        assert len(callback.engine.ledger) == 0 and torch.equal(flat(net), before)
+
+
+def test_a_trial_of_the_loss_changes_no_seeded_run(tmp_path, monkeypatch):
+    def weights():
+        torch.manual_seed(1)
+        net = Net(dropout=0.5)
+        trainer(tmp_path, privacy(seed=3), max_steps=3, max_epochs=-1).fit(net, loader())
+        return flat(net)
+
+    tried = weights()
+    monkeypatch.setattr("zetaclip.integrations.lightning.rehearse", lambda *_: None)
+    assert torch.equal(tried, weights())
+
+
 def test_noise_destroys_accuracy(tmp_path):
     """A callback that is not wired in would train the ordinary model, and nobody would notice."""
     x, y = data()

@@ -510,6 +510,23 @@ def test_a_second_train_goes_on_in_the_same_ledger(tmp_path, seed):
     assert 0 < made.engine.get_epsilon(1e-5) < float("inf")
 
 
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_compute_loss_that_adds_up_is_refused(tmp_path, monkeypatch, tried):
+    """By the trial on made-up rows; and where that can't tell, by the graph of the first batch."""
+    from zetaclip import LossError
+
+    class Summed(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return super().compute_loss(model, inputs) * len(inputs["input_ids"])
+
+    if not tried:
+        monkeypatch.setattr("zetaclip.integrations.transformers.rehearse", lambda *_: None)
+    made = Summed(llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy())
+    with pytest.raises(LossError, match="made-up records" if tried else "compute_loss return the mean over the rows"):
+        made.train()
+    assert len(made.engine.ledger) == 0
+
+
 def test_an_overridden_training_step_is_found_out(tmp_path):
     class Past(PrivateTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):

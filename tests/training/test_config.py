@@ -16,6 +16,12 @@ def test_an_option_of_the_method_is_shown_its_place():
         Config.from_mapping({"method": "dp-sgd", "sigma_b": 3.0})
 
 
+def test_class_weights_by_words_and_by_table():
+    assert Config(class_weight="no=1, yes=20.5").class_weight == {"no": 1.0, "yes": 20.5}
+    assert Config.from_mapping({"class_weight": {"0": 3}}).class_weight == {"0": 3.0}
+    assert Config().class_weight is None
+
+
 def test_an_unknown_setting_names_the_near_ones():
     with pytest.raises(ConfigError, match=r"epsilons.*did you mean epsilon"):
         Config.from_mapping({"epsilons": 3})
@@ -36,6 +42,9 @@ def test_an_unknown_setting_names_the_near_ones():
         ({"seed": True}, "whole number"),
         ({"no_eval": 1}, "true or false"),
         ({"clipping": "medium"}, "'spectral' or a number"),
+        ({"class_weight": "balanced"}, "counted from the data.*public knowledge"),
+        ({"class_weight": {"a": "heavy"}}, "numbers by label"),
+        ({"class_weight": "a=-1"}, "at least 0"),
         ({"clipping": 1.0, "clip": 2.0}, "leave clip out"),
         ({"validation": 1.0}, "share"),
         ({"weight_average": 1.0}, "decay"),

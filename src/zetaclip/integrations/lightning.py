@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 try:
@@ -38,6 +39,7 @@ except ImportError as problem:
 from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
 from ..optimizer import PrivateOptimizer
+from ..rehearsal import rehearse
 from ..run import Run
 from .terms import Teller, Terms, Updates, released_before, secret_path
 
@@ -98,6 +100,8 @@ class Privacy(Callback):
         self.engine, private, poisson = self.terms.make_private(
             pl_module, trainer.optimizers[0], loader, steps, earlier
         )
+        with _unlogged(trainer, pl_module):
+            rehearse(private._run, poisson, functools.partial(_training_loss, trainer))
         self._updates = Updates(poisson, private)
         self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
         trainer.strategy.optimizers = [self._optimizer]
@@ -334,6 +338,28 @@ def _transferred(trainer: Trainer, pl_module: LightningModule, batch: Any) -> An
     batch = trainer.precision_plugin.convert_input(batch)
     batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def _training_loss(trainer: Trainer, pl_module: Any, batch: Any) -> Tensor:
+    """What ``training_step`` returns for a batch, as the closure would take it."""
+    found = pl_module.training_step(_transferred(trainer, pl_module, batch), 0)
+    loss: Tensor = found["loss"] if isinstance(found, Mapping) else found
+    return loss
+
+
+@contextmanager
+def _unlogged(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Inside, nothing that the module logs is kept."""
+    loggers, names = trainer.loggers, ("log", "log_dict")
+    trainer.loggers = []
+    for name in names:
+        vars(pl_module)[name] = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        trainer.loggers = loggers
+        for name in names:
+            del vars(pl_module)[name]
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from .. import checkpoint as checkpoints
 from ..engine import PrivacyEngine
 from ..ledger import replace_file
 from ..optimizer import PrivateOptimizer
+from ..rehearsal import rehearse
 from ..tape import set_users_streams, users_streams
 from .language import padding_is_inert, record_loss, register_rules
 from .terms import Teller, Terms, Updates, released_before, secret_path
@@ -46,6 +47,7 @@ _EXACT_ROWS = 256  # whole numbers up to here are bfloat16's
 _HIDDEN = ("train_loss", "total_flos", "train_samples_per_second")
 _TRIED = 16  # records that padding is tried on
 _LOG = logging.getLogger("zetaclip")
+_MEAN_OVER_ROWS = "Let compute_loss return the mean over the rows, each row's loss by itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,8 @@ class PrivateTrainer(Trainer):
         self.engine, self._private, loader = self.privacy.make_private(
             model, self.optimizer.optimizer, train_dataloader, max_steps, earlier, loss_reduction="sum"
         )
+        self._private._run.losses.by_hand("mean", _MEAN_OVER_ROWS)
+        rehearse(self._private._run, loader, self._loss_of, "mean")
         self._updates = Updates(loader, self._private)
         if resume_from_checkpoint is not None:
             self._restore(Path(resume_from_checkpoint))
@@ -172,6 +176,10 @@ class PrivateTrainer(Trainer):
             set_users_streams(streams, self.args.device)
             for part, mode in modes:
                 part.training = mode
+
+    def _loss_of(self, model: nn.Module, rows: Any) -> Tensor:
+        loss: Tensor = self.compute_loss(model, self._prepare_inputs(rows))
+        return loss
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -215,6 +223,7 @@ class PrivateTrainer(Trainer):
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared)
             self._check_loss(loss)
+            private._run.losses.look((loss,), (None,))
             # Times the rows: the mean's division cancels before any gradient is rounded to half precision.
             (loss * private._run.recorder.rows).backward()
             private.step()

@@ -43,6 +43,12 @@ class Config:
         None, "own data: what the target is", kind=str, choices=("classification", "binary", "regression")
     )
     schema: str | None = _option(None, "own data: a file that declares columns, bounds and classes", kind=str)
+    class_weight: Any = _option(
+        None,
+        "public weights of classes in the loss, as LABEL=WEIGHT,...; classes left out weigh 1",
+        kind=str,
+        metavar="LABEL=WEIGHT,...",
+    )
     skew: float | None = _option(None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float)
     skew_seed: int = _option(0, "seed of the skew", kind=int)
     skew_size: int | None = _option(
@@ -168,6 +174,8 @@ def _check_types(config: Config) -> None:
                 raise ConfigError(f"{f.name} is a table (key = value), not {value!r}")
         elif f.name == "clipping":
             object.__setattr__(config, "clipping", _clipping(value))
+        elif f.name == "class_weight":
+            object.__setattr__(config, "class_weight", _class_weight(value))
         elif value is None:
             if f.default is not None:
                 raise ConfigError(f"{f.name} needs a value")
@@ -197,6 +205,26 @@ def _clipping(value: Any) -> Any:
     if isinstance(value, bool) or not (value is None or isinstance(value, (str, int, float, Mapping))):
         raise ConfigError(f"clipping is 'spectral', a number or a table with a kind, not {value!r}")
     return dict(value) if isinstance(value, Mapping) else float(value) if isinstance(value, int) else value
+
+
+def _class_weight(value: Any) -> dict[str, float] | None:
+    """Weights by label, from a table or from words."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if "=" not in value:
+            raise ConfigError(
+                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights that are counted from the data, as 'balanced' ones are, tell how "
+                "many records each class has, which ε does not cover: declare them from public knowledge"
+            )
+        value = dict(part.rsplit("=", 1) for part in value.split(",") if "=" in part)
+    try:
+        found = {str(label).strip(): float(weight) for label, weight in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f"class_weight is a table of numbers by label, not {value!r}") from None
+    if not found or not all(math.isfinite(weight) and weight >= 0 for weight in found.values()):
+        raise ConfigError("class_weight takes finite weights of at least 0")
+    return found
 
 
 def _check_values(config: Config) -> None:

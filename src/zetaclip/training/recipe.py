@@ -175,6 +175,20 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     return resolved
 
 
+def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
+    """The declared weight of each class, in the order of the network's outputs; None if none was declared."""
+    if config.class_weight is None:
+        return None
+    if dataset.task == "regression":
+        raise ConfigError("class_weight is for classes, and the target is a number; leave it out")
+    count = 2 if dataset.task == "binary" else dataset.outputs
+    names = list(dataset.classes) or [str(number) for number in range(count)]
+    for label in config.class_weight:
+        if label not in names:
+            raise ConfigError(f"class_weight names {label!r}, which is no class; there are: {', '.join(names[:20])}")
+    return [config.class_weight.get(name, 1.0) for name in names]
+
+
 def _paper_rate(dataset: Dataset, method: Method) -> float:
     """The method's published rate; one of the SGD family moves with the kind of data, as DP-SGD's does."""
     own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)

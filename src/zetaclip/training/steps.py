@@ -18,12 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..errors import NoGuarantee, OwnerWarning
 from ..ledger import replace_file
+from ..rehearsal import MadeUp, rehearse
 from ..tape import set_users_streams, users_streams
 from ..updates import WeightAverage
 from .config import Config
 from .evaluate import Task
 from .folder import RunFolder
-from .recipe import build_clipping, nominal_size, rate_at, steps_per_epoch, total_steps
+from .recipe import build_clipping, class_weights, nominal_size, rate_at, steps_per_epoch, total_steps
 
 if TYPE_CHECKING:
     from ..composition import Budget, Plan
@@ -90,6 +91,8 @@ class _Steps:
         self.model = model
         self.task = Task.of(dataset)
         self.device = torch.device(config.device)
+        weights = class_weights(config, dataset)
+        self.weights = None if weights is None else torch.tensor(weights, device=self.device)
         self.size, self.declared = nominal_size(config, dataset)
         self.per_epoch = steps_per_epoch(config, self.size)
         self.total = total_steps(config, self.size)
@@ -116,11 +119,18 @@ class _Steps:
 
     def backward(self, x: Tensor, y: Tensor, divisor: int = 1) -> None:
         """Of the sum over these records: in a private step, no digit of one's gradient hangs on how many others there are."""
-        loss = self.task.loss(self.model(x.to(self.device)), y.to(self.device), reduction="sum")
+        loss = self.loss(x, y)
         (loss if divisor == 1 else loss / divisor).backward()
         if self.diagnostics is not None:
             self.diagnostics.losses.append(loss.item() / len(y))
             self.diagnostics.sizes.append(len(y))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of the sum over these records; each weighed by its own class, if weights were declared."""
+        outputs, y = self.model(x.to(self.device)), y.to(self.device)
+        if self.weights is None:
+            return self.task.loss(outputs, y, reduction="sum")
+        return (self.task.loss(outputs, y, reduction="none") * self.weights[y.long()]).sum()
 
     def agreed(self) -> int:
         """What this process wishes for, or where there are several, what they have agreed on."""
@@ -188,11 +198,22 @@ class PrivateSteps(_Steps):
                 warnings.warn(warning.message, stacklevel=2)
             else:
                 self.notes.append(str(warning.message))
+        rehearse(self.engine._private(), self._made_up(dataset), lambda model, batch: self.loss(*batch))
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
             # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
             planned = (self.engine.planned_events(0, self.total), config.delta, config.accountant)
             on_first_rank(lambda: epsilon(*planned), "the question what the noise costs")
+
+    def _made_up(self, dataset: Dataset) -> MadeUp:
+        """Some records of the right shape, with targets of every kind."""
+        made = MadeUp(self.loader.blank(), 5)
+        numbers = torch.arange(made.rows)
+        if dataset.task == "classification":
+            made.batch[1] = numbers % dataset.outputs
+        elif dataset.task == "binary":
+            made.batch[1] = (numbers % 2).to(made.batch[1])
+        return made
 
     @property
     def sample_rate(self) -> float:

@@ -1,0 +1,270 @@
+"""A loss that does not reduce as was declared is refused before its first backward; a right one
+meets no word.
+"""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import flat, private, tiny, train
+from torch import nn
+
+from zetaclip.errors import LossError, OwnerWarning
+
+WEIGHT = torch.tensor([1.0, 5.0, 2.0])
+
+
+def data(rows=30, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 6, generator=generator), torch.arange(rows) % classes
+
+
+def one_hot(y):
+    return F.one_hot(y, 3).float()
+
+
+def each(out, y):
+    return F.cross_entropy(out, y, reduction="none")
+
+
+def focal(out, y):
+    own = each(out, y)
+    return (1 - torch.exp(-own)) ** 2 * own
+
+
+MEANS = {
+    "cross entropy": lambda out, y: F.cross_entropy(out, y),
+    "label smoothing": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
+    "soft labels": lambda out, y: F.cross_entropy(out, one_hot(y)),
+    "soft labels, weighted": lambda out, y: F.cross_entropy(out, one_hot(y), weight=WEIGHT),
+    "mean of each": lambda out, y: each(out, y).mean(),
+    "each weighted": lambda out, y: (each(out, y) * WEIGHT[y]).mean(),
+    "sum over rows": lambda out, y: each(out, y).sum() / len(y),
+    "rows first": lambda out, y: (each(out, y) / len(y)).sum(),
+    "mse": lambda out, y: F.mse_loss(out, one_hot(y)),
+    "bce": lambda out, y: F.binary_cross_entropy_with_logits(out, one_hot(y), pos_weight=WEIGHT),
+    "mean, mean": lambda out, y: (out - one_hot(y)).square().mean(1).mean(),
+    "mean over records first": lambda out, y: (out - one_hot(y)).square().mean(0).sum(),
+    "transposed": lambda out, y: (out - one_hot(y)).square().t().mean(1).sum(),
+    "kl": lambda out, y: F.kl_div(out.log_softmax(1), one_hot(y), reduction="batchmean"),
+    "gather": lambda out, y: -out.log_softmax(1).gather(1, y[:, None]).mean(),
+    "two terms": lambda out, y: 0.3 * F.cross_entropy(out, y) + out.square().mean(),
+    "stacked terms": lambda out, y: torch.stack([F.cross_entropy(out, y), out.square().mean()]).mean(),
+    "accumulation": lambda out, y: F.cross_entropy(out, y) / 4,
+    "focal": lambda out, y: focal(out, y).mean(),
+    "pooled": lambda out, y: F.cross_entropy(out.unsqueeze(2).expand(-1, -1, 4).mean(2), y),
+    "positions": lambda out, y: F.cross_entropy(
+        out.unsqueeze(1).expand(-1, 5, -1).reshape(-1, 3), y.repeat_interleave(5)
+    ),
+}
+SUMS = {
+    "cross entropy": lambda out, y: F.cross_entropy(out, y, reduction="sum"),
+    "weighted": lambda out, y: F.cross_entropy(out, y, weight=WEIGHT, reduction="sum"),
+    "ignored": lambda out, y: F.cross_entropy(out, y, ignore_index=0, reduction="sum"),
+    "sum of each": lambda out, y: each(out, y).sum(),
+    "constant": lambda out, y: each(out, y).sum() / 64.0,
+    "mean times rows": lambda out, y: F.cross_entropy(out, y) * len(y),
+    "only some": lambda out, y: each(out, y)[y > 0].sum(),
+    "focal": lambda out, y: focal(out, y).sum(),
+    "mean over columns": lambda out, y: (out - one_hot(y)).square().mean(1).sum(),
+}
+# Under either declaration.
+WRONG = {
+    "root": lambda out, y: F.mse_loss(out, one_hot(y)).sqrt(),
+    "focal of the mean": lambda out, y: (1 - torch.exp(-F.cross_entropy(out, y))) ** 2 * F.cross_entropy(out, y),
+    "norm": lambda out, y: (out - one_hot(y)).norm(),
+    "hardest": lambda out, y: each(out, y).topk(2)[0].sum(),
+    "largest": lambda out, y: each(out, y).max(),
+    "flooding": lambda out, y: (F.cross_entropy(out, y) - 0.1).abs() + 0.1,
+    "mean of some": lambda out, y: each(out, y)[y > 0].mean(),
+    "mean of some rows": lambda out, y: F.cross_entropy(out[y > 0], y[y > 0]),
+    "a ratio": lambda out, y: each(out, y).sum() / out.square().sum(),
+}
+# Neither a mean over the rows nor a sum, but a mean by name.
+WEIGHTED_MEANS = {
+    "weight": lambda out, y: F.cross_entropy(out, y, weight=WEIGHT),
+    "weight of ones": lambda out, y: F.cross_entropy(out, y, weight=torch.ones(3)),
+    "ignore_index": lambda out, y: F.cross_entropy(out, y, ignore_index=0),
+    "ignored by default": lambda out, y: F.cross_entropy(out, y.masked_fill(y == 0, -100)),
+    "smoothed and ignored": lambda out, y: F.cross_entropy(out, y, ignore_index=1, label_smoothing=0.1),
+    "by hand": lambda out, y: (each(out, y) * WEIGHT[y]).sum() / WEIGHT[y].sum(),
+    "counted": lambda out, y: (each(out, y) * (y > 0)).sum() / (y > 0).sum(),
+}
+
+
+def run(loss, declared, rows=30, q=1.0, epochs=1, **options):
+    """A loop of one's own, and whether anything was released."""
+    module = tiny()
+    engine, module, optimizer, loader = private(
+        module, data(rows), q=q, loss_reduction=declared, num_examples=rows + 1, **options
+    )
+    before = flat(module)
+    try:
+        train(module, optimizer, loader, lambda m, b: loss(m(b[0]), b[1]), epochs=epochs)
+    except LossError:
+        if engine.updates == 0:
+            assert len(engine.ledger) == 0 and torch.equal(before, flat(module))
+        raise
+    return engine
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_taken_for_one(name):
+    run(MEANS[name], "mean")
+    with pytest.raises(LossError, match=r"takes the mean.*loss_reduction='sum' was declared.*loss_reduction=\"mean\""):
+        run(MEANS[name], "sum")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_taken_for_one(name):
+    run(SUMS[name], "sum")
+    with pytest.raises(LossError, match="loss_reduction='mean' was declared"):
+        run(SUMS[name], "mean")
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_loss_that_mixes_records_is_refused(name, declared):
+    with pytest.raises(LossError, match=re.escape("zetaclip.losses") + "|neither mean nor sum|was declared"):
+        run(WRONG[name], declared)
+
+
+@pytest.mark.parametrize("name", WEIGHTED_MEANS)
+def test_a_weighted_mean_is_refused(name):
+    with pytest.raises(LossError, match=r"weights|labels"):
+        run(WEIGHTED_MEANS[name], "mean")
+
+
+def test_pos_weight_divides_by_the_elements_and_not_by_weights():
+    """So the mean of BCEWithLogitsLoss with pos_weight is a mean over rows, and ε holds."""
+    logits, y, weight = torch.randn(7), torch.tensor([0.0, 1, 1, 0, 1, 0, 0]), torch.tensor(50.0)
+    own = F.binary_cross_entropy_with_logits(logits, y, pos_weight=weight, reduction="none")
+    for rows in (5, 7):
+        mean = F.binary_cross_entropy_with_logits(logits[:rows], y[:rows], pos_weight=weight)
+        assert torch.allclose(mean, own[:rows].sum() / rows)
+
+
+def test_one_record_alone_tells_nothing_and_an_empty_batch_neither():
+    """Mean and sum are the same there. The first chunk of two records is looked at, before it is
+    released.
+    """
+    run(SUMS["cross entropy"], "mean", physical_batch_size=1)
+    with pytest.raises(LossError, match="adds up"):
+        run(SUMS["cross entropy"], "mean", q=0.02, epochs=20)
+
+
+def test_a_constant_that_equals_the_rows_by_chance_is_not_taken_for_them():
+    """q = 1 here: the size of every batch is the size that a public constant has, too."""
+    with pytest.warns(OwnerWarning, match="by chance or not"):
+        sums(lambda out, y: each(out, y).sum() / 30)
+    # The first batch has 15 of 30 records, as expected; the next ones have not.
+    with pytest.warns(OwnerWarning, match="by chance or not"):
+        assert sums(lambda out, y: each(out, y).sum() / 15, q=0.5, seed=FIRST_OF_15).updates == 6
+    with pytest.raises(LossError, match="takes the mean"), pytest.warns(OwnerWarning, match="by chance or not"):
+        sums(lambda out, y: each(out, y).sum() / len(y), q=0.5, seed=FIRST_OF_15)
+
+
+FIRST_OF_15 = 14
+
+
+def sums(loss, q=1.0, seed=0):
+    engine, module, optimizer, loader = private(tiny(), data(), q=q, seed=seed, loss_reduction="sum")
+    train(module, optimizer, loader, lambda m, b: loss(m(b[0]), b[1]), epochs=3)
+    return engine
+
+
+def test_a_later_change_of_the_loss_is_seen():
+    """Chunks 1, 2, 4, 8, ... are looked at."""
+    count = [0]
+
+    def loss(out, y):
+        count[0] += 1
+        return F.cross_entropy(out, y, reduction="mean" if count[0] < 4 else "sum")
+
+    with pytest.raises(LossError):
+        run(loss, "mean", epochs=5)
+    assert count[0] == 4
+
+
+def test_what_cannot_be_told_is_said_once():
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.shape = x.shape
+            return x.mean()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.expand(ctx.shape) / ctx.shape.numel()
+
+    with pytest.warns(OwnerWarning, match="can't be told.*OddBackward.*criterion=") as caught:
+        run(lambda out, y: Odd.apply(each(out, y)), "mean", epochs=3)
+    assert len(caught) == 1
+
+
+def test_a_similarity_of_all_pairs_is_not_silent():
+    with pytest.warns(OwnerWarning, match="compares every record"):
+        run(lambda out, y: F.cross_entropy(out @ out.t(), torch.arange(len(y))), "mean")
+
+
+def test_other_models_and_reentrant_checkpoints_are_left_alone():
+    from torch.utils.checkpoint import checkpoint
+
+    other = nn.Linear(3, 1)
+    engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
+    for x, y in loader:
+        other(torch.randn(4, 3)).sum().backward()  # a sum, and none of ours
+        optimizer.zero_grad()
+        out = checkpoint(module, x.requires_grad_(), use_reentrant=True)
+        F.cross_entropy(out, y).backward()
+        optimizer.step()
+    assert engine.updates == 1
+
+
+def test_edges_and_several_roots_are_roots():
+    from torch.autograd.graph import get_gradient_edge
+
+    engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
+    for x, y in loader:
+        out = module(x)
+        first, second = F.cross_entropy(out, y), out.square().sum()
+        with pytest.raises(LossError, match="adds up"):
+            torch.autograd.backward([first, second])
+        with pytest.raises(LossError, match="adds up"):
+            torch.autograd.backward(get_gradient_edge(second), torch.ones(()))
+        torch.autograd.backward(tensor for tensor in [first, out.square().mean()])
+        optimizer.step()
+    assert engine.updates == 1
+
+
+def test_a_vector_is_a_sum_by_its_gradient():
+    engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
+    for x, y in loader:
+        own = each(module(x), y)
+        with pytest.raises(LossError, match="adds up"):
+            own.backward(torch.ones_like(own))
+        own.backward(torch.full_like(own, 1 / len(y)))
+        optimizer.step()
+    assert engine.updates == 1
+
+
+def test_a_module_that_is_run_record_by_record_is_looked_at():
+    """Recurrent layers take the loop, and their graph is one part per record."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.gru(x.view(len(x), 2, 3))[0].mean(1))
+
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(0)
+        _, module, optimizer, loader = private(Recurrent(), data(), q=1.0)
+        if reduction == "mean":
+            train(module, optimizer, loader)
+        else:
+            with pytest.raises(LossError):
+                train(module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
