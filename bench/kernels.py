@@ -86,12 +86,12 @@ def milliseconds(function: Callable[[], Any], repeats: int) -> float:
 
 def used(make: Callable[[], Contribution], shape: torch.Size, batch: int) -> Callable[[], None]:
     """A contribution, its norms, and its weighted sum."""
-    factors, out = torch.rand(batch), torch.empty(shape)
+    factors, out = torch.rand(batch, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
 
     def run() -> None:
         contribution = make()
         contribution.norms()
-        contribution.add_to(out, factors, False)
+        contribution.add_to(out, factors)
 
     return run
 

@@ -55,6 +55,7 @@ def make(name: str, model: Model, x: Tensor, y: Tensor) -> tuple[Callable[[], No
     method = methods.get(name.split()[0], **OPTIONS.get(name, {}))
     torch.manual_seed(0)
     network = model.make()
+    probe_seconds = _probe_seconds(method, network)
     network, optimizer, loader = PrivacyEngine(accountant="rdp", seed=0).make_private(
         module=network,
         optimizer=method.optimizer(network.parameters(), lr=1e-3),
@@ -74,7 +75,7 @@ def make(name: str, model: Model, x: Tensor, y: Tensor) -> tuple[Callable[[], No
             F.cross_entropy(network(inputs), labels).backward()
             optimizer.step()
 
-    return step, _probe_seconds(method, network)
+    return step, probe_seconds
 
 
 def _probe_seconds(method: methods.Method, network: Any) -> float:
@@ -82,11 +83,12 @@ def _probe_seconds(method: methods.Method, network: Any) -> float:
     if period is None:
         return 0.0
     controller: Any = method.controller
-    # Bound by make_private; the controller's own period decides when it reads, so time a step at which it does.
+    probe = controller.probe.bind(network, dict(network.named_parameters()))
+    # The controller's own period decides when it reads, so time a step at which it does.
     times = []
     for _ in range(7):
         start = clock()
-        controller.update(controller.probe.read(network, period), controller.init())
+        controller.update(probe.read(network, period), controller.init())
         times.append(clock() - start)
     controller.probe.period = 10**9  # timed here, so not in the turns
     return statistics.median(times) / period

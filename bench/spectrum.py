@@ -156,8 +156,8 @@ def share_of_training() -> None:
             optimizer.step()
             steps.append(1e3 * (time.perf_counter() - start))
             start = time.perf_counter()
-        probe, state = controller.probe, controller.init()
-        assert probe is not None
+        assert controller.probe is not None
+        probe, state = controller.probe.bind(module, dict(module.named_parameters())), controller.init()
 
         def once(probe: Any = probe, controller: Any = controller, state: Any = state, module: Any = module) -> None:
             controller.update(probe.read(module, PERIOD), state)

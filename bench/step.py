@@ -3,7 +3,8 @@
     python bench/step.py                                  # all six models, with Opacus's three modes
     python bench/step.py --models cnn mlp --turns 31 --no-peers
 
-A step is forward, backward, clip, noise and update, on one thread. In every turn each contender takes one step
+A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole process, so that
+nothing hides in another thread and other work on the machine does not count. In every turn each contender takes one step
 (cheap models: several), and each turn starts with another contender, so that a machine that slows down slows all of
 them. A figure is the ratio of medians over the turns; the range behind it spans the 10th to the 90th
 percentile of the ratios of single turns.
@@ -40,9 +41,9 @@ def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -
         try:
             step = make(kind, model, x, y)
             step()  # what only the first step does
-            start = time.perf_counter()
+            start = time.process_time()
             step()
-            repeats[kind] = max(1, min(20, round(LEAST_SECONDS / (time.perf_counter() - start))))
+            repeats[kind] = max(1, min(20, round(LEAST_SECONDS / (time.process_time() - start))))
             steps[kind], found[kind] = step, []
         except Exception as problem:
             found[kind] = reason(problem)
@@ -52,10 +53,10 @@ def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -
             if kind in PEERS and turn >= slow_turns:
                 found[kind].append(None)
                 continue
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(repeats[kind]):
                 steps[kind]()
-            found[kind].append(1e3 * (time.perf_counter() - start) / repeats[kind])
+            found[kind].append(1e3 * (time.process_time() - start) / repeats[kind])
     return found
 
 

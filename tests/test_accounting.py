@@ -117,7 +117,7 @@ def test_two_queries_on_one_batch_against_a_second_library() -> None:
     ledger = Ledger(Header(60000, "declared", 256.0, "rdp", "DP-SGD"))
     for batch in range(T):
         for query, noise in (("gradient", 0.9), ("norms", 1.3)):
-            ledger.append(Row(batch, batch, query, 1.0, noise, noise, Q, "a"))
+            ledger.append(Row(batch, batch, query, 1.0, noise, noise, Q, "a", 1.0, 0.0))
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 

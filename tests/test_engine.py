@@ -11,8 +11,8 @@ from networks import CNN, MODELS, Words
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import NoGuarantee, PrivacyEngine, mechanism, methods
-from zetaclip.gradients import Chunk
+from zetaclip import NoGuarantee, PrivacyEngine
+from zetaclip.gradients import Chunk, contributions
 from zetaclip.run import OrderError
 
 
@@ -176,9 +176,9 @@ def test_a_step_without_a_batch_or_a_backward_is_refused():
 @pytest.mark.filterwarnings("ignore:.*loop over examples")
 @pytest.mark.parametrize("physical", [None, 4])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_blocks_of_rows_change_nothing_but_rounding(name, physical, monkeypatch):
-    """Against autograd one example at a time, with blocks of three rows and a record that is worked out in float64."""
-    monkeypatch.setattr(mechanism, "BLOCK", 3)
+def test_pieces_of_a_sum_change_nothing_but_rounding(name, physical, monkeypatch):
+    """Against autograd one example at a time, in the smallest pieces and with a record that is worked out in float64."""
+    monkeypatch.setattr(contributions, "SUM_FLOATS", 1)
     build, inputs = MODELS[name]
     torch.manual_seed(3)
     module, x, y = build(), inputs(11), torch.randint(0, 10, (11,))
@@ -190,17 +190,6 @@ def test_blocks_of_rows_change_nothing_but_rounding(name, physical, monkeypatch)
     train(module, optimizer, loader)
     moved = (before - flat(module)) * 11
     assert (moved - expected).norm() <= 1e-4 * expected.norm()
-
-
-def test_blocks_of_rows_change_nothing_for_methods_that_rescale(monkeypatch):
-    weights = []
-    for rows in (3, 1000):
-        monkeypatch.setattr(mechanism, "BLOCK", rows)
-        torch.manual_seed(0)
-        _, module, optimizer, loader = private(tiny(), toy_data(), method=methods.get("adaclip"), clipping=None, q=1.0)
-        train(module, optimizer, loader, epochs=3)
-        weights.append(flat(module))
-    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself(monkeypatch):

@@ -16,7 +16,7 @@ from zetaclip.ledger import Header, Ledger, Row
 
 
 def row(batch: int, stream: str = "a", query: str = "gradient") -> Row:
-    return Row(batch, batch, query, 1.0, 1.1, 1.1, 0.01, stream)
+    return Row(batch, batch, query, 1.0, 1.1, 1.1, 0.01, stream, 1.0, 0.0)
 
 
 def ledger_of(*rows: Row) -> Ledger:
@@ -77,7 +77,7 @@ def test_a_replayed_step_counts_once(journal: Journal) -> None:
 
 def test_one_draw_for_two_releases_is_an_error(journal: Journal) -> None:
     journal.append([row(0)])
-    journal.append([replace(row(0), sensitivity=2.0, noise_std=2.2)])
+    journal.append([replace(row(0), sensitivity=2.0, clip=2.0, noise_std=2.2)])
     with pytest.raises(LedgerError, match="other numbers"):
         journal.read()
 

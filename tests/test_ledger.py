@@ -27,7 +27,7 @@ HEADER = Header(
 
 
 def row(batch: int, noise: float = 1.1, query: str = "gradient", **other: object) -> Row:
-    plain = Row(batch, batch, query, 2.0, noise, 2.0 * noise, 0.01, "a")
+    plain = Row(batch, batch, query, 2.0, noise, 2.0 * noise, 0.01, "a", 2.0, 0.0)
     return replace(plain, **other)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def test_a_moving_clipping_norm_does_not_split_equal_steps() -> None:
     for batch in range(200):
         sensitivity = 0.1 + 0.037 * batch
         std = 1.1 * sensitivity
-        ledger.append(row(batch, std / sensitivity, sensitivity=sensitivity, noise_std=std))
+        ledger.append(row(batch, std / sensitivity, sensitivity=sensitivity, noise_std=std, clip=sensitivity))
     assert len({each.noise_multiplier for each in ledger.rows()}) > 1  # the quotient does move
     assert ledger.events() == [Event(0.01, 1.1, 200)]
 
@@ -233,7 +233,7 @@ def edited(lines: list[str], what: str) -> list[str]:
     if what == "header cut":
         return [lines[0][:40]]
     if what == "another format":
-        return [lines[0].replace('"zetaclip_ledger": 1', '"zetaclip_ledger": 99')] + lines[1:]
+        return [lines[0].replace('"zetaclip_ledger": 2', '"zetaclip_ledger": 99')] + lines[1:]
     return []
 
 
@@ -306,7 +306,7 @@ def test_a_state_that_is_none_changes_nothing() -> None:
     shorter = good["columns"] | {"noise_std": good["columns"]["noise_std"][:1]}
     for bad in (
         {},
-        good | {"format": 2},
+        good | {"format": 3},
         good | {"columns": shorter},
         good | {"names": []},
         good | {"columns": good["columns"] | {"query": -good["columns"]["query"] - 1}},

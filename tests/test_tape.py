@@ -71,7 +71,7 @@ def test_the_public_stream_does_not_tell_how_many_records_were_drawn(tmp_path):
         engine.save(tmp_path / "run.pt")
         states.append(torch.load(tmp_path / "run.pt", weights_only=True)["public_streams"][0]["cpu"])
 
-    drawn = train(None, steps=6, look=look)
+    drawn = train(7, steps=6, look=look)
     assert len({len(values) for values in drawn}) > 1, "batches of several sizes"
     assert all(torch.equal(state, states[0]) for state in states)
     assert torch.equal(states[0], torch.Generator().manual_seed(3).get_state())

@@ -16,7 +16,7 @@ class Slack:
 
     name: str = "slack"
 
-    def factors(self, norms, clip, generator):
+    def factors(self, norms, clip, coins):
         return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
 
     def sensitivity(self, clip):
@@ -34,7 +34,7 @@ class Counting:
     multiplier: float = 20.0
     name: str = "counting"
 
-    def factors(self, norms, clip, generator):
+    def factors(self, norms, clip, coins):
         return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
 
     def sensitivity(self, clip):
@@ -72,8 +72,8 @@ class Coins:
 
     name: str = "coins"
 
-    def factors(self, norms, clip, generator):
-        drawn = torch.rand(len(norms), generator=generator(), dtype=torch.float64)
+    def factors(self, norms, clip, coins):
+        drawn = coins(len(norms))
         accepted = drawn < norms.clamp_max(clip) / clip
         return torch.where(accepted & (norms > 0), clip / norms.clamp_min(1e-300), torch.zeros_like(norms))
 
@@ -97,7 +97,7 @@ class Whitened:
     def transform(self, state):
         return Affine(**state)
 
-    def factors(self, norms, clip, generator):
+    def factors(self, norms, clip, coins):
         return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
 
     def sensitivity(self, clip):
@@ -108,7 +108,7 @@ class WeightProbe:
     """Reads the largest weight every second step."""
 
     def bind(self, module, trained):
-        self.names = list(trained)
+        return self
 
     def read(self, module, step):
         return None if step % 2 else max(float(p.detach().abs().max()) for p in module.parameters())

@@ -18,11 +18,15 @@
 #define LANES 8
 #define STRIDE (4 * LANES) /* values per turn of the inner loop: four sums side by side hide the latency of an addition */
 #define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
-#define ROWS 128           /* rows that are summed in float32 before they are added to the total */
+#define COLUMNS 2048       /* of a sum over rows that are worked through at once */
 #define FIELDS 4           /* numbers that describe one task */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#if __GNUC__ >= 12
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
 #define WIDE __attribute__((target_clones("avx2", "default")))
+#endif
 #else
 #define WIDE
 #endif
@@ -61,20 +65,23 @@ WIDE static void row_norms(const float *restrict values, size_t rows, size_t wid
     for (size_t row = 0; row < rows; row++) norms[row] = sqrt(norms[row]);
 }
 
-/* scaled = factor * row for every row, and sum += their sum; either may be NULL. `partial` has room for a row. */
-WIDE static void weigh_rows(const float *restrict values, const float *restrict factors, size_t rows, size_t width,
-                            float *restrict scaled, float *restrict sum, float *restrict partial)
+/* scaled = factor * row for every row, and sum += their sum, in double; either may be NULL. */
+WIDE static void weigh_rows(const float *restrict values, const double *restrict factors, size_t rows, size_t width,
+                            double *restrict scaled, double *restrict sum)
 {
     if (scaled != NULL)
         for (size_t row = 0; row < rows; row++)
             for (size_t i = 0; i < width; i++) scaled[row * width + i] = factors[row] * values[row * width + i];
     if (sum == NULL) return;
-    for (size_t start = 0; start < rows; start += ROWS) {
-        size_t end = rows - start < ROWS ? rows : start + ROWS;
-        memset(partial, 0, width * sizeof(float));
-        for (size_t row = start; row < end; row++)
-            for (size_t i = 0; i < width; i++) partial[i] += factors[row] * values[row * width + i];
-        for (size_t i = 0; i < width; i++) sum[i] += partial[i];
+    for (size_t start = 0; start < width; start += COLUMNS) { /* so many sums stay in the cache while the rows go by */
+        size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
+        for (; row + 4 <= rows; row += 4) {
+            const float *a = values + row * width, *b = a + width, *c = b + width, *d = c + width;
+            double p = factors[row], q = factors[row + 1], r = factors[row + 2], s = factors[row + 3];
+            for (size_t i = start; i < end; i++) sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
+        }
+        for (; row < rows; row++)
+            for (size_t i = start; i < end; i++) sum[i] += factors[row] * values[row * width + i];
     }
 }
 
@@ -156,25 +163,18 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OKKd", &list, &rows, &address, &by)) return NULL;
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
-    size_t widest = 0;
-    for (Py_ssize_t task = 0; task < tasks; task++)
-        widest = fields[FIELDS * task + 1] > widest ? fields[FIELDS * task + 1] : widest;
-    float *factors = PyMem_Malloc((rows + widest + 1) * sizeof *factors), *partial = factors + rows;
+    double *factors = PyMem_Malloc((rows ? rows : 1) * sizeof *factors);
     if (factors == NULL) {
         PyMem_Free(fields);
         return PyErr_NoMemory();
     }
     const double *given = (const double *)(uintptr_t)address;
     Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < rows; i++) {
-        float factor = (float)(given[i] * by);
-        /* A denormal number has few digits or none, and could be up to twice what was asked for: then nothing is added. */
-        factors[i] = fabsf(factor) < FLT_MIN ? 0.0f : factor;
-    }
+    for (size_t i = 0; i < rows; i++) factors[i] = given[i] * by;
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        weigh_rows((const float *)(uintptr_t)f[0], factors, rows, f[1], (float *)(uintptr_t)f[2],
-                   (float *)(uintptr_t)f[3], partial);
+        weigh_rows((const float *)(uintptr_t)f[0], factors, rows, f[1], (double *)(uintptr_t)f[2],
+                   (double *)(uintptr_t)f[3]);
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(factors);
@@ -290,7 +290,7 @@ static PyMethodDef methods[] = {
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, by)\n\n"
      "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
-     "their sum; the last two may be 0. `factors` is the address of float64 values; a product below the normal floats is zero."},
+     "their sum, both float64; the last two may be 0. `factors` is the address of float64 values."},
     {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
     {"farthest", farthest, METH_VARARGS,
      "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"

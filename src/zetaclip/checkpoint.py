@@ -27,7 +27,7 @@ from .journal import Journal, executed_after, read_all
 from .ledger import Header, Ledger, Row, replace_file
 from .randomness import Stream, noise_source
 from .run import Run
-from .turns import set_public_streams
+from .tape import set_users_streams
 
 _FORMAT = 4
 
@@ -213,7 +213,7 @@ def _take(
     run.step_count, run.batch_count = counts["step"], counts["batch"]
     run.phase, run.position, run.tries = counts["phase"], counts["position"], counts["tries"]
     if rank < len(public["public_streams"]):
-        set_public_streams(public["public_streams"][rank], run.layout.device)
+        set_users_streams(public["public_streams"][rank], run.layout.device)
     # Together: a replay would ask another home than a stream's own in vain what was drawn from it.
     run.name, run.home = name, home
     run.rekey(Stream(found.sampling), Stream(noise[0]) if noise else None, found.stream, found.same_batch)
@@ -228,12 +228,12 @@ def _take(
 class _Found:
     """What lies on the disk, as rank 0 has read and checked it."""
 
-    checkpoint: bytes
+    checkpoint: bytes = dataclasses.field(repr=False)
     home: Path | None  # the folder of the run's home; None if its journal is not there
     whole: bool
     journaled: list[Row]
-    sampling: bytes
-    same_batch: bytes | None
+    sampling: bytes = dataclasses.field(repr=False)
+    same_batch: bytes | None = dataclasses.field(repr=False)
     stream: str
 
 

@@ -27,7 +27,7 @@ class AutoS:
     gamma: float = 0.01
     name: str = "auto-s"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         return clip / (norms + self.gamma)
 
     def sensitivity(self, clip: float) -> float:
@@ -44,7 +44,7 @@ class Psac:
     r: float = 0.1
     name: str = "dp-psac"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         return clip / (norms + self.r / (norms + self.r))
 
     def sensitivity(self, clip: float) -> float:
@@ -62,9 +62,8 @@ class Thinned:
 
     name: str = "thinned"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
-        coins = torch.rand(len(norms), generator=generator(), dtype=torch.float64).to(norms.device)
-        joins = coins < norms.clamp_max(clip) / clip
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        joins = coins(len(norms)).to(norms.device) < norms.clamp_max(clip) / clip
         # Below the floor the quotient would not be finite; such a record is shorter than C, never longer.
         return torch.where(joins, clip / norms.clamp_min(1e-150), torch.zeros_like(norms))
 
@@ -85,7 +84,7 @@ class Counted:
     noise_multiplier: float | None = None
     name: str = "counted"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         if self.normalised:
             return norms.clamp_min(clip).reciprocal()
         return rows.flat_factors(norms, clip)
@@ -109,7 +108,7 @@ class Slack:
     slots: int = 10
     name: str = "slack"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         return rows.flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:

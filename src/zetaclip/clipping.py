@@ -63,10 +63,11 @@ class Affine:
 class ClipRule(Protocol):
     """``factors`` and ``sensitivity``; everything else is optional and found by name.
 
-    - ``factors(norms, clip, generator)``: one float64 factor per norm. ``generator()`` gives a secret torch generator,
-      for rules that toss coins; the same coins come out however the batch is split into chunks, if they are
-      drawn one per example in order.
-    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``.
+    - ``factors(norms, clip, coins)``: one float64 factor per norm. ``coins(count)`` gives secret float64 uniforms in
+      [0, 1), for rules that toss coins; the same come out however the batch is split into chunks, if one is
+      asked for per example, in order.
+    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``. Noise is scaled by 2^-9 more,
+      for what rounding to the grid and arithmetic can add.
     - ``extras(norms, clip) -> dict[str, Extra]``: see ``Extra``.
     - ``init(numel) -> state`` and ``update(released, state) -> state``: a state made of released values only, a dict of
       plain values and tensors.
@@ -76,7 +77,7 @@ class ClipRule(Protocol):
     @property
     def name(self) -> str: ...
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor: ...
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor: ...
 
     def sensitivity(self, clip: float) -> float: ...
 
@@ -91,7 +92,7 @@ class Flat:
 
     name: str = "flat"
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         return rows.flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:

@@ -211,6 +211,13 @@ class Method:
         extras = getattr(self.rule, "extras", None)
         return {} if extras is None else extras(torch.zeros(0, dtype=torch.float64), float(self.controller.init().clip))
 
+    def beside(self) -> float | None:
+        """The multiplier of all own queries of the rule together, which stand beside each sum; None if it has none."""
+        own = [e.noise_multiplier or 0.0 for e in self._extras().values() if e.sensitivity is not None]
+        if not own:
+            return None
+        return 0.0 if 0.0 in own else sum(s**-2 for s in own) ** -0.5
+
     @property
     def _plan_completes_rule(self) -> bool:
         return "rule" in getattr(self.plan, "keywords", {})

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset, TensorDataset
 
 from .sampling import index_array
+from .tape import alone
 
 # Records that are looked at where the data set is not in memory.
 _SAMPLED = 64
@@ -33,9 +34,8 @@ def digest_of(dataset: Any) -> str:
     else:
         if keys is not None:  # names, say, by which alone the inner data set can be asked
             _update(digest, keys)
-        rng, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
         count = len(dataset)
-        try:
+        with alone():
             for i in sorted({round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}):
                 # A data set that augments should look the same twice. Not torch.manual_seed, which resets every card's stream, too.
                 torch.default_generator.manual_seed(0)
@@ -43,10 +43,6 @@ def digest_of(dataset: Any) -> str:
                 random.seed(0)
                 for leaf in tree_flatten(dataset[i])[0]:
                     _update(digest, leaf)
-        finally:
-            torch.set_rng_state(rng)
-            np.random.set_state(numpys)
-            random.setstate(pythons)
     return digest.hexdigest()
 
 

@@ -17,13 +17,14 @@ from torch.utils.data import DataLoader
 from . import checkpoint
 from .accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from .composition import Budget, Method, Schedule, at
+from .control.base import bound_probe
 from .distributed import Ranks, join, on_first_rank, ranks
 from .errors import NoGuarantee, OwnerWarning
 from .gradients import Recorder, Shadow, make_shadows
 from .ledger import Event, Header, Ledger
 from .optimizer import PrivateOptimizer, check_optimizer
 from .parity import dry_run
-from .randomness import Stream, noise_source
+from .randomness import Stream
 from .rehearsal import check_criterion
 from .run import Run
 from .sampling import PoissonLoader, check_loader, zero_row
@@ -166,8 +167,7 @@ class PrivacyEngine:
         if criterion is not None:
             warn = partial(warnings.warn, stacklevel=3)
             check_criterion(module, criterion, zero_row(data_loader), settings.loss_reduction, warn)
-        if chosen.controller.probe is not None:
-            chosen.controller.probe.bind(module, named)
+        probe = bound_probe(chosen.controller, module, named)
 
         claim(named)
         try:
@@ -181,6 +181,7 @@ class PrivacyEngine:
                 dataset=data_loader.dataset,
                 settings=settings,
                 method=chosen,
+                probe=probe,
                 plan=plan,
                 ledger=Ledger(self._header(settings, declared, chosen)),
                 sampling=self._stream("sampling"),
@@ -197,6 +198,7 @@ class PrivacyEngine:
             self._run = None
             raise
         self._run.gate.install()
+        self._run.power.iterate()  # for the first batch; later ones follow an update
         for shadow in shadows:
             shadow.attach()
         return module, PrivateOptimizer(optimizer, self._run), PoissonLoader(data_loader, self._run)
@@ -289,7 +291,7 @@ class PrivacyEngine:
             noise_seed_known=self._seed is not None,
             notes=(
                 f"clip rule {method.rule.name}; C by {checkpoint.described(method.controller)}",
-                f"float32 noise by {noise_source()}",
+                "noise by chacha12, on a public grid",
                 *([f"method options {chosen}"] if chosen else []),
             ),
         )

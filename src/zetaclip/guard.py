@@ -14,11 +14,13 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.modules.module as _hooks
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from .gradients import Layout, Recorder, Shadow
+from .gradients.capture import OLD_HOOK, old_hook
 
 # Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents up to so many bytes are compared
 # at every step; all others, which would take longer than that is worth, for so many steps.
@@ -209,10 +211,19 @@ class Guard:
             raise OrderError(FORKED)
         self._check_structure()  # also what this batch's forward did: the next batch would be too late, and may never come
         self._check_trainable()
+        self._check_hooks()
         self._check_gradients()
         self._check_unwritten()
         self._report_unused()
         self._steps += 1
+
+    def _check_hooks(self) -> None:
+        """Hooks of parameters are seen in backward; all other kinds but this run as in torch."""
+        for name, part in zip(self._names, self._parts, strict=True):
+            if part._backward_hooks and old_hook(part):
+                raise OrderError(f"{name or 'the module'} ({type(part).__name__}): {OLD_HOOK}")
+        if _hooks._global_is_full_backward_hook is False and _hooks._global_backward_hooks:
+            raise OrderError(f"torch itself: {OLD_HOOK.replace('register_', 'register_module_')}")
 
     def _check_gradients(self) -> None:
         for group in self.optimizer.param_groups:

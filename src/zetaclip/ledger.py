@@ -1,7 +1,7 @@
 """The ledger: everything that left the data, in the order in which it left.
 
 Every release is one row. Privacy is accounted from these rows and from nothing else, so the ledger is
-what a reviewer reads. A run of a million steps is a million rows; in memory each takes 56 bytes.
+what a reviewer reads. A run of a million steps is a million rows; in memory each takes 72 bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import numpy as np
 import torch
 
 from zetaclip.errors import LedgerError
+from zetaclip.grid import on_grid, widened
 
 Key = tuple[str, int, str]
 """What makes a release unique: (stream, batch, query)."""
 
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_GRID = 1  # an older format, whose rows name no clip and no grid
 _NO_DIGEST = "0" * 64
 # Relative slack between a row's noise std and multiplier * sensitivity: room for float32, not for a mistake.
 _SLACK = 1e-6
@@ -41,11 +43,16 @@ class Row:
     ``batch`` counts the batches of one ``stream``, the public name of the key lineage that drew the noise.
     A run that takes fresh keys takes a new stream name, so its batch 7 is not the old batch 7.
 
-    **Guarantee.** A row that exists is consistent: ``noise_std = noise_multiplier * sensitivity``, and every
-    number is finite and has the right sign.
+    ``clip`` is what the clip rule bounds one record's length by. ``sensitivity`` has 2^-9 of it more, for rounding
+    and arithmetic. What was released is a whole number of ``grid``, a power of two, over the declared batch size.
 
-    **Edge cases.** A multiplier of 0 is allowed (no noise, ε is infinite); a sensitivity of 0 is not, for
-    its multiplier means nothing. A sampling rate of 1 is allowed, one of 0 is not.
+    **Guarantee.** A row that exists is consistent: ``noise_std = noise_multiplier * sensitivity``,
+    ``sensitivity = clip * (1 + 2^-9)``, the grid is fine enough for both, and every number is finite and has
+    the right sign.
+
+    **Edge cases.** A multiplier of 0 is allowed (no noise, no grid, ε is infinite); a sensitivity of 0 is not, for
+    its multiplier means nothing. A sampling rate of 1 is allowed, one of 0 is not. Rows of versions without a grid
+    have ``grid = 0`` and ``clip = sensitivity``; ``exact`` is False for them.
     """
 
     step: int
@@ -56,6 +63,13 @@ class Row:
     noise_std: float
     sample_rate: float
     stream: str
+    clip: float
+    grid: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether this release lies on a grid, so that its last digits tell nothing."""
+        return self.grid > 0
 
     def __post_init__(self) -> None:
         # Written so that nan fails every comparison.
@@ -74,6 +88,15 @@ class Row:
                 f"{self} is not a release: sensitivity must be positive and finite, the noise multiplier "
                 "finite and not negative, noise_std their product, and 0 < sample_rate <= 1"
             )
+        if self.grid == 0 and self.clip == sensitivity:
+            return  # of a version without a grid
+        if not (
+            abs(sensitivity - widened(self.clip)) <= _SLACK * sensitivity and on_grid(self.grid, self.clip, multiplier)
+        ):
+            raise LedgerError(
+                f"{self} is not a release: sensitivity must be clip * (1 + 2^-9), and grid a power of two that is fine "
+                "enough for clip and noise"
+            )
 
     @property
     def key(self) -> Key:
@@ -83,7 +106,15 @@ class Row:
         """One line of JSON; floats come back bit for bit."""
         numbers = (self.sensitivity, self.noise_multiplier, self.noise_std, self.sample_rate)
         query, stream = json.dumps(self.query), json.dumps(self.stream)
-        return _LINE % (self.step, self.batch, query, *map(float, numbers), stream)
+        return _LINE % (
+            self.step,
+            self.batch,
+            query,
+            *map(float, numbers),
+            stream,
+            float(self.clip),
+            float(self.grid),
+        )
 
     @classmethod
     def from_json(cls, line: str) -> Row:
@@ -92,6 +123,8 @@ class Row:
             values = json.loads(line)
         except ValueError as error:
             raise LedgerError(f"not JSON: {error}") from None
+        if isinstance(values, dict) and values.keys() == _FIELDS.keys() - {"clip", "grid"}:
+            values |= {"clip": values["sensitivity"], "grid": 0.0}
         if not isinstance(values, dict) or values.keys() != _FIELDS.keys():
             raise LedgerError(f"a row has the fields {', '.join(_FIELDS)}")
         for name, kind in _FIELDS.items():
@@ -100,12 +133,12 @@ class Row:
         return cls(**values)
 
 
-_FIELDS = dict(zip([field.name for field in fields(Row)], (int, int, str, float, float, float, float, str)))
+_FIELDS = dict(zip([field.name for field in fields(Row)], (int, int, str, *[float] * 4, str, float, float)))
 # json.dumps would take most of the time that a million rows take to write.
 _LINE = ", ".join(f'"{name}": %{"r" if kind is float else "s"}' for name, kind in _FIELDS.items()).join("{}")
 # A row in memory, field by field: the names are stored once, the rows hold their positions.
-_RECORD = struct.Struct("<qqiddddi")
-_DTYPE = np.dtype({"names": list(_FIELDS), "formats": ["<i8", "<i8", "<i4", *["<f8"] * 4, "<i4"]})
+_RECORD = struct.Struct("<qqiddddidd")
+_DTYPE = np.dtype({"names": list(_FIELDS), "formats": ["<i8", "<i8", "<i4", *["<f8"] * 4, "<i4", "<f8", "<f8"]})
 
 
 @dataclass(frozen=True)
@@ -198,7 +231,7 @@ class Ledger:
         names.setdefault(query, len(names))
         names.setdefault(stream, len(names))
         numbers = (row.sensitivity, row.noise_multiplier, row.noise_std, row.sample_rate)
-        self._records += _RECORD.pack(row.step, batch, names[query], *numbers, names[stream])
+        self._records += _RECORD.pack(row.step, batch, names[query], *numbers, names[stream], row.clip, row.grid)
 
     def merge(self, rows: Iterable[Row]) -> int:
         """Adds the rows whose (stream, batch, query) isn't here yet; returns how many that were."""
@@ -307,15 +340,15 @@ class Ledger:
             digest = sha256(opening)
             file.write(opening)
             names = [json.dumps(name) for name in self._names]
-            for step, batch, query, *numbers, stream in self._tuples():
-                line = (_LINE % (step, batch, names[query], *numbers, names[stream])).encode() + b"\n"
+            for step, batch, query, *numbers, stream, clip, grid in self._tuples():
+                line = (_LINE % (step, batch, names[query], *numbers, names[stream], clip, grid)).encode() + b"\n"
                 digest.update(line)
                 file.write(line)
             file.seek(0)
             file.write(self._opening(digest.hexdigest()))  # of the same length: only the digest differs
 
-    def _opening(self, digest: str) -> bytes:
-        values = {"zetaclip_ledger": _FORMAT, "rows": len(self), "sha256": digest}
+    def _opening(self, digest: str, version: int = _FORMAT) -> bytes:
+        values = {"zetaclip_ledger": version, "rows": len(self), "sha256": digest}
         return json.dumps(values | {"header": asdict(self.header)}).encode() + b"\n"
 
     @classmethod
@@ -329,7 +362,7 @@ class Ledger:
                 ledger = cls(Header.from_plain(opening["header"]))
             except (ValueError, TypeError, KeyError) as error:
                 raise LedgerError(f"{name} doesn't begin with a ledger's header: {error}") from None
-            if version != _FORMAT:
+            if version not in (_FORMAT, _WITHOUT_GRID):
                 raise LedgerError(f"{name} has ledger format {version!r}; this version reads {_FORMAT}")
             lines = file.readlines()
         for number, line in enumerate(lines, start=2):
@@ -339,7 +372,7 @@ class Ledger:
                 raise LedgerError(f"{name}, line {number}: {error}") from None
         if len(ledger) != promised:
             raise LedgerError(f"{name} should hold {promised} rows and holds {len(ledger)}: cut or edited")
-        if sha256(b"".join([ledger._opening(_NO_DIGEST), *lines])).hexdigest() != digest:
+        if sha256(b"".join([ledger._opening(_NO_DIGEST, version), *lines])).hexdigest() != digest:
             raise LedgerError(f"{name} was edited: its digest is not the one it carries")
         return ledger
 
@@ -355,11 +388,14 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces header and rows by those of a ``state_dict``; on an error nothing has changed."""
         try:
-            if state["format"] != _FORMAT:
+            if state["format"] not in (_FORMAT, _WITHOUT_GRID):
                 raise LedgerError(f"ledger format {state['format']!r}; this version reads {_FORMAT}")
             fresh = Ledger(Header.from_plain(state["header"]))
             names = dict(enumerate(state["names"]))  # unlike a list, a dict refuses position -1
-            columns = [state["columns"][name].tolist() for name in _FIELDS]
+            found = dict(state["columns"])
+            if state["format"] == _WITHOUT_GRID:
+                found |= {"clip": found["sensitivity"], "grid": torch.zeros_like(found["sensitivity"])}
+            columns = [found[name].tolist() for name in _FIELDS]
             if len({len(column) for column in columns}) != 1:
                 raise LedgerError("the ledger's columns have different lengths")
             for record in zip(*columns):
@@ -370,8 +406,8 @@ class Ledger:
 
 
 def _row(record: tuple[Any, ...], names: dict[int, str]) -> Row:
-    step, batch, query, sensitivity, multiplier, std, rate, stream = record
-    return Row(step, batch, names[query], sensitivity, multiplier, std, rate, names[stream])
+    step, batch, query, sensitivity, multiplier, std, rate, stream, clip, grid = record
+    return Row(step, batch, names[query], sensitivity, multiplier, std, rate, names[stream], clip, grid)
 
 
 def _round(values: np.ndarray) -> np.ndarray:

@@ -1,30 +1,31 @@
 """The only code that sums, adds noise and divides; whatever it lets out is in the ledger first.
 
-    private gradient = (Σ_i factor_i * gradient_i + noise multiplier * sensitivity * ξ) / L
+    private gradient = (round(Σ_i factor_i * gradient_i) + round(noise)) / L
 
-The sum is over one logical batch, however many chunks it came in; the noise is drawn once, also when the
-batch is empty; L = qN is declared, never counted.
+The sum is over one logical batch, however many chunks it came in, and is taken in float64. Both are rounded to
+one public grid (``grid.py``), so what leaves is a function of whole numbers. The noise is drawn once, also
+when the batch is empty; L = qN is declared, never counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .clipping import Affine, ClipRule, Extra, check_columns, check_factors
 from .control import Released
 from .gradients import Chunk, Layout, rows
-from .randomness import few_gaussians, gaussian, generator, subkey
+from .gradients.contributions import Dense
+from .grid import spacing, widened
+from .randomness import add_noise, subkey, uniforms
 
 if TYPE_CHECKING:
     from .distributed import Ranks
-
-# Rows that are added up in float32. Rounding grows with their square; see "Sums are rounded" in docs/sharp-edges.md.
-BLOCK = 320
 
 
 @dataclass(frozen=True)
@@ -39,94 +40,139 @@ class Draw:
     noise_multiplier: float
     sample_rate: float
     divisor: float
-    noise_key: bytes
+    noise_key: bytes = field(repr=False)
 
     @property
     def coin_key(self) -> bytes:
+        """Of the clip rule's coins."""
         return subkey(self.noise_key, "coins")
+
+    @property
+    def sum_key(self) -> bytes:
+        """Of the noise on the sum, and on the columns that share its Gaussian."""
+        return subkey(self.noise_key, "sum")
+
+    def extra_key(self, name: str) -> bytes:
+        """Of the noise on one of the rule's own queries."""
+        return subkey(self.noise_key, f"extra {name}")
+
+
+class Coins:
+    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used twice."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._asked = 0
+
+    def __call__(self, count: int) -> Tensor:
+        """``count`` more of them, float64 in [0, 1). However a batch is split into chunks, the same come out."""
+        begin, self._asked = self._asked, self._asked + count
+        return torch.from_numpy(uniforms(self._key, self._asked)[begin:])
+
+
+@dataclass
+class _Query:
+    """One Gaussian: sums that share a sensitivity and a grid."""
+
+    name: str
+    bound: float  # of one record's length, by the clip rule
+    multiplier: float
+    coordinates: int
+
+    def __post_init__(self) -> None:
+        self.sensitivity = widened(self.bound)
+        self.grid = spacing(self.bound, self.multiplier, self.coordinates)
+
+    @property
+    def std(self) -> float:
+        return self.multiplier * self.sensitivity
+
+    def noised(self, key: bytes | None, values: np.ndarray) -> np.ndarray:
+        """The sums as whole numbers of the grid, with noise where there is a key; in place."""
+        if self.grid == 0:
+            return values  # no noise, no grid, no claim
+        if key is None:
+            np.rint(np.multiply(values, 1 / self.grid, out=values), out=values)
+        else:
+            add_noise(key, values, 1 / self.grid, self.std / self.grid)
+        return values
+
+    def unit(self, divisor: float) -> float:
+        """What one step of the grid is worth in the mean."""
+        return (self.grid or 1.0) / divisor
+
+
+def sum_room(layout: Layout) -> Tensor:
+    """Memory for the sum over a batch."""
+    return torch.empty(layout.numel, dtype=torch.float64, device=layout.device)
 
 
 class Mechanism:
     """Collects one logical batch and releases it.
 
-    **Guarantee.** One record, added or removed, moves the sum by at most ``rule.sensitivity(clip)``, and every own
-    query of the rule by at most its declared sensitivity; each gets Gaussian noise of its multiplier times that, and
-    a ledger row that says so, written before the noise is drawn.
+    **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 + 2^-9), where S is
+    ``rule.sensitivity(clip)``, and every own query of the rule by as much of its declared bound; each gets Gaussian
+    noise of its multiplier times that, and a ledger row that says so, written before the noise is drawn.
     **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A rule whose factors
-    don't keep its word stops the run before anything is released.
+    don't keep its word stops the run before anything is released. Without noise nothing is rounded, and nothing is
+    claimed.
     """
 
-    def __init__(self, layout: Layout, rule: ClipRule, draw: Draw, affine: Affine | None, write: Callable) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rule: ClipRule,
+        draw: Draw,
+        affine: Affine | None,
+        write: Callable,
+        room: Tensor | None = None,
+    ) -> None:
         self.layout = layout
         self.rule = rule
         self.draw = draw
         self.affine = affine
-        self.sensitivity = float(rule.sensitivity(draw.clip))
+        self.bound = float(rule.sensitivity(draw.clip))
+        self.sensitivity = widened(self.bound)
+        self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
         self._write = write
-        # The clipped sum: what has been added up in float64, and the block of rows that is still in the parameters' dtype.
-        self._sum: Tensor | None = None
-        self._block: Tensor | None = None
-        self._held = 0  # rows in it
+        self._room = room  # for the sum: memory of the last batch saves asking the system for it in every step
+        self._sum: Tensor | None = None  # clipped gradients, in float64
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
-        self._coins: torch.Generator | None = None
         self.begun = False  # whether the noise may have been drawn
         self.records = 0  # how many have been added; secret, used only by the literal form that claims nothing
-
-    def coins(self) -> torch.Generator:
-        """Secret coins of this batch, for rules that toss them."""
-        if self._coins is None:
-            self._coins = generator(self.draw.coin_key)
-        return self._coins
 
     def absorb(self, chunk: Chunk) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum."""
         self.records += chunk.rows
         if self.affine is not None:
             self._absorb_mapped(chunk)
-            return
-        factors = self._factors(chunk.norms())
-        for part, own in chunk.blocks(factors, BLOCK):
-            target, fresh = self._room(part.rows)
-            part.add_weighted_sum(target, own, fresh)
+        else:
+            factors = self._factors(chunk.norms())
+            chunk.add_weighted_sum(self._total(), factors)
 
     def _absorb_mapped(self, chunk: Chunk) -> None:
         """The same where a released map comes before the norm: the gradients themselves are made, a few at a time."""
         assert self.affine is not None
         for gradients in chunk.pieces():
-            mapped = self.affine.apply(gradients)
-            norms = torch.linalg.vector_norm(mapped, dim=1).double()
+            mapped = Dense(self.affine.apply(gradients), gradients.shape[1:])
+            norms = mapped.norms()
             far = ~torch.isfinite(norms)
             if bool(far.any()):
-                mapped, norms = mapped.masked_fill(far.unsqueeze(1), 0), norms.masked_fill(far, 0)
-            weights = self._factors(norms).to(mapped.dtype)
-            for some, own in zip(mapped.split(BLOCK), weights.split(BLOCK), strict=True):
-                target, fresh = self._room(len(some))
-                torch.addmv(target, some.t(), own, beta=int(not fresh), out=target)
+                mapped, norms = mapped.blank(far.nonzero().flatten()), norms.masked_fill(far, 0)
+            mapped.add_to(self._total(), self._factors(norms))
 
-    def _room(self, rows: int) -> tuple[Tensor, bool]:
-        """Where these rows are to be added, and whether nothing is there yet.
-
-        Long sums in float32 drop what is small beside them: records made for it could turn one more of them into many. So blocks
-        of few rows are added up in float64.
-        """
-        assert rows <= BLOCK
-        layout = self.layout
-        if self._block is None:
-            self._block = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
-        elif self._held + rows > BLOCK:
-            if self._sum is None:
-                self._sum = self._block.to(torch.float64, copy=True)
-            else:
-                self._sum.add_(self._block)
-            self._held = 0
-        fresh, self._held = self._held == 0, self._held + rows
-        return self._block, fresh
+    def _total(self) -> Tensor:
+        """Where records are added up: in float64, in which no record is lost beside others."""
+        if self._sum is None:
+            self._sum = sum_room(self.layout) if self._room is None else self._room
+            self._sum.zero_()
+        return self._sum
 
     def _factors(self, norms: Tensor) -> Tensor:
         factors = self.rule.factors(norms, self.draw.clip, self.coins)
         joint = self._add_extras(norms)
-        check_factors(norms, factors, joint, self.sensitivity, self.rule.name)
+        check_factors(norms, factors, joint, self.bound, self.rule.name)
         return factors
 
     def _add_extras(self, norms: Tensor) -> Tensor | None:
@@ -159,79 +205,83 @@ class Mechanism:
                 self._extras[name] = [0.0] * extra.columns.shape[1]
                 self._kinds[name] = extra
 
+    def _queries(self) -> tuple[_Query, dict[str, _Query]]:
+        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's own queries."""
+        draw, coordinates, own = self.draw, self.layout.numel, {}
+        for name, extra in self._kinds.items():
+            columns = len(self._extras[name])
+            if extra.sensitivity is None:
+                coordinates += columns
+            else:
+                assert extra.noise_multiplier is not None
+                query = f"{draw.query}: {name}"
+                own[name] = _Query(query, extra.sensitivity, extra.noise_multiplier, columns)
+        return _Query(draw.query, self.bound, draw.noise_multiplier, coordinates), own
+
     def release(self, ranks: Ranks | None, divisor: float) -> Released:
         """Noise, ledger, division. With several ``ranks``, rank 0 brings the noise of all, before anything is added up."""
         draw = self.draw
         self._declare_extras()
-        std = draw.noise_multiplier * self.sensitivity
-        lines = [self._row(draw.query, self.sensitivity, draw.noise_multiplier)]
-        for name, extra in self._kinds.items():
-            if extra.sensitivity is not None:
-                assert extra.noise_multiplier is not None
-                lines.append(self._row(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier))
         self.begun = True
         try:
-            self._write(lines)  # write-ahead: counted even if we die before the noise is drawn
+            main, own = self._queries()
+            # Write-ahead: counted even if we die before the noise is drawn.
+            self._write([self._row(query) for query in (main, *own.values())])
         except Exception as error:
             if ranks is not None:
                 self.refuse(ranks, str(error))
             raise
 
-        layout, owner = self.layout, ranks is None or ranks.first
-        if owner:
-            drawn = gaussian(subkey(draw.noise_key, "sum"), layout.numel, layout.dtype, std / divisor)
-            gradient = drawn.to(layout.device)
-        else:
-            gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-        # Sum and noise meet in one addition. Were the records added to the noise one after the other, each addition would round
-        # it, and many could push all of its values in some interval onto the same float.
-        if self._sum is not None and self._block is not None:
-            total = self._sum.add_(self._block)
-            gradient = total.mul_(1 / divisor).add_(gradient).to(layout.dtype)
-        elif self._block is not None:
-            gradient.add_(self._block, alpha=1 / divisor)
-        self._sum = self._block = None
-
-        released: dict[str, Tensor] = {}
+        owner = ranks is None or ranks.first
+        total = self._total().cpu().numpy()
+        self._sum = None
+        main.noised(draw.sum_key if owner else None, total)
+        beside: dict[str, np.ndarray] = {}
         for name, values in self._extras.items():
-            extra = self._kinds[name]
-            scale = std if extra.sensitivity is None else (extra.noise_multiplier or 0.0) * extra.sensitivity
-            if owner:
-                noise = few_gaussians(subkey(draw.noise_key, f"extra {name}"), len(values))
-                values = [value + scale * z for value, z in zip(values, noise, strict=True)]
-            released[name] = torch.tensor([value / divisor for value in values], dtype=torch.float64)
+            key = draw.extra_key(name) if owner else None
+            beside[name] = own.get(name, main).noised(key, np.array(values, dtype=np.float64))
         if ranks is not None:
-            released = self._add_up(ranks, gradient, released)
+            beside = self._add_up(ranks, total, beside)
+
+        mean = torch.from_numpy(total).mul_(main.unit(divisor))
+        gradient = mean.to(self.layout.device, self.layout.dtype, copy=True)
+        released = {
+            name: torch.from_numpy(values * own.get(name, main).unit(divisor)) for name, values in beside.items()
+        }
         if self.affine is not None:
             gradient = self.affine.undo(gradient)
-        return Released(draw.step, draw.phase, draw.clip, self.sensitivity, std / divisor, gradient, released)
+        std = main.std / divisor
+        return Released(draw.step, draw.phase, draw.clip, self.bound, std, gradient, released)
 
-    def _add_up(self, ranks: Ranks, gradient: Tensor, extras: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One meeting of all ranks; ``gradient`` in place."""
-        flat = torch.cat([torch.zeros(0, dtype=torch.float64), *extras.values()])
-        total = ranks.add_up(gradient, flat, self._what)
-        return dict(zip(extras, total.split([len(values) for values in extras.values()]), strict=True))
+    def _add_up(self, ranks: Ranks, total: np.ndarray, extras: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One meeting of all ranks; ``total`` in place. Whole numbers add up exactly, in whatever order."""
+        flat = np.concatenate([np.zeros(0), *extras.values()])
+        summed = ranks.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
+        ends = np.cumsum([len(values) for values in extras.values()])
+        return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
 
     def refuse(self, ranks: Ranks, why: str) -> None:
         """Takes part in the meeting of all ranks with zeros and the reason: then nothing is released on any of them."""
         self.begun = True
         self._extras, self._kinds = {}, {}
         self._declare_extras()
-        layout, size = self.layout, sum(len(values) for values in self._extras.values())
-        nothing = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-        ranks.add_up(nothing, torch.zeros(size, dtype=torch.float64), self._what, refusal=why)
+        size = sum(len(values) for values in self._extras.values())
+        nothing = torch.zeros(self.layout.numel + size, dtype=torch.float64)
+        ranks.add_up(nothing[size:], nothing[:size], self._what, refusal=why)
 
     @property
     def _what(self) -> str:
         return f"the {self.draw.query} of update {self.draw.step + 1}"
 
-    def _row(self, query: str, sensitivity: float, multiplier: float) -> dict[str, Any]:
+    def _row(self, query: _Query) -> dict[str, Any]:
         return {
             "step": self.draw.step,
             "batch": self.draw.batch,
-            "query": query,
-            "sensitivity": sensitivity,
-            "noise_multiplier": multiplier,
-            "noise_std": multiplier * sensitivity,
+            "query": query.name,
+            "sensitivity": query.sensitivity,
+            "noise_multiplier": query.multiplier,
+            "noise_std": query.std,
             "sample_rate": self.draw.sample_rate,
+            "clip": query.bound,
+            "grid": query.grid,
         }

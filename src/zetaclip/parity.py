@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
 from .gradients.capture import exact
 from .gradients.fallback import untensored
+from .power import PowerIterations
 from .sampling import record_shapes, shapes_differ
-from .turns import public_streams, set_public_streams
+from .tape import untouched
 from .validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -192,9 +192,9 @@ def check_parity(
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    raise_refusals(list(structural_refusals(module)))  # hooks of parameters are not copied
     module = copy.deepcopy(module)
     check_module(module)
-    raise_refusals(list(structural_refusals(module)))
     module.zero_grad(set_to_none=True)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
@@ -230,10 +230,10 @@ def _checked(
         norms = chunk.norms()
         clip = float(loop.norm(dim=1).median())
         factors = clip / norms.clamp_min(clip) if clip > 0 else torch.ones_like(norms)
-        total = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
-        chunk.add_weighted_sum(total, factors, True)
+        total = torch.zeros(layout.numel, dtype=torch.float64, device=layout.device)
+        chunk.add_weighted_sum(total, factors)
     wanted = (loop * (clip / loop.norm(dim=1, keepdim=True).clamp_min(clip) if clip > 0 else 1.0)).sum(0)
-    error = _relative(total.double(), wanted, wanted)
+    error = _relative(total, wanted, wanted)
     return _compare(named, layout, shadows, loop, fast, error, outside, examples.padded)
 
 
@@ -365,7 +365,7 @@ def dry_run(
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
     problems: list[str] = []
     examples = _Examples(module, batch, collate_fn)
-    with without_trace(module, layout, recorder) as buffers:
+    with untouched(), without_trace(module, layout, recorder) as buffers:
         try:
             recorder.open(examples.rows)
             _backward(module, examples.batch, loss_fn)
@@ -397,14 +397,15 @@ def _training_problems(
 
 @contextmanager
 def without_trace(module: nn.Module, layout: Layout, recorder: Recorder) -> Iterator[dict[str, Tensor]]:
-    """Inside, a private module may be run on any records: streams, buffers and gradients are as before afterwards.
+    """Inside, a private module may be run on any records: buffers and gradients are as before afterwards.
 
     Gives copies of the buffers by name.
     """
-    streams, numpys, pythons = public_streams(layout.device), np.random.get_state(), random.getstate()
     held = [(part, dict(part._buffers)) for part in module.modules()]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads, short = [p.grad for p in layout.parameters], recorder.short
+    power = PowerIterations(module)
+    power.hold()
     try:
         for parameter in layout.parameters:
             parameter.grad = None
@@ -412,9 +413,7 @@ def without_trace(module: nn.Module, layout: Layout, recorder: Recorder) -> Iter
     finally:
         recorder.close()
         recorder.short = short
-        set_public_streams(streams, layout.device)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+        power.let_go()
         with torch.no_grad():
             for part, own in held:
                 part._buffers.clear()

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -20,7 +18,7 @@ from .errors import LossError, OwnerWarning
 from .loss_check import WEIGHTED, verdict
 from .loss_graph import classified
 from .parity import LossFn, dimensions, evaluating, misreduced, reduction_problems, select_rows, without_trace
-from .turns import public_streams, set_public_streams
+from .tape import untouched
 
 if TYPE_CHECKING:
     from .run import Run
@@ -81,10 +79,11 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     Raises:
         LossError: the loss is reduced otherwise, or mixes records.
 
-    **Guarantee.** No record is looked at, and streams, weights, buffers and attributes of the
-    module are as before afterwards. **Edge cases.** A loss that can't be computed on such records
-    (it may need labels of its own kind), or that draws random numbers in evaluation mode, is not
-    judged here; the first batch is, by its graph.
+    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and weights,
+    buffers and attributes of the module, are as before afterwards.
+    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind),
+    or that draws random numbers in evaluation mode, is not judged here; the first batch is, by its
+    graph. A GPU's own generator is not set back.
     """
     module, device = run.module, run.layout.device
     reduction = reduction or run.settings.loss_reduction
@@ -98,7 +97,7 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     tries = [source] if isinstance(source, MadeUp) else _from(source, module, device)
     problems: list[str] = []
     for examples in tries:
-        with without_trace(module, run.layout, run.recorder), _attributes_kept(module):
+        with untouched(), without_trace(module, run.layout, run.recorder), _attributes_kept(module):
             try:
                 with torch.no_grad(), evaluating(module):
                     again = [float(finite(module, examples.batch)) for _ in range(2)]
@@ -177,13 +176,8 @@ def check_criterion(
     if not isinstance(row, (list, tuple)) or len(row) != 2:
         raise TypeError("criterion= needs a loader whose batches are (inputs, targets); for others use engine.validate")
     device = next(module.parameters()).device
-    streams, numpys, pythons = public_streams(device), np.random.get_state(), random.getstate()
-    try:
+    with untouched():
         _check_criterion(module, criterion, row, reduction, device, warn)
-    finally:
-        set_public_streams(streams, device)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
 
 
 def _check_criterion(

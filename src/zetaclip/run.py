@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from .clipping import Affine
 from .composition import Method, Plan, at
-from .control import Released
+from .control import Probe, Released
 from .control.base import check_clip
 from .distributed import Ranks, check_equal
 from .errors import PrivacyLeakWarning
@@ -33,8 +33,9 @@ from .guard import FORKED, Guard, OrderError
 from .journal import Journal
 from .ledger import Event, Key, Ledger, Row
 from .loss_check import LossCheck
-from .mechanism import Draw, Mechanism
+from .mechanism import Draw, Mechanism, sum_room
 from .optimizer import Gate
+from .power import PowerIterations
 from .randomness import Stream, subkey
 from .sampling import poisson_indices
 from .settings import Settings
@@ -68,6 +69,7 @@ class Run:
         dataset: Any,
         settings: Settings,
         method: Method,
+        probe: Probe | None,
         plan: Plan,
         ledger: Ledger,
         sampling: Stream,
@@ -83,11 +85,13 @@ class Run:
         self.shadows = shadows
         self.guard = Guard(module, optimizer, self.layout, recorder, shadows)
         self.weights = Weights(self.layout, self.module)
+        self.power = PowerIterations(module)
         self.dataset = dataset
         self.records = len(dataset)
         self.settings = settings
         self.losses = LossCheck(recorder, settings)
         self.method = method
+        self.probe = probe  # the controller's, bound to this module
         self.plan = plan
         self.ledger = ledger
         self.ranks: Ranks | None = None  # the other processes of this run; None with one process
@@ -133,6 +137,7 @@ class Run:
         self._resumed = False
         self.refresh_requested: Callable[[], None] = lambda: None
         self._tape = Tape(self.layout.device)
+        self._room = sum_room(self.layout)
 
     # -- what is read once per batch ------------------------------------------------------------------
 
@@ -291,7 +296,7 @@ class Run:
             noise_key=self._noise_key,
         )
         affine: Affine | None = rule.transform(self.rule_state) if hasattr(rule, "transform") else None
-        return Mechanism(self.layout, rule, draw, affine, self._write)
+        return Mechanism(self.layout, rule, draw, affine, self._write, self._room)
 
     def hand_out(self, rows: Tensor, ticket: int) -> None:
         turn = self._turn
@@ -300,6 +305,7 @@ class Run:
                 "this loader iterator is void: a later one was started, or the engine was loaded. Iterate the loader anew"
             )
         self.guard.hand_out()
+        self.power.hold()
         turn.out = True
         self._tape.lend(self._own_key(turn.key, f"forward of pass {self.phase}, chunk {turn.done}"))
         self.recorder.open(max(1, rows.shape[0]))
@@ -344,8 +350,9 @@ class Run:
             )
         if not self.recorder.received:
             raise OrderError(
-                "step() without a backward: no gradient of a private layer came back for the batch that is out. Call "
-                "loss.backward() between zero_grad() and step()"
+                "step() without a backward: no gradient of a private layer came back for the "
+                "batch that is out. Call loss.backward() between zero_grad() and step(), without "
+                "inputs=: a backward that asks for some tensors only leaves nothing here"
             )
         try:
             self._absorb(turn)
@@ -470,6 +477,7 @@ class Run:
                     self.optimizer.step()
         finally:
             self.gate.open = False
+        self.power.iterate()
         self.stepped = True
         self._advance()
         if self.method.remember is not None:
@@ -480,7 +488,7 @@ class Run:
             return  # the controller lives on rank 0, which sends what it says
         controller = self.method.controller
         begun = time.perf_counter()
-        reading = released if controller.probe is None else controller.probe.read(self.module, self.step_count)
+        reading = released if self.probe is None else self.probe.read(self.module, self.step_count)
         if reading is not None:
             before = self.control
             self.control = controller.update(reading, before)
@@ -497,6 +505,7 @@ class Run:
 
     def _close(self, turn: Turn) -> None:
         self.weights.restore()
+        self.power.let_go()
         self._same_batch = turn.key
         self._turn = self._start = None
         self.tries = 0
@@ -549,8 +558,7 @@ class Run:
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What updates will release."""
         rate = self.settings.sample_rate if self.plan.sample_rate is None else self.plan.sample_rate
-        beside = getattr(self.method.rule, "noise_multiplier", None)
-        return self.plan.events(self.method.passes, beside, rate, start, stop)
+        return self.plan.events(self.method.passes, self.method.beside(), rate, start, stop)
 
     def _check_attached(self) -> None:
         if self.detached:
@@ -563,6 +571,7 @@ class Run:
         if self._turn is not None:
             self._abandon_chunk()
             self.weights.restore()
+            self.power.let_go()
             self._turn = self._start = None
         self._ticket += 1
 
@@ -606,6 +615,7 @@ class Run:
         self.layout, self.shadows = Layout.of(named), shadows
         self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)
         self.weights = Weights(self.layout, self.module)
+        self._room = sum_room(self.layout)
 
     @property
     def between_batches(self) -> bool:

@@ -6,7 +6,6 @@ with one, so the user's ``collate_fn``, workers and pinning do what they did.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -30,8 +29,8 @@ from torch.utils.data import (
 )
 
 from .errors import PrivacyLeakWarning
-from .randomness import generator
-from .tape import drawing_from
+from .randomness import generator, uniforms
+from .tape import drawing_from, untouched
 
 if TYPE_CHECKING:
     from .run import Run
@@ -41,8 +40,7 @@ def poisson_indices(key: bytes, records: int, sample_rate: float) -> Tensor:
     """The records of one batch, in order. Uniforms of 53 bits, so that a small q is met as declared."""
     if sample_rate >= 1.0:
         return torch.arange(records)
-    coins = torch.rand(records, generator=generator(key), dtype=torch.float64)
-    return (coins < sample_rate).nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(uniforms(key, records) < sample_rate))
 
 
 def check_loader(loader: Any) -> None:
@@ -155,14 +153,8 @@ def zero_row(loader: DataLoader) -> Any:
             return type(leaf)()
         return leaf
 
-    # A dataset that augments must not move the public streams.
-    state, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
+    with untouched():  # a dataset that augments must not move the public streams
         return tree_map(blank, _first_record(loader))
-    finally:
-        torch.set_rng_state(state)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
 
 
 def _first_record(loader: DataLoader) -> Any:

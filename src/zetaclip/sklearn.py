@@ -396,6 +396,7 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
     import torch
 
     from .models import Perceptron
+    from .tape import alone
 
     try:
         widths = tuple(int(width) for width in hidden)
@@ -404,7 +405,7 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
     if any(width < 1 for width in widths):
         raise ValueError(f"hidden must hold positive widths, not {hidden}")
     features = dataset.input_shape
-    with torch.random.fork_rng(devices=[]):
+    with alone():
         torch.manual_seed(secrets.randbits(63) if seed is None else seed)
         model = Perceptron(features, dataset.outputs, widths)
     sides = [*features, *widths, dataset.outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,11 +25,14 @@ class Turn:
 
 @dataclass
 class Position:
-    """Where a run stands between two logical batches: everything that a checkpoint needs to go on."""
+    """Where a run stands between two logical batches: everything that a checkpoint needs to go on.
 
-    sampling: bytes
-    noise: bytes
-    same_batch: bytes | None
+    Keys are not in its repr: a traceback that shows values, or a debugger's log, is often read by others.
+    """
+
+    sampling: bytes = field(repr=False)
+    noise: bytes = field(repr=False)
+    same_batch: bytes | None = field(repr=False)
     public: dict[str, Tensor]
     tries: int = 0  # how often the batch that comes next was begun and put back
 

@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .gradients import Refusal, is_private
+from .gradients.capture import OLD_HOOK, hooked, old_hook
 
 
 class ValidationError(ValueError):
@@ -38,6 +40,12 @@ def check_module(module: Any) -> None:
         )
     for name, part in module.named_modules():
         reason = _WRAPPERS.get(type(part).__name__)
+        if isinstance(part, torch.jit.ScriptModule):
+            reason = (
+                "TorchScript runs without Python, where per-example gradients are recorded; train "
+                "the module as it was before torch.jit.script or torch.jit.trace, and script a "
+                "copy for inference"
+            )
         if reason is None and getattr(part, "_compiled_call_impl", None) is not None:
             reason = "it was compiled in place (module.compile()), which is not supported; build it without compiling"
         if reason is None and any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
@@ -67,6 +75,8 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
             yield Refusal(
                 name, kind, "it keeps running statistics of the records; build it with track_running_stats=False"
             )
+        if old_hook(part):
+            yield Refusal(name, kind, OLD_HOOK)
     for name, parameter in module.named_parameters():
         if is_lazy(parameter):
             yield Refusal(name, "parameter", "not initialised yet; run one forward before make_private")
@@ -80,6 +90,8 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
             )
         elif parameter.requires_grad and not parameter.is_floating_point():
             yield Refusal(name, "parameter", f"{parameter.dtype} can't be trained privately; use real floating point")
+        elif parameter.requires_grad and (reason := hooked(parameter)):
+            yield Refusal(name, "parameter", reason)
 
 
 def trained_parameters(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AccountingError, LedgerError
+from .grid import on_grid
 from .training.config import Config, ConfigError
 from .training.folder import RunFolder
 from .training.result import METRICS, SEALED, clip_figures, clip_lines_every, clip_path, digest, probe_summary, seal
@@ -126,7 +127,28 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         problems.append(f"steps: result.json says {result.get('steps')}, the ledger ends with {last}")
     if not skips and (missing := sorted(set(range(last)) - summed)):
         problems.append(f"the ledger has no sum for {len(missing)} of {last} steps, the first of them {missing[0]}")
-    return problems + _stated(result, config, ledger)
+    return problems + _exactness(result, ledger) + _stated(result, config, ledger)
+
+
+def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
+    """Every noisy release lies on a grid that is fine enough for the network that it trained."""
+    noisy = [row for row in ledger.rows() if row.noise_multiplier > 0]
+    without = sum(not row.exact for row in noisy)
+    if without:
+        return [
+            f"{without} of {len(noisy)} releases lie on no grid: they were made by a version whose noise could be attacked "
+            "through its last digits. Train again"
+        ]
+    size = result.get("parameters")
+    if not isinstance(size, int):
+        return ["result.json does not say how many parameters were trained, so the grid can't be checked"]
+    # A rule's own query ("sum: count") is a few numbers, not the network.
+    coarse = [
+        row for row in noisy if ": " not in row.query and not on_grid(row.grid, row.clip, row.noise_multiplier, size)
+    ]
+    if coarse:
+        return [f"step {coarse[0].step}: a grid of {coarse[0].grid:g} is too coarse for {size} parameters"]
+    return []
 
 
 def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
@@ -253,12 +275,10 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
         return []  # said already
     clips = clip_path(lines[0]["clip_before"], lines, int(result.get("steps", 0)))
     first = clips[0] if clips else 1.0
-    unit = next((row.sensitivity / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
+    unit = next((row.clip / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
     for row in rows:
-        if "sum" in row.query and row.step < len(clips) and not _close(row.sensitivity, unit * clips[row.step]):
-            return [
-                f"step {row.step}: the ledger has sensitivity {row.sensitivity:.6g}, the probes C = {clips[row.step]:.6g}"
-            ]
+        if "sum" in row.query and row.step < len(clips) and not _close(row.clip, unit * clips[row.step]):
+            return [f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C = {clips[row.step]:.6g}"]
     return []
 
 
@@ -287,15 +307,15 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
 
 
 def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
-    """The sensitivity of the first sum is the C that the run began with, by every rule that has a name."""
+    """The bound of the first sum is the C that the run began with, by every rule that has a name."""
     from .ledger import Ledger
 
     try:
         row = next((row for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows() if "sum" in row.query), None)
     except (FileNotFoundError, LedgerError):
         return []  # said already
-    if row is None or _close(row.sensitivity, said["initial"]):
+    if row is None or _close(row.clip, said["initial"]):
         return []
     return [
-        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum had sensitivity {row.sensitivity:.6g}"
+        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum was clipped at {row.clip:.6g}"
     ]

@@ -66,8 +66,8 @@ class Moments:
 class _Clipped:
     """Ordinary clipping in the mapped coordinates."""
 
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
-        return Flat().factors(norms, clip, generator)
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        return Flat().factors(norms, clip, coins)
 
     def sensitivity(self, clip: float) -> float:
         return clip

@@ -226,4 +226,4 @@ def test_frozen_layers_are_not_probed():
     with pytest.raises(ValueError, match="0 is not among the tensors"):
         attach_spectral(optimizer, net, Spectral(probe="0"))
     attached = attach_spectral(optimizer, net, Spectral())
-    assert list(attached.controller.probe.bound) == ["2"]
+    assert list(attached.probe.bound) == ["2"]

@@ -10,10 +10,10 @@ from zetaclip.control import Controller, Replay, Schedule
 def follow(controller, updates):
     """C used at update 0, 1, ..., and the history, driven as a training loop drives it."""
     state, used, history = controller.init(), [], []
-    controller.probe.bind(None, {})
+    probe = controller.probe.bind(None, {})
     for done in range(1, updates + 1):
         used.append(state.clip)
-        reading = controller.probe.read(None, done)
+        reading = probe.read(None, done)
         state = controller.update(reading, state)
         if controller.entry(state) is not None:
             history.append(controller.entry(state))

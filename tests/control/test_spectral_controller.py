@@ -331,7 +331,7 @@ def test_a_given_probe_gets_the_controllers_period_and_fit():
 
     class Stub:
         def bind(self, module, trained):
-            pass
+            return self
 
         def read(self, module, step):
             return None

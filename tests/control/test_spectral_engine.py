@@ -60,8 +60,8 @@ def test_c_moves_and_clip_and_noise_share_it():
     expected = 2 * [1.0]
     for entry in optimizer.clip_history[:-1]:
         expected += 2 * [entry[4]]
-    assert [row.sensitivity for row in rows] == expected and len(set(expected)) == 6
-    assert [row.noise_std for row in rows] == pytest.approx([SIGMA * clip for clip in expected])
+    assert [row.clip for row in rows] == expected and len(set(expected)) == 6
+    assert [row.noise_std for row in rows] == pytest.approx([SIGMA * clip * (1 + 2**-9) for clip in expected])
     assert optimizer.clip == optimizer.clip_history[-1][4]
 
 
@@ -94,15 +94,15 @@ def test_c_sequence_is_recomputed_from_saved_weights(make):
     train(module, optimizer, loader, epochs=3, after=lambda: released.append(copy.deepcopy(module.state_dict())))
 
     offline, net = make(period=3, probe=["0", "2"]), network(seed=1)
-    offline.probe.bind(net, dict(net.named_parameters()))
+    probe = offline.probe.bind(net, dict(net.named_parameters()))
     state, used = offline.init(), []
     for done, weights in enumerate(released, start=1):
         used.append(state.clip)
         net.load_state_dict(weights)
-        reading = offline.probe.read(net, done)
+        reading = probe.read(net, done)
         if reading is not None:
             state = offline.update(reading, state)
-    assert used == [row.sensitivity for row in engine.ledger.rows()]
+    assert used == [row.clip for row in engine.ledger.rows()]
     assert state.clip == optimizer.clip and len(set(used)) == 4
 
 

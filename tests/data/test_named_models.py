@@ -79,24 +79,21 @@ def test_the_small_resnet_and_its_probe():
     model = models.build("resnet-small", (3, 32, 32), 10)
     widths = [getattr(model, f"layer{i}")[0].conv2.out_channels for i in (1, 2, 3)]
     assert widths == [16, 32, 64] and not hasattr(model, "layer4")
-    probe = Probe()
-    probe.bind(model, dict(model.named_parameters()))
+    probe = Probe().bind(model, dict(model.named_parameters()))
     assert list(probe.bound) == ["stem", "layer2.0.conv2", "layer3.0.conv2", "fc"]
     with torch.device("meta"):
         large = models.build("resnet18", (3, 32, 32), 10)
-    probe = Probe()
-    probe.bind(large, dict(large.named_parameters()))
+    probe = Probe().bind(large, dict(large.named_parameters()))
     assert list(probe.bound) == ["stem", "layer2.1.conv2", "layer4.1.conv2", "fc"]
-    named = Probe(["stem", "layer2", "layer4", "fc"])  # the names of the paper's probe sets
-    named.bind(large, dict(large.named_parameters()))
+    # the names of the paper's probe sets
+    named = Probe(["stem", "layer2", "layer4", "fc"]).bind(large, dict(large.named_parameters()))
     assert list(named.bound) == list(probe.bound)
 
 
 @pytest.mark.parametrize("name", ["cnn", "cnn-large", "mlp"])
 def test_plain_networks_are_probed_at_fc1(name):
     model = models.build(name, (1, 8, 8), 10)
-    probe = Probe()
-    probe.bind(model, dict(model.named_parameters()))
+    probe = Probe().bind(model, dict(model.named_parameters()))
     assert list(probe.bound) == ["fc1"]
 
 

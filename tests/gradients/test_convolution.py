@@ -39,7 +39,7 @@ def test_all_kernels_agree(monkeypatch, piece):
             torch.testing.assert_close(found.norms(), expected.flatten(1).norm(dim=1), rtol=1e-10, atol=1e-10)
             factors = torch.rand(4, dtype=torch.float64)
             total = torch.ones_like(weight)
-            found.add_to(total, factors, True)
+            found.add_to(total, factors)
             wanted = 1 + torch.einsum("b,bocij->ocij", factors, expected)
             torch.testing.assert_close(total, wanted, rtol=1e-10, atol=1e-10)
 

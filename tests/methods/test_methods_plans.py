@@ -4,8 +4,9 @@ import math
 
 import pytest
 from helpers import private, tiny, toy_data, train
+from toys import Counting
 
-from zetaclip import methods, plans
+from zetaclip import Method, Pass, Plan, methods, plans
 from zetaclip.accounting import epsilon
 from zetaclip.guard import OrderError
 from zetaclip.ledger import Event
@@ -50,6 +51,46 @@ def test_two_sums_on_one_batch(share):
     assert first**-2 / second**-2 == pytest.approx(share / (1 - share))
     if share == 0.5:
         assert first == pytest.approx(math.sqrt(2) * 0.512)
+
+
+def elsewhere(rate, multipliers, steps):
+    """ε of Gaussians on the records of one Poisson batch, many times over, as dp-accounting composes them by itself."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    batch = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(s) for s in multipliers])
+    spent = RdpAccountant().compose(dp_accounting.PoissonSampledDpEvent(rate, batch), steps)
+    return spent.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("multipliers", [(2.0, 2.0), (1.3, 0.9), (5.0, 1.1)])
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+def test_passes_over_one_batch_cost_both_together(multipliers, rate):
+    passes = Pass("ascent"), Pass("descent", batch="same")
+    for schedules in (multipliers, tuple(lambda step, s=s: s for s in multipliers)):
+        planned = epsilon(Plan(schedules).events(passes, None, rate, 3, 43), DELTA, "rdp")
+        assert planned == pytest.approx(elsewhere(rate, multipliers, 40), rel=1e-3)
+    # The dearer one of the two alone is told apart, and so are two batches.
+    assert elsewhere(rate, [min(multipliers)], 40) < 0.97 * planned
+    fresh = Plan(multipliers).events((Pass("ascent"), Pass("descent")), None, rate, 3, 43)
+    assert [(event.noise_multiplier, event.count) for event in fresh] == (
+        [(2.0, 80)] if multipliers == (2.0, 2.0) else [(s, 40) for s in multipliers]
+    )
+
+
+def test_what_is_planned_for_two_passes_is_what_the_ledger_says():
+    """Also with a query beside each sum: four Gaussians on the records of one batch."""
+    own = (2.2, 1.7)
+    method = Method(
+        "two", rule=Counting(3.0), passes=(Pass("ascent"), Pass("descent", batch="same")), plan=lambda budget: Plan(own)
+    )
+    engine, module, optimizer, loader = private(tiny(), toy_data(40), q=0.1, method=method, clipping=1.0)
+    done = train(module, optimizer, loader, epochs=3)
+    told = [epsilon(events, DELTA, "rdp") for events in (engine.planned_events(0, done), engine.ledger.events())]
+    assert told == [pytest.approx(elsewhere(0.1, [*own, 3.0, 3.0], done), rel=1e-3)] * 2
+    sam = methods.get("dp-sam", ascent_batch="same")
+    engine, *_ = private(tiny(), toy_data(40), q=0.1, method=sam, clipping=None, epochs=4, target_delta=DELTA)
+    assert epsilon(engine.planned_events(0, 40), DELTA, "rdp") == pytest.approx(elsewhere(0.1, [1.0], 40), rel=1e-3)
 
 
 @pytest.mark.parametrize(

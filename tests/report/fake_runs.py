@@ -192,7 +192,7 @@ def invented(path, seed=0, epochs=12, state="finished", metric="accuracy", ledge
         header = Header(1280, "declared", 128.0, "rdp", "dp-sgd")
         book = Ledger(header)
         for step in range(steps):
-            book.append(Row(step, step, "gradient", 1.0, 1.1, 1.1, 0.1, "a"))
+            book.append(Row(step, step, "gradient", 1.0, 1.1, 1.1, 0.1, "a", 1.0, 0.0))
         book.to_jsonl(path / "ledger.jsonl")
     if state == "finished":
         name = {"name": metric, "value": rows[-1]["metric"] if rows else None}

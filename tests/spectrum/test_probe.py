@@ -14,9 +14,7 @@ def trained(module):
 
 
 def bound(module, *args, **options):
-    probe = Probe(*args, **options)
-    probe.bind(module, trained(module))
-    return probe
+    return Probe(*args, **options).bind(module, trained(module))
 
 
 class Cnn(nn.Module):

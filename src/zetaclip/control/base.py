@@ -34,8 +34,11 @@ class Released:
 class Probe(Protocol):
     """Reads weights that DP training has already released."""
 
-    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
-        """Chooses what to read, once, at ``make_private``; raises for tensors that training does not update."""
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe:
+        """The probe of one run: chooses what to read, once, at ``make_private``.
+
+        Leaves this object as it is, which may be given to several engines. Raises for tensors that training does not update.
+        """
 
     def read(self, module: nn.Module, step: int) -> Any | None:
         """A reading after ``step`` updates, or None to hold C."""
@@ -72,11 +75,38 @@ class ClipState:
 class _Never:
     """A probe that reads nothing, so that C is held."""
 
-    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
-        pass
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> _Never:
+        return self
 
     def read(self, module: nn.Module, step: int) -> None:
         return None
+
+
+def bound_probe(controller: Controller, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe | None:
+    """What a controller reads in one run.
+
+    Args:
+        controller: may serve other runs, too.
+        module: whose weights are read.
+        trained: the parameters that may be read, by name.
+
+    Returns:
+        The bound probe; None for a controller that reads releases.
+
+    Raises:
+        TypeError: if ``bind`` gives no probe back.
+    """
+    if controller.probe is None:
+        return None
+    bound = controller.probe.bind(module, trained)
+    if not hasattr(bound, "read"):
+        raise TypeError(
+            f"bind() of the probe {type(controller.probe).__name__} must return a probe with read(), not "
+            f"{type(bound).__name__}: one probe may serve several engines, so bind() must not keep what it chooses in the object itself. "
+            "Return a copy that holds it (chosen = copy.copy(self); chosen.name = ...; return chosen), or self if there is nothing to "
+            "choose"
+        )
+    return bound
 
 
 def check_inside(name: str, value: float, holds: bool, what: str) -> None:

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
 from .capture import Recorder, Shadow
-from .fallback import LOOP, VMAP, recordless_refusal, recurrent_refusal, run_per_example
+from .fallback import LOOP, VMAP, recordless_refusal, recurrent_refusal, run_per_example, sparse_refusal
 from .rules import find_rule, refusal
 
 
@@ -54,7 +54,7 @@ def make_shadows(
         if rule is not None:
             shadows.append(Shadow(part, name, rule.path, rule.forward or rule.run, here, recorder))
         elif is_parametrized(part) or any(p in trained for p in _own_parameters(part)):
-            reason = recordless_refusal(part)
+            reason = recordless_refusal(part) or sparse_refusal(part)
             if reason is not None:
                 refusals.append(Refusal(name, type(part).__name__, reason))
                 return
@@ -80,6 +80,6 @@ def _own_parameters(part: nn.Module) -> Iterator[nn.Parameter]:
 def _refused_inside(part: nn.Module, name: str) -> Iterator[Refusal]:
     for inner_name, inner in part.named_modules():
         if inner is not part:
-            reason = refusal(inner) or recurrent_refusal(inner)
+            reason = refusal(inner) or recurrent_refusal(inner) or sparse_refusal(inner)
             if reason is not None:
                 yield Refusal(f"{name}.{inner_name}" if name else inner_name, type(inner).__name__, reason)

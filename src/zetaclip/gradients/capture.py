@@ -10,10 +10,11 @@ gradient. Copies and pickles of the module carry the plain forward.
 from __future__ import annotations
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -160,7 +161,7 @@ def exact(device: torch.device) -> Any:
     kind = device.type
     autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
     backend = "cuda" if kind == "cuda" else "mkldnn"
-    return _WholeFloat32(backend, autocast) if _rounds(backend) else autocast
+    return _WholeFloat32(backend, autocast) if _WholeFloat32.inside or _rounds(backend) else autocast
 
 
 # How torch says which kernels may round float32: one switch for matmul and one for cudnn, and from 2.9 on also a setting for each kind
@@ -178,12 +179,44 @@ def _rounds(backend: str) -> bool:
 
 
 class _WholeFloat32:
-    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on."""
+    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on.
+
+    The switches are the process's. Of several threads the last one to leave puts them back: the first would take them from the others.
+    """
+
+    inside: ClassVar[int] = 0
+    _entered: ClassVar[list[_WholeFloat32]] = []
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, backend: str, autocast: Any) -> None:
         self.backend, self.autocast = backend, autocast
 
     def __enter__(self) -> None:
+        with self._lock:
+            self._look()
+            _WholeFloat32.inside += 1
+            self._entered.append(self)
+        try:
+            with self._lock:
+                self._whole()
+            self.autocast.__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.autocast.__exit__(*error)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            while self.inside == 1 and self._entered:
+                self._entered.pop()._put_back()
+            _WholeFloat32.inside -= 1  # last: who finds 0 here, without the lock, must find the user's settings, too
+
+    def _look(self) -> None:
         self.matmul = _matmul_switch()
         self.cudnn = _precision is None and torch.backends.cudnn.allow_tf32
         # The switch for matmul turns the settings of both backends.
@@ -191,18 +224,6 @@ class _WholeFloat32:
             (backend, kind, _precision(backend, kind))
             for backend, kind in (("cuda", "matmul"), ("mkldnn", "matmul"), (self.backend, "conv"))
         ]  # fmt: skip
-        try:
-            self._whole()
-            self.autocast.__enter__()
-        except BaseException:
-            self._put_back()
-            raise
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self.autocast.__exit__(*error)
-        finally:
-            self._put_back()
 
     def _whole(self) -> None:
         if self.matmul is not None:
@@ -256,6 +277,15 @@ class Shadow:
         self.parameters = parameters
         self.keys = {key: id(parameter) for key, parameter in parameters.items()}
         self.recorder = recorder
+        # Where every parameter of the module lies, and whether it is one of ours.
+        ours = set(self.keys.values())
+        self.places = [
+            (part, key, parameter, id(parameter) in ours)
+            for part in module.modules()
+            for key, parameter in part._parameters.items()
+            if parameter is not None
+        ]
+        self.narrower: dict[frozenset[str], Shadow] = {}
         self.shadowed = module.__dict__.get("forward")
         self.inner: Callable[..., Any] = module.forward
 
@@ -269,14 +299,62 @@ class Shadow:
                 "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
                 "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
             )
+        shadow = self
+        for part, key, own, trained in self.places:
+            if part._parameters.get(key) is not own or (trained and not own.requires_grad):
+                shadow = self._narrowed()
+                break
+        if not shadow.parameters:  # nothing of it is trained in this forward: plain torch
+            return self.inner(*args, **kwargs)
         if torch._C._current_graph_task_id() == -1:  # a forward run again by gradient checkpointing is no further use
-            recorder.uses.append(self)
-        return self.run(self, *args, **kwargs)
+            recorder.uses.append(shadow)
+        return self.run(shadow, *args, **kwargs)
+
+    def _narrowed(self) -> Shadow:
+        """Answers only for those parameters that are in their places now and require a gradient.
+
+        The others were frozen around this forward, or ``functional_call`` lends the module other
+        weights in their place.
+        """
+        held, gone = set(), set()
+        for part, key, parameter, trained in self.places:
+            found = part._parameters.get(key)
+            if found is parameter and (parameter.requires_grad or not trained):
+                held.add(id(parameter))
+                continue
+            gone.add(id(parameter))
+            if found is not None and found.requires_grad:
+                raise CaptureError(
+                    f"{self.name} was called with another tensor in place of its parameter {key} "
+                    "(by torch.func.functional_call?) that requires a gradient: one that is "
+                    "computed from trained weights, say. That gradient would be neither clipped "
+                    "nor noised. Call the layer with its own parameters, or lend it weights that "
+                    "are detached (weight.detach())"
+                )
+        if held & gone:
+            raise CaptureError(
+                f"{self.name} was called with another tensor in one place of a parameter that it "
+                "uses in several. Replace it in all of them (functional_call does so unless "
+                "tie_weights=False), or in none"
+            )
+        left = {name: p for name, p in self.parameters.items() if id(p) in held}
+        shadow = self.narrower.get(frozenset(left))
+        if shadow is None:
+            shadow = self.narrower[frozenset(left)] = Shadow.__new__(Shadow)
+            keys = {name: self.keys[name] for name in left}
+            shadow.__dict__.update(self.__dict__, parameters=left, keys=keys)
+        return shadow
 
     def hand_over(self, contributions: Contributions) -> None:
+        """As autograd would leave a gradient: none for a parameter that was frozen meanwhile."""
         received = self.recorder.received
         for name, contribution in contributions.items():
-            received.setdefault(self.keys[name], []).append(contribution)
+            parameter = self.parameters[name]
+            reason = hooked(parameter)
+            if reason is not None:
+                raise CaptureError(f"parameter {name} of {self.name}: {reason}")
+            if parameter.requires_grad:
+                received.setdefault(self.keys[name], []).append(contribution)
 
     def detached_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, with its own parameters detached."""
@@ -311,6 +389,30 @@ class Shadow:
 
     def __reduce__(self) -> tuple:
         return getattr, (self.module, "forward")
+
+
+def hooked(parameter: Tensor) -> str | None:
+    """Why hooks on this parameter's gradient can't be kept, or None if there are none."""
+    if not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        return None
+    return (
+        "it has a hook on its gradient (register_hook or register_post_accumulate_grad_hook), "
+        "which would never be called: there is no gradient of the batch before clipping and "
+        "noise. Remove the hook (handle.remove()). To change the private gradient, change p.grad "
+        "in a hook of the optimizer (register_step_pre_hook)"
+    )
+
+
+OLD_HOOK = (
+    "it has a hook by register_backward_hook (torch calls it deprecated), which is given the "
+    "gradients of the last operation alone, and that is another one here. Use "
+    "register_full_backward_hook"
+)
+
+
+def old_hook(module: nn.Module) -> bool:
+    """Whether the module has a backward hook that is not a full one."""
+    return module._is_full_backward_hook is False and bool(module._backward_hooks)
 
 
 def is_private(module: nn.Module) -> bool:

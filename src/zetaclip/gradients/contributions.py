@@ -5,10 +5,10 @@ two questions without that sum: how long is each example's gradient (``norms``),
 every example has been scaled by its own factor (``add_to``). Only ``Dense`` really holds the per-example
 gradients; the others hold a layer's input and output gradient, which is usually far less.
 
-All arithmetic is done in the dtype of the held tensors: float32, or float64 for float64 models. Half
-precision is widened before it gets here (``widen``). A norm that can't be trusted, because it
-overflowed or because cancellation ate its digits, is returned as NaN: the caller then works that example
-out again in float64.
+**Guarantee.** No two records meet in less than float64: what a record adds to a sum does not depend on the
+records beside it. One record's own gradient may be worked out in float32, which rounds it in a way that is
+its own. A norm that can't be trusted, because it overflowed or because cancellation ate its digits, is
+returned as NaN: the caller then works that example out again in float64.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from . import compiled
+
 # A float that passes through memory (written, read for the norm, read for the sum) costs about as much as
 # this many multiply-adds of a matrix product; `bench/kernels.py` measures it. It only decides speed.
 MEMORY_COST = 40
+# Values whose squares are added up in float32 before the sum goes on in float64.
+NORM_PIECE = 2048
+# Floats that are made at once on the way to a sum: they stay in the cache until they are added.
+SUM_FLOATS = 1 << 18
+# From so many positions on, one record's float32 matrix product and a float64 addition of what it gives cost less
+# than a float64 product over the positions of all records; `bench/kernels.py` measures it. It only decides speed.
+LONG_SEQUENCE = 24
 # A sum that comes out below this share of Σ_t |x_t||g_t|, the value it would have without cancellation, has lost
 # too many digits to bound anything with: by Gram matrices (which see its square) and by making the gradient.
 TRUSTED_GRAM = {torch.float32: 1e-2, torch.float64: 1e-6}
@@ -40,8 +49,8 @@ class Contribution(Protocol):
     def norms(self) -> Tensor:
         """The norm of each example's gradient; not finite where it can't be trusted."""
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        """``out (+)= Σ_i factors[i] * gradient_i``; ``out`` is shaped like the parameter or its block."""
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """``out += Σ_i factors[i] * gradient_i``, all in float64; ``out`` is shaped like the parameter or its block."""
 
     def dense(self) -> Tensor:
         """The gradients themselves, shaped (examples, *parameter or block)."""
@@ -62,8 +71,45 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Norm of each row; ``vector_norm`` is many times faster here than a sum of squares."""
-    return torch.linalg.vector_norm(rows if rows.dim() == 2 else rows.reshape(len(rows), -1), dim=1)
+    """Norm of each row, in float64.
+
+    ``vector_norm`` is many times faster here than a sum of squares. It adds up in the dtype of the row, so long
+    rows are taken in pieces: a float32 sum of millions of squares would lose the small ones.
+    """
+    flat = rows if rows.dim() == 2 else rows.reshape(len(rows), -1)
+    width = flat.shape[1]
+    if width <= 2 * NORM_PIECE or flat.dtype == torch.float64:
+        return torch.linalg.vector_norm(flat, dim=1).double()
+    whole = width - width % NORM_PIECE
+    pieces = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, NORM_PIECE)), dim=2).double()
+    norms = torch.linalg.vector_norm(pieces, dim=1)
+    return norms if whole == width else torch.hypot(norms, torch.linalg.vector_norm(flat[:, whole:], dim=1).double())
+
+
+def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
+    """``out += Σ_i factors[i] * rows[i]`` in float64, for rows (examples, width) of any float dtype and a flat ``out``."""
+    if (
+        compiled.plain(rows, torch.float32)
+        and compiled.plain(factors, torch.float64)
+        and compiled.plain(out, torch.float64)
+    ):
+        assert out.shape == rows.shape[1:] and factors.shape == rows.shape[:1]
+        compiled.rows.weigh([rows.data_ptr(), rows.shape[1], 0, out.data_ptr()], len(rows), factors.data_ptr(), 1.0)
+    elif rows.dtype == torch.float64:
+        out.addmv_(rows.t(), factors)
+    else:
+        some = max(1, SUM_FLOATS // max(1, len(rows)))
+        for part, own in zip(rows.split(some, dim=1), out.split(some), strict=True):
+            own.addmv_(part.double().t(), factors)
+
+
+def add_in_pieces(parts: Contribution, out: Tensor, factors: Tensor, floats: int) -> None:
+    """Makes the gradients themselves, a few examples at a time, and adds them up in float64."""
+    some = max(1, SUM_FLOATS // max(1, floats))
+    for first in range(0, len(factors), some):
+        rows = slice(first, first + some)
+        made = parts.take(rows).dense()
+        Dense(made, made.shape[1:]).add_to(out, factors[rows])
 
 
 @functools.cache
@@ -97,16 +143,14 @@ class Dense:
     def norms(self) -> Tensor:
         return row_norms(self.stored) if self.known is None else self.known
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
         flat = self.stored if self.stored.dim() == 2 else self.stored.reshape(len(self.stored), -1)
         if self.unpack is None and out.is_contiguous():
-            out.view(-1).addmv_(flat.t(), factors, beta=int(accumulate))
+            add_weighted_rows(out.view(-1), flat, factors)
             return
-        total = self._ordered(torch.mv(flat.t(), factors).view(1, *self.stored.shape[1:]))[0]
-        if accumulate:
-            out.add_(total)
-        else:
-            out.copy_(total)
+        total = flat.new_zeros(flat.shape[1], dtype=torch.float64)
+        add_weighted_rows(total, flat, factors)
+        out.add_(self._ordered(total.view(1, *self.stored.shape[1:]))[0])
 
     def _ordered(self, stored: Tensor) -> Tensor:
         if self.unpack is not None:
@@ -138,7 +182,8 @@ def gram_norms(x: Tensor, g: Tensor) -> Tensor:
     """
     gram_x = torch.bmm(x, x.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
-    squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
+    # In float64: of T² terms of both signs little may be left.
+    squares = torch.linalg.vecdot(gram_x.flatten(1).double(), gram_g.flatten(1).double()).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     return trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype])
@@ -150,9 +195,8 @@ def trusted(norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, ou
     ``lengths`` are the norms of x_t and g_t, (B, T).
     """
     largest = torch.linalg.vecdot(lengths_x, lengths_g)
-    hidden = torch.linalg.vecdot(lengths_x + floor(inputs, norms.dtype), lengths_g + floor(outputs, norms.dtype)).sub_(
-        largest
-    )
+    lost_x, lost_g = floor(inputs, lengths_x.dtype), floor(outputs, lengths_g.dtype)
+    hidden = torch.linalg.vecdot(lengths_x + lost_x, lengths_g + lost_g).sub_(largest)
     # Written so that an overflow (inf or nan) is flagged as well.
     return norms.masked_fill_(~(norms >= share * largest), torch.nan).add_(hidden)
 
@@ -179,11 +223,12 @@ class Single:
         """The one that is cheaper to scale."""
         return self.x if self.x.shape[1] < self.g.shape[1] else self.g
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        scaled = self.narrow.double() * factors.unsqueeze(1)
         if self.narrow is self.x:
-            out.addmm_(self.g.t(), self.x * factors.unsqueeze(1), beta=int(accumulate))
+            out.addmm_(self.g.double().t(), scaled)
         else:
-            out.addmm_((self.g * factors.unsqueeze(1)).t(), self.x, beta=int(accumulate))
+            out.addmm_(scaled.t(), self.x.double())
 
     def dense(self) -> Tensor:
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
@@ -223,9 +268,14 @@ class Outer:
         lengths_x, lengths_g = torch.linalg.vector_norm(self.x, dim=2), torch.linalg.vector_norm(self.g, dim=2)
         return trusted(torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype])
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        scaled = self.g * factors.view(-1, 1, 1)
-        out.addmm_(scaled.flatten(0, 1).t(), self.x.flatten(0, 1), beta=int(accumulate))
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
+        if positions >= LONG_SEQUENCE:
+            return add_in_pieces(self, out, factors, inputs * outputs)
+        some = max(1, 4 * SUM_FLOATS // max(1, positions * (inputs + outputs)))
+        for x, g, own in zip(self.x.split(some), self.g.split(some), factors.split(some), strict=True):
+            scaled = g.double() * own.view(-1, 1, 1)
+            out.addmm_(scaled.flatten(0, 1).t(), x.flatten(0, 1).double())
 
     def dense(self) -> Tensor:
         return torch.bmm(self.g.transpose(1, 2), self.x)
@@ -266,15 +316,13 @@ class Lookup:
             return trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
         gram = torch.bmm(self.g, self.g.transpose(1, 2))
-        squares = torch.linalg.vecdot(same.flatten(1), gram.flatten(1)).clamp_min_(0)
+        squares = torch.linalg.vecdot(same.flatten(1).double(), gram.flatten(1).double()).clamp_min_(0)
         # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
         # flags a few more.
         return trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype])
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        if not accumulate:
-            out.zero_()
-        scaled = self.g * factors.view(-1, 1, 1)
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        scaled = self.g.double() * factors.view(-1, 1, 1)
         out.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
 
     def dense(self) -> Tensor:

@@ -20,7 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contributions import TRUSTED_DENSE, Contribution, Dense, gram_is_cheaper, gram_norms, row_norms, trusted
+from .contributions import (
+    SUM_FLOATS,
+    TRUSTED_DENSE,
+    Contribution,
+    Dense,
+    Outer,
+    gram_is_cheaper,
+    gram_norms,
+    row_norms,
+    trusted,
+)
 
 # From this many weights per kernel position on, matrix products beat the grouped convolution.
 SHIFTED_FROM = 2048
@@ -195,7 +205,7 @@ def _product(values: tuple[int, ...] | torch.Size) -> int:
 class ConvGram:
     """Input and output gradient of a late convolution: few positions, large weights.
 
-    Norms come from Gram matrices over the positions, the sum from one ordinary weight gradient.
+    Norms come from Gram matrices over the positions, the sum from a product over them in float64.
     """
 
     x: Tensor
@@ -221,15 +231,18 @@ class ConvGram:
         return columns.transpose(1, 2)
 
     def norms(self) -> Tensor:
-        return gram_norms(self._unfolded(), self.g.flatten(2).transpose(1, 2))
+        sequence = self._sequence()
+        return gram_norms(sequence.x, sequence.g)
 
-    def add_to(self, out: Tensor, factors: Tensor, accumulate: bool) -> None:
-        scaled = self.g * factors.view(-1, *([1] * (self.g.dim() - 1)))
-        total = _weight_gradient(self.x, scaled, self.geometry, self.shape, self.geometry.groups)
-        if accumulate:
-            out.add_(total)
-        else:
-            out.copy_(total)
+    def _sequence(self) -> Outer:
+        return Outer(self._unfolded(), self.g.flatten(2).transpose(1, 2))
+
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        weights = self.shape.numel()
+        some = max(1, SUM_FLOATS // (weights // self.g.shape[1]))
+        for first in range(0, len(factors), some):
+            rows = slice(first, first + some)
+            self.take(rows)._sequence().add_to(out.view(self.g.shape[1], -1), factors[rows])
 
     def dense(self) -> Tensor:
         return torch.bmm(self.g.flatten(2), self._unfolded()).view(len(self.x), *self.shape)
@@ -246,9 +259,8 @@ class ConvGram:
 
 @dataclass(frozen=True)
 class ConvPieces(ConvGram):
-    """Input and output gradient of a convolution whose gradients are made a few at a time, for their norms only.
-
-    The sum then comes from one ordinary weight gradient: a little more work, and far less memory.
+    """Input and output gradient of a convolution whose gradients are made a few at a time: for their norms, and again
+    for their sum. More work, and far less memory.
     """
 
     def norms(self) -> Tensor:
@@ -262,6 +274,11 @@ class ConvPieces(ConvGram):
         inputs, outputs = self.x[0].numel(), self.g[0].numel()
         share = TRUSTED_DENSE[self.x.dtype]
         return trusted(torch.cat(pieces), reach, row_norms(self.g).unsqueeze(1), inputs, outputs, share)
+
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        some = max(1, (1 << 19) // self.shape.numel())
+        for x, g, own in zip(self.x.split(some), self.g.split(some), factors.split(some), strict=True):
+            _gradients(x, g, self.geometry).add_to(out, own)
 
     def dense(self) -> Tensor:
         return _gradients(self.x, self.g, self.geometry).dense()

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.modules.module as _hooks
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -60,8 +61,17 @@ class _Alias(torch.autograd.Function):
 def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     """The private forward of a module without a rule."""
     recorder = shadow.recorder
-    leaves, structure = tree_flatten((args, kwargs))
     recurrent = isinstance(shadow.module, nn.RNNBase)
+    if "input" in kwargs:  # before a recurrent layer's states, in whatever order they were given
+        kwargs = {"input": kwargs["input"], **kwargs}
+    if any(isinstance(given, PackedSequence) for given in (*args, *kwargs.values())):
+        raise CaptureError(
+            f"{shadow.name} ({type(shadow.module).__name__}) was given a PackedSequence, in which "
+            "the steps of all records are mixed, so nobody can tell whose gradient is whose. Give "
+            "it the padded tensor (records, time, features), and pick each record's output at its "
+            "own last step: out[torch.arange(len(out)), lengths - 1]"
+        )
+    leaves, structure = tree_flatten((args, kwargs))
     batch_dims: list[int | None] = []
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor) or leaf.dim() == 0:
@@ -74,6 +84,10 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     if all(dim is None for dim in batch_dims):
         raise CaptureError(f"{shadow.name} ({type(shadow.module).__name__}): {_NO_RECORD}")
     _refuse_unsplit(shadow, args, kwargs)
+    if "unit" not in shadow.__dict__:
+        shadow.__dict__["unit"] = _Unit(shadow)
+    unit: _Unit = shadow.__dict__["unit"]
+    unit.refuse_backward_hooks(shadow.name)
     if getattr(parametrize, "_cache_enabled", 0):
         raise CaptureError(
             f"{shadow.name} ({type(shadow.module).__name__}) was called inside torch.nn.utils.parametrize.cached(): the weight that "
@@ -98,7 +112,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
                 row, at = next(supply)
                 filled.append(row.unsqueeze(at))
         these_args, these_kwargs = tree_unflatten(filled, structure)
-        return _call(shadow, parameters, these_args, these_kwargs)
+        return _call(unit, parameters, these_args, these_kwargs)
 
     if shadow.path == VMAP:
         state = torch.get_rng_state()
@@ -109,7 +123,9 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         except Exception as problem:
             if getattr(shadow, "proven", False):
                 raise
-            torch.set_rng_state(state)
+            from ..tape import rewind  # which imports this package
+
+            rewind(state)
             shadow.path = LOOP
             warnings.warn(
                 f"{shadow.name} ({type(shadow.module).__name__}) can't be vectorised over examples "
@@ -178,22 +194,57 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in inside)
 
 
-def _call(shadow: Shadow, parameters: dict[str, Tensor], args: tuple, kwargs: dict) -> Any:
+class _Unit(nn.Module):
+    """Runs a module's own forward without hooks: those around it have run already, or will.
+
+    That goes for global ones, too. Only hooks that make a weight out of parameters run here.
+    """
+
+    def __init__(self, shadow: Shadow) -> None:
+        super().__init__()
+        self.unit, self.inner = shadow.module, shadow.inner
+        self.inside = [(name, part) for name, part in self.unit.named_modules() if name]
+        self.made = [
+            (part, hook.name if hasattr(hook, "name") else hook._tensor_name)
+            for part in self.unit.modules()
+            for hook in part._forward_pre_hooks.values()
+            if isinstance(hook, _MAKES_WEIGHTS)
+        ]
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        for hook in self.unit._forward_pre_hooks.values():
+            if isinstance(hook, _MAKES_WEIGHTS):
+                hook(self.unit, args)
+        return self.inner(*args, **kwargs)
+
+    def refuse_backward_hooks(self, name: str) -> None:
+        """On parts inside, vmap would leave them out and a loop would call them once per record."""
+        everywhere = _hooks._global_backward_hooks or _hooks._global_backward_pre_hooks
+        for inner, part in self.inside:
+            if everywhere or part._backward_hooks or part._backward_pre_hooks:
+                raise CaptureError(
+                    f"{inner} ({type(part).__name__}) inside of {name} "
+                    f"({type(self.unit).__name__}) has a backward "
+                    f"hook{' (a global one)' if everywhere else ''}, but {name} is run once per "
+                    "record as a whole, where such hooks are not called as in torch. Remove the "
+                    f"hook, or register it on {name}"
+                )
+
+
+def _call(unit: _Unit, parameters: dict[str, Tensor], args: tuple, kwargs: dict) -> Any:
     """The module's own forward with these parameters in place of its trained ones; frozen ones stay detached."""
-    module = shadow.module
-    frozen = {name: p.detach() for name, p in module.named_parameters() if name not in parameters}
-    module.forward = shadow.inner  # so that functional_call meets the module's own forward, not the shadow
-    # Hooks have run around the shadow, or will. Inside run only those that make a weight out of parameters.
-    hooks = {name: module.__dict__[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
-    for name, held in hooks.items():
-        module.__dict__[name] = OrderedDict(
-            (key, hook) for key, hook in held.items() if isinstance(hook, _MAKES_WEIGHTS)
-        )
+    module = unit.unit
+    tensors = {f"unit.{name}": p.detach() for name, p in module.named_parameters()}
+    tensors |= {f"unit.{name}": p for name, p in parameters.items()}
+    attached = module.forward
+    module.forward = unit.inner  # a forward that calls itself meets its own, not the shadow
+    made = [(part.__dict__, name, part.__dict__.get(name)) for part, name in unit.made]
     try:
-        return functional_call(module, {**frozen, **parameters}, args, kwargs, tie_weights=True)
+        return functional_call(unit, tensors, (args, kwargs), tie_weights=True)
     finally:
-        module.__dict__.update(hooks)
-        module.forward = shadow
+        module.forward = attached
+        for held, name, weight in made:  # one record's weight is nothing to leave behind
+            held[name] = weight
 
 
 def _vectorised(
@@ -265,6 +316,14 @@ def recurrent_refusal(module: nn.Module) -> str | None:
     """Why a recurrent layer can't be used in its present configuration, or None."""
     if isinstance(module, nn.RNNBase) and not module.batch_first:
         return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
+    return None
+
+
+def sparse_refusal(module: nn.Module) -> str | None:
+    """Why a table of the general path can't be used in its present configuration, or None."""
+    table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    if table and module.sparse and module.weight.requires_grad:
+        return "private gradients are dense, because the noise is; build it with sparse=False"
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ class Chunk:
                     each.append(part.norms())
                 else:
                     tasks += task
-        squares = torch.stack(each).double().square_().sum(0) if each else None
+        squares = torch.stack([norms.double() for norms in each]).square_().sum(0) if each else None
         if tasks:
             norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
         elif squares is not None:
@@ -134,24 +133,8 @@ class Chunk:
                 where.copy_(value.view_as(where))
         return flat.mul_(self.scale)
 
-    def blocks(self, factors: Tensor, most: int) -> Iterator[tuple[Chunk, Tensor]]:
-        """This chunk as chunks of at most so many rows, in order, each with its factors."""
-        if self.rows <= most:
-            yield self, factors
-            return
-        some = math.ceil(self.rows / math.ceil(self.rows / most))
-        for first in range(0, self.rows, some):
-            rows = slice(first, min(first + some, self.rows))
-            part = copy.copy(self)
-            part.rows = rows.stop - rows.start
-            part.rescued = {row - first: gradient for row, gradient in self.rescued.items() if first <= row < rows.stop}
-            part._hold({p: [one.take(rows) for one in parts] for p, parts in self.parts.items()})
-            yield part, factors[rows]
-
-    def add_weighted_sum(self, total: Tensor, factors: Tensor, fresh: bool) -> None:
-        """``total (+)= Σ_i factors[i] * gradient_i``; ``fresh`` says that ``total`` holds nothing yet."""
-        if fresh:
-            total.zero_()
+    def add_weighted_sum(self, total: Tensor, factors: Tensor) -> None:
+        """``total += Σ_i factors[i] * gradient_i``, all in float64."""
         layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
         tasks: list[int] = []
@@ -161,9 +144,8 @@ class Chunk:
             for part in self.parts.get(id(parameter), ()):
                 task = self._tasks[id(part)] if together else None
                 if task is not None and type(part) is Dense:
-                    found = small.sum_task(
-                        part, task, parameter.numel(), total.data_ptr() + place[2] * total.element_size()
-                    )
+                    address = total.data_ptr() + place[2] * total.element_size()
+                    found = small.sum_task(part, task, parameter.numel(), address)
                     if found is not None:
                         tasks += found
                         continue
@@ -175,14 +157,14 @@ class Chunk:
                     products.append((out, left, right))
                     continue
                 if scaled is None:
-                    scaled = small.narrowed(factors, weight, total.dtype)
-                part.add_to(out, scaled, True)
+                    scaled = factors * weight
+                part.add_to(out, scaled)
         if tasks:
             small.weigh(tasks, factors, weight)
         for out, left, right in products:
             out.addmm_(left.t(), right)
         for row, gradient in self.rescued.items():
-            total.add_((gradient * factors[row]).to(total.dtype))
+            total.add_(gradient * factors[row])
 
     def pieces(self) -> Iterator[Tensor]:
         """The gradients themselves as (examples, numel), a few examples at a time; not finite ones as zero."""

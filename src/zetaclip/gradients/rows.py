@@ -4,7 +4,7 @@ On a small network torch spends more time on being called than on the numbers. M
 device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
 The two ways agree to rounding, not bit for bit.
 
-**Guarantee.** Nothing is read or written by address before ``_plain`` has seen the tensor, and its size has been compared with
+**Guarantee.** Nothing is read or written by address before ``compiled.plain`` has seen the tensor, and its size has been compared with
 what the compiled part will go through.
 """
 
@@ -15,12 +15,9 @@ import math
 import torch
 from torch import Tensor
 
+from . import compiled
+from .compiled import plain
 from .contributions import Contribution, Dense, Single
-
-try:
-    from .. import _rows as _compiled
-except ImportError:  # built where there was no C compiler
-    _compiled = None  # type: ignore[assignment]
 
 # From so many floats on the work is worth torch's threads. It only decides speed.
 LARGEST = 1 << 20
@@ -31,23 +28,12 @@ Task = tuple[int, int, int, int]
 
 def source() -> str:
     """Who takes the norms and sums of small matrices here: part of what an exact replay depends on."""
-    return "torch" if _compiled is None else "compiled"
-
-
-def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the compiled part may go through this tensor from its first to its last number."""
-    return (
-        _compiled is not None
-        and tensor.dtype is dtype
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
+    return "torch" if compiled.rows is None else "compiled"
 
 
 def fits(matrix: Tensor, rows: int) -> bool:
     """Whether the compiled part can take this tensor as a matrix of so many rows."""
-    return _plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
+    return plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
 
 
 def norm_task(part: Contribution, rows: int) -> Task | None:
@@ -66,12 +52,12 @@ def norm_task(part: Contribution, rows: int) -> Task | None:
 def norms(tasks: list[int], squares: Tensor | None, rows: int, lost: float, scale: float) -> tuple[Tensor, bool]:
     """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are finite."""
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares
-    largest = _compiled.norms(tasks, rows, out.data_ptr(), squares is None, lost, scale)
+    largest = compiled.rows.norms(tasks, rows, out.data_ptr(), squares is None, lost, scale)
     return out, largest < float("inf")
 
 
 def sum_task(part: Dense, task: Task, numel: int, address: int) -> Task | None:
-    """Adds the weighted sum of ``part`` to so many floats at an address; None if it is not a plain matrix of that width."""
+    """Adds the weighted sum of ``part`` to so many doubles at an address; None if it is not a plain matrix of that width."""
     if part.unpack is None and part.block is None and task[3] == numel:
         return task[2], numel, 0, address
     return None
@@ -79,35 +65,25 @@ def sum_task(part: Dense, task: Task, numel: int, address: int) -> Task | None:
 
 def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
     """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ right."""
-    scaled = torch.empty_like(part.narrow)
+    scaled = torch.empty(part.narrow.shape, dtype=torch.float64)
     if part.narrow is part.x:
-        return (task[0], task[1], scaled.data_ptr(), 0), part.g, scaled
-    return (task[2], task[3], scaled.data_ptr(), 0), scaled, part.x
+        return (task[0], task[1], scaled.data_ptr(), 0), part.g.double(), scaled
+    return (task[2], task[3], scaled.data_ptr(), 0), scaled, part.x.double()
 
 
 def numbers(values: Tensor, rows: int) -> bool:
     """Whether this is one float64 number per row, where the compiled part can read it."""
-    return _plain(values, torch.float64) and values.shape == (rows,)
+    return plain(values, torch.float64) and values.shape == (rows,)
 
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     """Whether ``weigh`` can take these factors, and add to this vector."""
-    return _plain(total, torch.float32) and numbers(factors, rows)
+    return plain(total, torch.float64) and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
     """Works off the tasks with the weights ``by * factors``."""
-    _compiled.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
-
-
-def narrowed(factors: Tensor, by: float, dtype: torch.dtype) -> Tensor:
-    """``by * factors`` in the dtype of a sum, as ``weigh`` takes them: zero where that would be a denormal number.
-
-    Such a number has few digits or none, and could be up to twice what was asked for, on a gradient that is as long as floats
-    can be.
-    """
-    weights = (factors * by).to(dtype)
-    return weights.masked_fill_(weights.abs() < torch.finfo(dtype).tiny, 0.0)
+    compiled.rows.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
 
 
 def flat_factors(norms: Tensor, clip: float) -> Tensor:
@@ -116,7 +92,7 @@ def flat_factors(norms: Tensor, clip: float) -> Tensor:
         # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
         return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
     factors = torch.empty_like(norms)
-    _compiled.flat(norms.shape[0], clip, norms.data_ptr(), factors.data_ptr())
+    compiled.rows.flat(norms.shape[0], clip, norms.data_ptr(), factors.data_ptr())
     return factors
 
 
@@ -125,10 +101,10 @@ def farthest(norms: Tensor, factors: Tensor, columns: Tensor | None = None) -> f
     rows = norms.shape[0]
     if numbers(norms, rows) and numbers(factors, rows):
         if columns is None:
-            return _compiled.farthest(rows, norms.data_ptr(), factors.data_ptr(), 0, 0)
+            return compiled.rows.farthest(rows, norms.data_ptr(), factors.data_ptr(), 0, 0)
         if _table(columns, rows):
             places = norms.data_ptr(), factors.data_ptr(), columns.data_ptr(), columns.shape[1]
-            return _compiled.farthest(rows, *places)
+            return compiled.rows.farthest(rows, *places)
     moved = (factors * norms).abs_()
     if columns is not None:
         moved = torch.hypot(moved, torch.linalg.vector_norm(columns, dim=1))
@@ -139,7 +115,7 @@ def longest(columns: Tensor) -> float:
     """The largest length of a row; nan if there is one."""
     rows = columns.shape[0]
     if _table(columns, rows):
-        return _compiled.farthest(rows, 0, 0, columns.data_ptr(), columns.shape[1])
+        return compiled.rows.farthest(rows, 0, 0, columns.data_ptr(), columns.shape[1])
     return torch.linalg.vector_norm(columns, dim=1).amax().item() if rows else 0.0
 
 
@@ -149,7 +125,7 @@ def halves(norms: Tensor, limit: float) -> Tensor:
     if not numbers(norms, rows):
         return torch.copysign(torch.full_like(norms, 0.5), limit - norms).unsqueeze(1)
     column = torch.empty(rows, 1, dtype=torch.float64)
-    _compiled.halves(rows, limit, norms.data_ptr(), column.data_ptr())
+    compiled.rows.halves(rows, limit, norms.data_ptr(), column.data_ptr())
     return column
 
 
@@ -164,7 +140,7 @@ def slots(norms: Tensor, clip: float, width: int) -> Tensor:
         )
         return torch.sub(full, norms.unsqueeze(1), alpha=root).clamp_(0.0, most)
     columns = torch.empty(rows, width, dtype=torch.float64)
-    _compiled.slots(rows, clip, width, norms.data_ptr(), columns.data_ptr())
+    compiled.rows.slots(rows, clip, width, norms.data_ptr(), columns.data_ptr())
     return columns
 
 
@@ -172,13 +148,13 @@ def sums(columns: Tensor) -> list[float]:
     """The sum of each column, in float64."""
     rows = columns.shape[0]
     if _table(columns, rows):
-        return _compiled.sums(rows, columns.data_ptr(), columns.shape[1])
+        return compiled.rows.sums(rows, columns.data_ptr(), columns.shape[1])
     return columns.sum(0, dtype=torch.float64).tolist()
 
 
 def _table(columns: Tensor, rows: int) -> bool:
     """Whether these are some float64 numbers per row, where the compiled part can read them."""
-    return _plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
+    return plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
 def advance(places: list[Tensor], starts: list[Tensor], vector: Tensor, distance: float) -> bool | None:
@@ -186,19 +162,19 @@ def advance(places: list[Tensor], starts: list[Tensor], vector: Tensor, distance
 
     False, and nothing written, where the vector has no direction; None: not for the compiled part.
     """
-    if not _plain(vector, torch.float32):
+    if not plain(vector, torch.float32):
         return None
     tasks: list[int] = []
     address = vector.data_ptr()
     for place, start in zip(places, starts, strict=True):
         size = start.numel()
-        if not (_plain(place, torch.float32) and _plain(start, torch.float32) and place.numel() == size <= LARGEST):
+        if not (plain(place, torch.float32) and plain(start, torch.float32) and place.numel() == size <= LARGEST):
             return None
         tasks += place.data_ptr(), size, start.data_ptr(), address
         address += 4 * size
     if address != vector.data_ptr() + 4 * vector.numel():
         return None
-    if not _compiled.advance(tasks, vector.data_ptr(), vector.numel(), distance):
+    if not compiled.rows.advance(tasks, vector.data_ptr(), vector.numel(), distance):
         return False
     torch.autograd.graph.increment_version(places)  # as torch's own writing would
     return True

@@ -254,13 +254,13 @@ class _FoldedGroupNorm(Node):
         return (None if dx is None else dx.view_as(x)), None, None
 
 
-def _group_norm_forward(shadow: Shadow, x: Tensor) -> Tensor:
-    shadow.recorder.check_rows(x, shadow.name)
+def _group_norm_forward(shadow: Shadow, input: Tensor) -> Tensor:
+    shadow.recorder.check_rows(input, shadow.name)
     module: Any = shadow.module
-    low = x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
-    if low or x.device.type != "cpu" or module.weight.dtype != x.dtype or x.dim() < 3:
-        return shadow.record(shadow.detached_forward(x), _group_norm, x)
-    y: Tensor = _FoldedGroupNorm.apply(x, shadow.recorder.anchor, shadow)
+    low = input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(input.device.type)
+    if low or input.device.type != "cpu" or module.weight.dtype != input.dtype or input.dim() < 3:
+        return shadow.record(shadow.detached_forward(input), _group_norm, input)
+    y: Tensor = _FoldedGroupNorm.apply(input, shadow.recorder.anchor, shadow)
     return y
 
 

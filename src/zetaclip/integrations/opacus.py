@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..control.base import Controller
+from ..control.base import Controller, Probe, bound_probe
 
 # The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip lives in the
 # module. Per-layer, adaptive and distributed ones keep C elsewhere or change it themselves.
@@ -24,9 +24,10 @@ _GHOST = "DPOptimizerFastGradientClipping"
 class AttachedSpectral:
     """What ``attach_spectral`` returns: the current C, its history, and the way to undo it."""
 
-    def __init__(self, optimizer: Any, module: Any, hooks: Any, controller: Controller) -> None:
+    def __init__(self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe) -> None:
         self.optimizer = optimizer
         self.controller = controller
+        self.probe = probe  # the controller's, bound to this module
         self.steps = 0
         self.clip_history: list[tuple[Any, ...]] = []
         self.state = controller.init()
@@ -64,9 +65,8 @@ class AttachedSpectral:
 
     def _after_update(self, *_: Any) -> None:
         self.steps += 1
-        probe = self.controller.probe
         with torch.no_grad():
-            reading = None if probe is None else probe.read(self._module, self.steps)
+            reading = self.probe.read(self._module, self.steps)
         if reading is None:
             return
         self.state = self.controller.update(reading, self.state)
@@ -113,14 +113,15 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
         raise TypeError(f"module must be what make_private returned, not {type(module).__name__}")
     updated = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {name: p for name, p in network.named_parameters() if id(p) in updated}
-    controller.probe.bind(network, trained)
+    probe = bound_probe(controller, network, trained)
+    assert probe is not None
     clip = float(controller.init().clip)
     if optimizer.max_grad_norm != clip:
         warnings.warn(
             f"the controller starts at {clip:g} and replaces max_grad_norm={optimizer.max_grad_norm:g}",
             stacklevel=2,
         )
-    return AttachedSpectral(optimizer, network, hooks, controller)
+    return AttachedSpectral(optimizer, network, hooks, controller, probe)
 
 
 def _ghost_hooks(module: Any) -> Any:

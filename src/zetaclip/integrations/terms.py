@@ -22,7 +22,7 @@ from ..ledger import Ledger
 from ..optimizer import PrivateOptimizer
 from ..randomness import Stream
 from ..sampling import PoissonLoader, check_loader
-from ..turns import set_public_streams
+from ..tape import set_users_streams
 
 # Telling ε may take a twentieth of the time, no more.
 _SHARE = 20.0
@@ -166,7 +166,7 @@ class Updates:
 
     def __iter__(self) -> Iterator[Any]:
         if self.rewind is not None:
-            set_public_streams(self.rewind, self._run.layout.device)
+            set_users_streams(self.rewind, self._run.layout.device)
             self.rewind = None
         self._chunks = iter(self.loader)
         while self.limit is None or self._run.step_count < self.limit:

@@ -35,7 +35,7 @@ from ..engine import PrivacyEngine
 from ..ledger import replace_file
 from ..optimizer import PrivateOptimizer
 from ..rehearsal import rehearse
-from ..turns import public_streams, set_public_streams
+from ..tape import set_users_streams, users_streams
 from .language import padding_is_inert, record_loss, register_rules
 from .terms import Teller, Terms, Updates, released_before, secret_path
 
@@ -162,7 +162,7 @@ class PrivateTrainer(Trainer):
         parameters = [p for p in model.parameters() if p.requires_grad]
         exact = not self.args.bf16 and all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
         modes = [(part, part.training) for part in model.modules()]
-        streams = public_streams(self.args.device)
+        streams = users_streams(self.args.device)
         model.eval()
         try:
             chosen = sorted({round(k * last / (_TRIED - 1)) for k in range(_TRIED)})
@@ -173,7 +173,7 @@ class PrivateTrainer(Trainer):
         except Exception:  # whatever is wrong with model or data is told where they are trained
             return False
         finally:
-            set_public_streams(streams, self.args.device)
+            set_users_streams(streams, self.args.device)
             for part, mode in modes:
                 part.training = mode
 

@@ -83,8 +83,8 @@ class Probe:
         probe.fit, probe.period, probe.shuffle, probe.bound = fit, period, shuffle, {}
         return probe
 
-    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> None:
-        """Chooses what to read, once. ``trained`` holds the parameters that may be read.
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe:
+        """A copy that reads what it has chosen, once, in ``module``. ``trained`` holds the parameters that may be read.
 
         Guarantee: a tensor that is not in ``trained`` is never read. Asking for one by name raises; a glob
         and the default choice pass over it.
@@ -104,12 +104,14 @@ class Probe:
             chosen = []
             for pattern in self.layers:
                 chosen += [label for label in _resolve(pattern, module, readable, matrices) if label not in chosen]
-        self.bound = {label: readable[label] for label in chosen}
+        probe = copy.copy(self)
+        probe.bound = {label: readable[label] for label in chosen}
+        return probe
 
     def read(self, module: nn.Module, step: int) -> Reading | None:
         """The fits after ``step`` updates, or None between two probes."""
         if not self.bound:
-            raise RuntimeError("the probe is not bound to a module yet: call bind(module, trained) first")
+            raise RuntimeError("the probe is not bound to a module yet: read with what bind(module, trained) returns")
         if step % self.period:
             return None
         fits, shapes, spectra = {}, {}, {}

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ..errors import NoGuarantee, OwnerWarning
 from ..ledger import replace_file
 from ..rehearsal import MadeUp, rehearse
+from ..tape import set_users_streams, users_streams
 from ..updates import WeightAverage
 from .config import Config
 from .evaluate import Task
@@ -340,7 +341,7 @@ class PlainSteps(_Steps):
             "optimizer": self.optimizer.state_dict(),
             "done": self.done,
             "order_seed": self.order_seed,
-            "rng": torch.get_rng_state(),
+            "rng": users_streams(self.device)["cpu"],
             "extra": self.extra(trainer),
         }
         with replace_file(folder.checkpoint) as file:
@@ -351,7 +352,7 @@ class PlainSteps(_Steps):
         self.model.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.done, self.order_seed = state["done"], state["order_seed"]
-        torch.set_rng_state(state["rng"].cpu())
+        set_users_streams({"cpu": state["rng"]}, self.device)
         return self.take(state["extra"])
 
 

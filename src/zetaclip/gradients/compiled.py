@@ -1,0 +1,21 @@
+"""The compiled part, ``_rows.c``, where there was a compiler; ``rows`` is None otherwise, and torch does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+rows: Any
+try:
+    from .. import _rows as rows
+except ImportError:  # built where there was no C compiler
+    rows = None
+
+
+def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the compiled part may go through this tensor from its first to its last number."""
+    return (
+        rows is not None and tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    )
