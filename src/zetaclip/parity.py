@@ -365,7 +365,7 @@ def dry_run(
     """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
     problems: list[str] = []
     examples = _Examples(module, batch, collate_fn)
-    with without_trace(module, layout, recorder) as buffers:
+    with untouched(), without_trace(module, layout, recorder) as buffers:
         try:
             recorder.open(examples.rows)
             _backward(module, examples.batch, loss_fn)
@@ -397,7 +397,7 @@ def _training_problems(
 
 @contextmanager
 def without_trace(module: nn.Module, layout: Layout, recorder: Recorder) -> Iterator[dict[str, Tensor]]:
-    """Inside, a private module may be run on any records: streams, buffers and gradients are as before afterwards.
+    """Inside, a private module may be run on any records: buffers and gradients are as before afterwards.
 
     Gives copies of the buffers by name.
     """

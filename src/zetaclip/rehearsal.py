@@ -79,10 +79,11 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     Raises:
         LossError: the loss is reduced otherwise, or mixes records.
 
-    **Guarantee.** No record is looked at, and streams, weights, buffers and attributes of the
-    module are as before afterwards. **Edge cases.** A loss that can't be computed on such records
-    (it may need labels of its own kind), or that draws random numbers in evaluation mode, is not
-    judged here; the first batch is, by its graph.
+    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and weights,
+    buffers and attributes of the module, are as before afterwards.
+    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind),
+    or that draws random numbers in evaluation mode, is not judged here; the first batch is, by its
+    graph. A GPU's own generator is not set back.
     """
     module, device = run.module, run.layout.device
     reduction = reduction or run.settings.loss_reduction
@@ -96,7 +97,7 @@ def rehearse(run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reductio
     tries = [source] if isinstance(source, MadeUp) else _from(source, module, device)
     problems: list[str] = []
     for examples in tries:
-        with without_trace(module, run.layout, run.recorder), _attributes_kept(module):
+        with untouched(), without_trace(module, run.layout, run.recorder), _attributes_kept(module):
             try:
                 with torch.no_grad(), evaluating(module):
                     again = [float(finite(module, examples.batch)) for _ in range(2)]
