@@ -15,7 +15,7 @@ export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && p
 setup: $(VENV)/.ready
 
 # torch is asked for by its exact version first: a range would bring the build with GPU packages.
-$(VENV)/.ready: pyproject.toml constraints.txt setup.py src/zetaclip/randomness/_chacha.c src/zetaclip/_rows.c
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py src/zetaclip/randomness/_chacha.c src/zetaclip/gradients/_rows.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -7,9 +7,12 @@ FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 
 SOURCES = {
     "zetaclip.randomness._chacha": "src/zetaclip/randomness/_chacha.c",
-    "zetaclip._rows": "src/zetaclip/_rows.c",
+    "zetaclip.gradients._rows": "src/zetaclip/gradients/_rows.c",
 }
 
 setup(
-    ext_modules=[Extension(name, [source], extra_compile_args=FLAGS, optional=True) for name, source in SOURCES.items()]
+    ext_modules=[
+        Extension(name, [source], extra_compile_args=FLAGS, optional=True)
+        for name, source in SOURCES.items()
+    ]
 )

@@ -3,7 +3,7 @@
     python bench/allocation.py
     python bench/allocation.py --models resnet cnn --rounds 7
 
-`zetaclip train` keeps it (`zetaclip.commands.allocation`). Each measurement is a process of its own, since the setting can't be taken back; the two
+`zetaclip train` keeps it (`zetaclip.cli._main.allocation`). Each measurement is a process of its own, since the setting can't be taken back; the two
 take turns, and the figure is the median over rounds of the ratio within a round. Page faults are those of a step.
 """
 
@@ -21,10 +21,10 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-from contenders import make  # noqa: E402
-from networks import MODELS  # noqa: E402
+from contenders import make
+from networks import MODELS
 
-from zetaclip.commands.allocation import keep_freed_memory  # noqa: E402
+from zetaclip.cli.allocation import keep_freed_memory
 
 SECONDS = 4.0
 
@@ -34,7 +34,9 @@ def measure(name: str, keep: bool) -> dict[str, float]:
     import torch
 
     if keep and not keep_freed_memory():
-        raise SystemExit("freed memory can't be kept here: no glibc, or its settings are in the environment")
+        raise SystemExit(
+            "freed memory can't be kept here: no glibc, or its settings are in the environment"
+        )
     torch.manual_seed(0)
     model = MODELS[name]
     step = make("ours", model, *model.data(model.batch))
@@ -54,13 +56,19 @@ def measure(name: str, keep: bool) -> dict[str, float]:
 
 def apart(name: str, keep: bool) -> dict[str, float]:
     words = [sys.executable, "-W", "ignore", __file__, "--one", name, *(["--keep"] if keep else [])]
-    found: dict[str, float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, float] = json.loads(
+        subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["mnist", "cnn", "resnet"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=["mnist", "cnn", "resnet"]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--one", choices=list(MODELS), help=argparse.SUPPRESS)
@@ -74,7 +82,8 @@ def main() -> None:
         rounds = [(apart(name, True), apart(name, False)) for _ in range(arguments.rounds)]
         ratios = sorted(kept["ms"] / given["ms"] for kept, given in rounds)
         middle = {
-            what: [statistics.median(pair[i][what] for pair in rounds) for i in (0, 1)] for what in ("faults", "peak")
+            what: [statistics.median(pair[i][what] for pair in rounds) for i in (0, 1)]
+            for what in ("faults", "peak")
         }
         found[name] = {"ratios": ratios, **middle}
         rows.append(

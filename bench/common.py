@@ -60,4 +60,6 @@ def quantile(values: Sequence[float], share: float) -> float:
 def write_json(path: str | None, values: dict[str, Any]) -> None:
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps({"surroundings": surroundings(), **values}, indent=1) + "\n")
+        Path(path).write_text(
+            json.dumps({"surroundings": surroundings(), **values}, indent=1) + "\n"
+        )

@@ -57,7 +57,9 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
     return step
 
 
-def opacus_private(network: nn.Module, loader: DataLoader, mode: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+def opacus_private(
+    network: nn.Module, loader: DataLoader, mode: str, **options: Any
+) -> tuple[Any, Any, Any, Any]:
     """(module, optimizer, loader, criterion) as Opacus makes them in one of its modes."""
     import opacus
     from opacus.validators import ModuleValidator

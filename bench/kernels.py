@@ -22,10 +22,10 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+import torch
+import torch.nn.functional as F
 
-from zetaclip.gradients.contributions import (  # noqa: E402
+from zetaclip.gradients.contributions import (
     MEMORY_COST,
     Contribution,
     Dense,
@@ -33,7 +33,7 @@ from zetaclip.gradients.contributions import (  # noqa: E402
     gram_norms,
     row_norms,
 )
-from zetaclip.gradients.convolution import (  # noqa: E402
+from zetaclip.gradients.convolution import (
     SHIFTED_FROM,
     ConvGram,
     Geometry,
@@ -107,32 +107,52 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         geometry = Geometry((kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1), 1)
         shape = weight.shape
         ways: dict[str, Callable[[], Contribution]] = {
-            "folded": lambda: Dense(_folded(x, g, geometry, shape), shape),  # noqa: B023
-            "shifted": lambda: _shifted(x, g, geometry, shape),  # noqa: B023
-            "Gram": lambda: ConvGram(x, g, geometry),  # noqa: B023
+            "folded": lambda: Dense(_folded(x, g, geometry, shape), shape),
+            "shifted": lambda: _shifted(x, g, geometry, shape),
+            "Gram": lambda: ConvGram(x, g, geometry),
         }
         # Far from where they belong the Gram and the folded way take seconds, and prove nothing.
         positions = y[0, 0].numel()
-        if positions * positions * (inputs * kernel**2 + outputs) > 40 * MEMORY_COST * weight.numel():
+        if (
+            positions * positions * (inputs * kernel**2 + outputs)
+            > 40 * MEMORY_COST * weight.numel()
+        ):
             del ways["Gram"]
         if weight.numel() > 300_000:
             del ways["folded"]
         times = {
-            "forward": milliseconds(lambda: F.conv2d(x, weight, stride=stride, padding=padding), repeats),  # noqa: B023
+            "forward": milliseconds(
+                lambda: F.conv2d(x, weight, stride=stride, padding=padding), repeats
+            ),
             "input": milliseconds(
-                lambda: torch.nn.grad.conv2d_input(x.shape, weight, g, stride, padding),  # noqa: B023
+                lambda: torch.nn.grad.conv2d_input(x.shape, weight, g, stride, padding),
                 repeats,
             ),
-            "summed": milliseconds(lambda: _weight_gradient(x, g, geometry, shape, geometry.groups), repeats),  # noqa: B023
+            "summed": milliseconds(
+                lambda: _weight_gradient(x, g, geometry, shape, geometry.groups), repeats
+            ),
         }
-        private = {way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()}
+        private = {
+            way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()
+        }
         chosen = convolution_contribution(x, g, geometry)
         # A layer whose gradients are made in pieces uses one of the two kernels for them.
-        rule = "Gram" if type(chosen) is ConvGram else "shifted" if _shiftable(geometry, inputs, outputs) else "folded"
+        rule = (
+            "Gram"
+            if type(chosen) is ConvGram
+            else "shifted"
+            if _shiftable(geometry, inputs, outputs)
+            else "folded"
+        )
         best = min(private, key=lambda way: private[way])
-        name = f"{inputs} to {outputs}, {kernel}x{kernel} / {stride}, {image}x{image}, batch {batch}"
+        name = (
+            f"{inputs} to {outputs}, {kernel}x{kernel} / {stride}, {image}x{image}, batch {batch}"
+        )
         cells = [f"{times[part]:.1f}" for part in ("forward", "input", "summed")]
-        cells += [f"{private[way]:.1f}" if way in private else "-" for way in ("folded", "shifted", "Gram")]
+        cells += [
+            f"{private[way]:.1f}" if way in private else "-"
+            for way in ("folded", "shifted", "Gram")
+        ]
         over = private[rule] / private[best]
         rows.append([name, *cells, rule, best, f"{over:.2f}"])
         figures.append({"convolution": name, **times, **private, "rule": rule, "best": best})
@@ -162,7 +182,7 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
                 row_norms(torch.bmm(part_g.transpose(1, 2), part_x))
 
         times = {
-            "Gram": milliseconds(lambda: gram_norms(x, g), repeats),  # noqa: B023
+            "Gram": milliseconds(lambda: gram_norms(x, g), repeats),
             "materialised": milliseconds(materialised, repeats),
         }
         rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"
@@ -171,7 +191,14 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         edge = positions**2 * (inputs + outputs) / (inputs * outputs)
         name = f"{positions} x ({inputs} to {outputs}), batch {batch}"
         rows.append(
-            [name, f"{times['Gram']:.2f}", f"{times['materialised']:.2f}", f"{edge:.1f}", rule, best]
+            [
+                name,
+                f"{times['Gram']:.2f}",
+                f"{times['materialised']:.2f}",
+                f"{edge:.1f}",
+                rule,
+                best,
+            ]
             + [f"{times[rule] / times[best]:.2f}"]
         )
         figures.append({"sequence": name, **times, "edge": edge, "rule": rule, "best": best})

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from zetaclip.accounting import epsilon, noise_multiplier_for
-from zetaclip.ledger import Event, Header, Ledger, Row
+from zetaclip.accounting._accounting import epsilon, noise_multiplier_for
+from zetaclip.ledger._ledger import Event, Header, Ledger, Row
 
 T = TypeVar("T")
 MILLION = 10**6
@@ -44,15 +44,26 @@ def main() -> None:
     events = timed("events() over them", ledger.events)
     timed("state_dict()", ledger.state_dict)
     # The first ε by each library pays for importing it.
-    timed("import opacus, and a small ε by RDP", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "rdp"))
-    timed("import dp-accounting, and a small ε by PLD", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "pld"))
+    timed(
+        "import opacus, and a small ε by RDP", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "rdp")
+    )
+    timed(
+        "import dp-accounting, and a small ε by PLD",
+        lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "pld"),
+    )
     for q in (0.01, 0.001, 0.0001, 0.00001):
-        timed(f"ε by PLD, 10^6 steps, q = {q}", lambda q=q: epsilon([Event(q, 1.1, MILLION)], 1e-5, "pld"))
+        timed(
+            f"ε by PLD, 10^6 steps, q = {q}",
+            lambda q=q: epsilon([Event(q, 1.1, MILLION)], 1e-5, "pld"),
+        )
     timed("ε by RDP, 10^6 steps of that ledger", lambda: epsilon(events, 1e-5, "rdp"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for steps in (1880, 10**4, 10**5, MILLION):
-            timed(f"ε by PRV, {steps} steps, q = 0.001", lambda n=steps: epsilon([Event(0.001, 1.1, n)], 1e-5))
+            timed(
+                f"ε by PRV, {steps} steps, q = 0.001",
+                lambda n=steps: epsilon([Event(0.001, 1.1, n)], 1e-5),
+            )
     for warning in caught:
         print(f"  which had said: {warning.message}")
     for accountant in ("rdp", "prv", "pld"):

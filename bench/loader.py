@@ -22,11 +22,11 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from contenders import PEERS, opacus_private  # noqa: E402
-from networks import MODELS, Model  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+import torch.nn.functional as F
+from contenders import PEERS, opacus_private
+from networks import MODELS, Model
+from torch.utils.data import DataLoader, TensorDataset
 
 RECORDS, BATCH, TURN = 60_000, 256, 10
 
@@ -35,7 +35,12 @@ class Loop:
     """A training loop that can be run a few batches at a time."""
 
     def __init__(self, network: Any, optimizer: Any, loader: Any, criterion: Callable) -> None:
-        self.network, self.optimizer, self.loader, self.criterion = network, optimizer, loader, criterion
+        self.network, self.optimizer, self.loader, self.criterion = (
+            network,
+            optimizer,
+            loader,
+            criterion,
+        )
         self.batches: Iterator[Any] = iter(())
         self.loading: list[float] = []  # seconds per batch
         self.whole: list[float] = []
@@ -83,13 +88,17 @@ def ours(model: Model, data: TensorDataset) -> Loop:
 
 def opacus(model: Model, data: TensorDataset, mode: str) -> Loop:
     loader = DataLoader(data, batch_size=BATCH)
-    network, optimizer, loader, criterion = opacus_private(model.make(), loader, mode, poisson_sampling=True)
+    network, optimizer, loader, criterion = opacus_private(
+        model.make(), loader, mode, poisson_sampling=True
+    )
     return Loop(network, optimizer, loader, criterion)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=0.25, help="of an epoch of 235 batches (default 0.25)")
+    parser.add_argument(
+        "--share", type=float, default=0.25, help="of an epoch of 235 batches (default 0.25)"
+    )
     parser.add_argument("--model", choices=("mnist", "cnn"), default="mnist")
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
@@ -101,7 +110,11 @@ def main() -> None:
     for loop in modes.values():
         loop.run(5)
     best = min(PEERS, key=lambda mode: statistics.median(modes[mode].whole))
-    loops = {"no privacy, DataLoader": plain(model, data), "zetaclip": ours(model, data), f"Opacus {best}": modes[best]}
+    loops = {
+        "no privacy, DataLoader": plain(model, data),
+        "zetaclip": ours(model, data),
+        f"Opacus {best}": modes[best],
+    }
     for loop in loops.values():
         loop.run(2)
         loop.forget()
@@ -120,9 +133,26 @@ def main() -> None:
             "batches": len(loop.whole),
         }
         rows.append(
-            [name, f"{1e3 * load:.2f} ms", f"{1e3 * whole:.1f} ms", f"{235 * whole:.1f} s", f"{whole / base:.2f}x"]
+            [
+                name,
+                f"{1e3 * load:.2f} ms",
+                f"{1e3 * whole:.1f} ms",
+                f"{235 * whole:.1f} s",
+                f"{whole / base:.2f}x",
+            ]
         )
-    print(table(["loop", "loading a batch", "a batch in all", "an epoch of 235 batches", "over no privacy"], rows))
+    print(
+        table(
+            [
+                "loop",
+                "loading a batch",
+                "a batch in all",
+                "an epoch of 235 batches",
+                "over no privacy",
+            ],
+            rows,
+        )
+    )
     print(f"\nMedians over {batches} batches each; {model.title}.")
     write_json(options.json, {"loader": figures, "model": options.model})
 

@@ -23,12 +23,17 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-from contenders import PEERS, make, ours, reason  # noqa: E402
-from networks import MODELS, TABLE  # noqa: E402
+from contenders import PEERS, make, ours, reason
+from networks import MODELS, TABLE
 
 # Physical batches that every figure has seen: four steps of one, or one step of four.
 CHUNKS = 4
-TITLES = {"ours": "zetaclip", "hooks": "Opacus hooks", "functorch": "Opacus functorch", "ghost": "Opacus ghost"}
+TITLES = {
+    "ours": "zetaclip",
+    "hooks": "Opacus hooks",
+    "functorch": "Opacus functorch",
+    "ghost": "Opacus ghost",
+}
 
 
 def _status(field: str) -> float:
@@ -57,7 +62,11 @@ def child(name: str, kind: str, chunks: int) -> float:
 
 def measure(name: str, kind: str, chunks: int = 1) -> float | str:
     # Large blocks are given back when they are freed; otherwise the figure would also hold what malloc keeps.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "131072",
+        "MALLOC_TRIM_THRESHOLD_": "131072",
+    }
     command = [sys.executable, __file__, "--child", name, kind, str(chunks)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = done.stdout.splitlines()
@@ -78,15 +87,25 @@ def as_table(results: dict[str, Any]) -> str:
             cells.append(value if isinstance(value, str) else f"{value / base:.2f}x")
         flat = row["logical"]
         cells += ["-" if isinstance(v, str) else f"{v:.0f} MiB" for v in (flat["1"], flat["4"])]
-        rows.append([f"{MODELS[name].title}, batch {MODELS[name].batch}", f"{base:.0f} MiB", *cells])
-    head = ["model", "no privacy", *(TITLES[kind] for kind in kinds), "logical batch x1", "logical batch x4"]
+        rows.append(
+            [f"{MODELS[name].title}, batch {MODELS[name].batch}", f"{base:.0f} MiB", *cells]
+        )
+    head = [
+        "model",
+        "no privacy",
+        *(TITLES[kind] for kind in kinds),
+        "logical batch x1",
+        "logical batch x4",
+    ]
     return table(head, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus")
+    parser.add_argument(
+        "--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -22,13 +22,14 @@ from common import one_thread, quantile, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from networks import MODELS, Model  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+import torch.nn.functional as F
+from networks import MODELS, Model
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine, methods  # noqa: E402
+from zetaclip import PrivacyEngine
+from zetaclip.methods import _table as methods
 
 # A machine's clock and its other users change within tenths of a second: short turns, and many of them.
 TURN_SECONDS = 0.01
@@ -146,19 +147,28 @@ def as_table(results: dict[str, Any]) -> str:
             entry = results[model][name]
             cells.append(f"{entry['ratio']:.2f}x ({entry['low']:.2f}-{entry['high']:.2f})")
         rows.append([name, *cells, f"{goal:.2f}x" if goal else "-"])
-    head = [f"{MODELS[model].title}, DP-SGD {results[model]['dp-sgd']['ms']:.1f} ms" for model in models]
+    head = [
+        f"{MODELS[model].title}, DP-SGD {results[model]['dp-sgd']['ms']:.1f} ms" for model in models
+    ]
     return table(["method", *head, "at most"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "mlp"], metavar="NAME")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=["cnn", "mlp"], metavar="NAME"
+    )
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     parser.add_argument(
-        "--seconds", type=float, default=6.0, help="about so long for each method and network (default: 6)"
+        "--seconds",
+        type=float,
+        default=6.0,
+        help="about so long for each method and network (default: 6)",
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="time of this process alone, for a machine that others use too"
+        "--cpu",
+        action="store_true",
+        help="time of this process alone, for a machine that others use too",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
@@ -169,7 +179,9 @@ def main() -> None:
     results = {}
     for model in options.models:
         results[model] = summarise(measure(MODELS[model], names, options.seconds))
-        write_json(options.json, {"seconds": options.seconds, "cpu": options.cpu, "methods": results})
+        write_json(
+            options.json, {"seconds": options.seconds, "cpu": options.cpu, "methods": results}
+        )
     print(as_table(results))
 
 

@@ -126,13 +126,27 @@ class Model:
 MODELS = {
     "cnn": Model("CNN conv32-conv64, fc 3136-128-10, 28x28", ConvNet, (1, 28, 28), 10, 256),
     "mlp": Model("MLP 105-256-256-2", Perceptron, (105,), 2, 256),
-    "resnet": Model("ResNet, GroupNorm, 16-32-64, 32x32", lambda: ResNet((16, 32, 64), 1, 8), (3, 32, 32), 10, 128),
+    "resnet": Model(
+        "ResNet, GroupNorm, 16-32-64, 32x32",
+        lambda: ResNet((16, 32, 64), 1, 8),
+        (3, 32, 32),
+        10,
+        128,
+    ),
     "mnist": Model("Opacus's MNIST example net, 28x28", MnistExample, (1, 28, 28), 10, 256),
-    "transformer": Model("TransformerEncoder, 2 x d 128, 48 tokens", lambda: Encoder(2048), (48, 128), 10, 64),
+    "transformer": Model(
+        "TransformerEncoder, 2 x d 128, 48 tokens", lambda: Encoder(2048), (48, 128), 10, 64
+    ),
     "resnet18": Model(
-        "ResNet-18, GroupNorm, 3x3 stem, 32x32", lambda: ResNet((64, 128, 256, 512), 2, 32), (3, 32, 32), 10, 32
+        "ResNet-18, GroupNorm, 3x3 stem, 32x32",
+        lambda: ResNet((64, 128, 256, 512), 2, 32),
+        (3, 32, 32),
+        10,
+        32,
     ),
     # torch's default feed-forward width of 2048 is 16 times d here; 4 times is what people usually build.
-    "transformer-512": Model("the same with feed-forward 512", lambda: Encoder(512), (48, 128), 10, 64),
+    "transformer-512": Model(
+        "the same with feed-forward 512", lambda: Encoder(512), (48, 128), 10, 64
+    ),
 }
 TABLE = ("cnn", "mlp", "resnet", "mnist", "transformer", "resnet18")

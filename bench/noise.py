@@ -26,13 +26,13 @@ from common import one_thread, table
 
 one_thread()
 
-import mpmath  # noqa: E402
-import numpy as np  # noqa: E402
-from scipy.special import k0e  # noqa: E402
-from scipy.stats import norm  # noqa: E402
+import mpmath
+import numpy as np
+from scipy.special import k0e
+from scipy.stats import norm
 
-from zetaclip.grid import spacing, widened  # noqa: E402
-from zetaclip.randomness import _numpy, normals  # noqa: E402
+from zetaclip.grid import spacing, widened
+from zetaclip.randomness import _numpy, normals
 
 REACH = 9.0
 MISSED = 1e-9
@@ -51,7 +51,9 @@ def arithmetic_error(groups: int = 300) -> float:
                 radius, angle = high << 32 | low, angle_high << 32 | angle_low
                 if radius >> 52 == 0:
                     continue  # its exponent comes from elsewhere, its arithmetic is the same
-                u = mpmath.mpf(radius % 2**52 + 2**52) * mpmath.mpf(2) ** ((radius >> 52).bit_length() - 65)
+                u = mpmath.mpf(radius % 2**52 + 2**52) * mpmath.mpf(2) ** (
+                    (radius >> 52).bit_length() - 65
+                )
                 turn = (mpmath.mpf(angle >> 10 & 2**52 - 1) + 0.5) / 2**52 - mpmath.mpf(1) / 2
                 r, a = mpmath.sqrt(-2 * mpmath.log(u)), turn * mpmath.pi / 2
                 exact = sorted([abs(r * mpmath.cos(a)), abs(r * mpmath.sin(a))])
@@ -63,7 +65,11 @@ def arithmetic_error(groups: int = 300) -> float:
 def cell_error(x: np.ndarray, width: float, arithmetic: float) -> np.ndarray:
     """By how much the probability of a cell at x can be off, as a share of it."""
     nearness = k0e(x**2 / 4) / math.sqrt(2 * math.pi)  # E[1 / r | x]
-    apart = 2.0**-52 * nearness + np.sqrt(x**2 + 1) * math.pi / 2 * 2.0**-53 + (arithmetic + 1) * 2.0**-53 * x
+    apart = (
+        2.0**-52 * nearness
+        + np.sqrt(x**2 + 1) * math.pi / 2 * 2.0**-53
+        + (arithmetic + 1) * 2.0**-53 * x
+    )
     return 2 * apart / width * np.exp(x * width)
 
 
@@ -79,10 +85,18 @@ def main() -> None:
             errors = cell_error(x, width, 4.0)
             worst, square = float(errors.max()), float(np.trapezoid(2 * norm.pdf(x) * errors**2, x))
             square += 2 * norm.pdf(0) * width / 2 * float(errors[0]) ** 2  # the cell at zero
-            spread = math.sqrt(8 * coordinates * square * math.log(1 / MISSED)) + 4 / 3 * worst * math.log(1 / MISSED)
+            spread = math.sqrt(
+                8 * coordinates * square * math.log(1 / MISSED)
+            ) + 4 / 3 * worst * math.log(1 / MISSED)
             shift = worst * math.sqrt(coordinates) / sigma
             rows.append(
-                [f"{coordinates:,}", f"{sigma:g}", f"2^{math.log2(width):.1f}", f"{worst:.1e}", f"{shift + spread:.1e}"]
+                [
+                    f"{coordinates:,}",
+                    f"{sigma:g}",
+                    f"2^{math.log2(width):.1f}",
+                    f"{worst:.1e}",
+                    f"{shift + spread:.1e}",
+                ]
             )
     head = ["coordinates", "σ", "cell, in units of the noise", "cell's probability off by at most"]
     print(table([*head, f"added to ε of one release, but for {MISSED:g}"], rows))

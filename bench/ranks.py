@@ -23,12 +23,12 @@ from common import one_thread, quantile, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from networks import MODELS  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from networks import MODELS
+from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 10  # of an epoch
 
@@ -71,7 +71,14 @@ def serve(rank: int, ranks: int, name: str, batch: int, pipe: Any, joined: bool)
             optimizer.step()
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         sent = 0 if engine.ranks is None else engine.ranks.payload - before
-        pipe.send((seconds / STEPS, busy / STEPS, sent / STEPS, sum(4 * p.numel() for p in module.parameters())))
+        pipe.send(
+            (
+                seconds / STEPS,
+                busy / STEPS,
+                sent / STEPS,
+                sum(4 * p.numel() for p in module.parameters()),
+            )
+        )
     if ranks > 1:
         dist.destroy_process_group()
 
@@ -81,7 +88,9 @@ def start(ranks: int, name: str, batch: int, joined: bool = True) -> tuple[list[
     pipes, processes = [], []
     for rank in range(ranks):
         pipe, other = context.Pipe()
-        process = context.Process(target=serve, args=(rank, ranks, name, batch, other, joined), daemon=True)
+        process = context.Process(
+            target=serve, args=(rank, ranks, name, batch, other, joined), daemon=True
+        )
         process.start()
         pipes.append(pipe)
         processes.append(process)
@@ -97,11 +106,20 @@ def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
     for pipe in pipes:
         pipe.send(True)
     answers = [pipe.recv() for pipe in pipes]
-    return max(a[0] for a in answers), max(a[1] for a in answers), max(a[2] for a in answers), answers[0][3]
+    return (
+        max(a[0] for a in answers),
+        max(a[1] for a in answers),
+        max(a[2] for a in answers),
+        answers[0][3],
+    )
 
 
 def measure(name: str, batch: int, ranks: int, turns: int) -> dict[str, Any]:
-    groups = [start(1, name, batch), start(ranks, name, batch), start(ranks, name, batch, joined=False)]
+    groups = [
+        start(1, name, batch),
+        start(ranks, name, batch),
+        start(ranks, name, batch, joined=False),
+    ]
     for pipes, _ in groups:
         turn(pipes)  # what only the first epoch does
     turned = []
@@ -136,7 +154,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet"], metavar="NAME")
     parser.add_argument(
-        "--batches", nargs="+", type=int, metavar="L", help="expected logical batches; without it the model's own"
+        "--batches",
+        nargs="+",
+        type=int,
+        metavar="L",
+        help="expected logical batches; without it the model's own",
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=11)

@@ -19,8 +19,8 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-from zetaclip.training import Config, train  # noqa: E402
-from zetaclip.training.progress import Display  # noqa: E402
+from zetaclip.training import Config, train
+from zetaclip.training.progress import Display
 
 MNIST = {"data": "mnist", "model": "cnn", "sigma": 1.1, "batch_size": 256, "epochs": 8.0}
 ADULT = {"data": "adult", "model": "mlp", "sigma": 0.62, "batch_size": 256, "epochs": 20.0}
@@ -51,7 +51,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="runs/recipe")
     parser.add_argument("--only", choices=tuple(ROWS), action="append")
     parser.add_argument("--seeds", type=int, default=3)
@@ -63,11 +65,18 @@ def main() -> None:
         for name in arguments.only or ROWS:
             for number, (label, values) in enumerate(ROWS[name].items()):
                 folder = Path(arguments.out) / f"{name}-{number}-seed{seed}"
-                config = Config(**{**values, "seed": seed, "delta": 1e-5, "threads": 1, "eval_every": 100})
+                config = Config(
+                    **{**values, "seed": seed, "delta": 1e-5, "threads": 1, "eval_every": 100}
+                )
                 result = (
                     json.loads((folder / "result.json").read_text())
                     if (folder / "result.json").exists()
-                    else train(config, folder, resume=(folder / "config.json").exists(), display=Display(quiet=True))
+                    else train(
+                        config,
+                        folder,
+                        resume=(folder / "config.json").exists(),
+                        display=Display(quiet=True),
+                    )
                 )
                 print(f"{name}, {label}, seed {seed}: {result['metric']['value']:.4f}", flush=True)
                 found.setdefault(name, {}).setdefault(label, []).append(result["metric"]["value"])

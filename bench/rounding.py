@@ -24,12 +24,12 @@ from common import one_thread, table
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from networks import MODELS  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+import torch.nn.functional as F
+from networks import MODELS
+from torch import Tensor, nn
 
-from zetaclip.gradients import Chunk, Layout, Recorder, make_shadows  # noqa: E402
+from zetaclip.gradients import Chunk, Layout, Recorder, make_shadows
 
 BUDGET = 2.0**-10
 
@@ -73,7 +73,9 @@ def own(name: str, tries: int = 8) -> float:
             chunk = run(x * 10.0 ** (seed % 4 - 2) if x.is_floating_point() else x, y)
             with torch.no_grad():
                 clip = 0.5 * float(chunk.norms()[row])
-            worst = max(worst, float(clipped_sum(chunk, clip, slice(row, row + 1)).norm()) / clip - 1)
+            worst = max(
+                worst, float(clipped_sum(chunk, clip, slice(row, row + 1)).norm()) / clip - 1
+            )
     return worst
 
 
@@ -88,17 +90,24 @@ def others(name: str, count: int, reduction: str, copies: bool) -> float:
         x, y = x[:1].repeat(count + 1, *[1] * (x.dim() - 1)), y[:1].repeat(count + 1)
     chunk = run(x[:count], y[:count])
     with torch.no_grad():
-        clip = float(chunk.norms().median()) * (2.0 if copies else 1.0)  # copies stay unclipped: nothing is normalised
+        clip = float(chunk.norms().median()) * (
+            2.0 if copies else 1.0
+        )  # copies stay unclipped: nothing is normalised
     without = clipped_sum(chunk, clip)
     return float((clipped_sum(run(x, y), clip, slice(0, count)) - without).norm()) / clip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--most", type=int, default=4096, help="largest batch of the networks that are small enough")
+    parser.add_argument(
+        "--most", type=int, default=4096, help="largest batch of the networks that are small enough"
+    )
     options = parser.parse_args()
     print(f"budget for arithmetic: {BUDGET:.1e} of C\n")
-    rows = [[MODELS[name].title, f"{own(name):.1e}"] for name in ("mlp", "mnist", "cnn", "resnet", "transformer")]
+    rows = [
+        [MODELS[name].title, f"{own(name):.1e}"]
+        for name in ("mlp", "mnist", "cnn", "resnet", "transformer")
+    ]
     print(table(["own length of a clipped gradient, over C, less 1", "largest of 32"], rows))
     rows = []
     for name, most in (

@@ -30,10 +30,22 @@ PARTS: dict[str, tuple[str, list[str], list[str]]] = {
         [],
         ["--models", "mlp", "mnist", "--turns", "5", "--peer-turns", "2"],
     ),
-    "memory": ("Peak memory of a step, over the same model without privacy", [], ["--models", "mnist", "--no-peers"]),
+    "memory": (
+        "Peak memory of a step, over the same model without privacy",
+        [],
+        ["--models", "mnist", "--no-peers"],
+    ),
     "loader": ("An epoch of MNIST-sized data, end to end", [], ["--share", "0.05"]),
-    "methods": ("Time of a method's step, over DP-SGD's", [], ["--models", "mlp", "--seconds", "0.5"]),
-    "ranks": ("A step on two ranks, over one process", ["--batches", "128", "512", "--turns", "7"], ["--turns", "1"]),
+    "methods": (
+        "Time of a method's step, over DP-SGD's",
+        [],
+        ["--models", "mlp", "--seconds", "0.5"],
+    ),
+    "ranks": (
+        "A step on two ranks, over one process",
+        ["--batches", "128", "512", "--turns", "7"],
+        ["--turns", "1"],
+    ),
     "ledger": ("A million steps in the ledger", [], ["--rows", "100000"]),
     "noise": ("How far the noise is from a Gaussian on its grid", [], []),
 }
@@ -47,7 +59,11 @@ def run(name: str, arguments: list[str], scratch: Path) -> tuple[str, Any, float
         command += ["--json", str(target)]
     start = time.perf_counter()
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
     )
     seconds = time.perf_counter() - start
     if done.returncode:
@@ -71,7 +87,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--readme", action="store_true", help="put the step table into README.md")
-    parser.add_argument("--out", default=str(HERE / "results"), help="folder for latest.md and latest.json")
+    parser.add_argument(
+        "--out", default=str(HERE / "results"), help="folder for latest.md and latest.json"
+    )
     options = parser.parse_args()
     here = surroundings()
     where = (

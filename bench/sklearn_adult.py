@@ -24,7 +24,13 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = {0: (17, 90), 4: (1, 16), 10: (0, 1e5), 11: (0, 4356), 12: (1, 99)}  # age, education, gain, loss, hours
+COLUMNS = {
+    0: (17, 90),
+    4: (1, 16),
+    10: (0, 1e5),
+    11: (0, 4356),
+    12: (1, 99),
+}  # age, education, gain, loss, hours
 EPSILONS = (0.5, 1.0, 3.0)
 DELTA = 1e-5
 Fit = Callable[[np.ndarray, np.ndarray, float, int], Callable[[np.ndarray], np.ndarray]]
@@ -35,14 +41,16 @@ def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     rows = [line.strip().rstrip(".").split(", ") for line in lines if line.count(",") > 10]
     low, high = np.array([*COLUMNS.values()], dtype=float).T
     x = np.array([[float(row[i]) for i in COLUMNS] for row in rows])
-    return np.clip((x - low) / (high - low), 0, 1), np.array([int(row[-1] == ">50K") for row in rows])
+    return np.clip((x - low) / (high - low), 0, 1), np.array(
+        [int(row[-1] == ">50K") for row in rows]
+    )
 
 
 # -- contenders: (x, y, ε, seed) -> scores of new rows -------------------------------------------------------------
 
 
 def zetaclip(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
-    from zetaclip.sklearn import PrivateClassifier
+    from zetaclip.integrations.sklearn import PrivateClassifier
 
     model = PrivateClassifier(
         epsilon, DELTA, bounds=(0, 1), classes=[0, 1], num_examples=len(y), random_state=seed
@@ -60,9 +68,14 @@ def opacus(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
     torch.manual_seed(seed)
     network = Perceptron((x.shape[1],), 1, (128, 64))
-    inputs, targets = torch.tensor(2 * x - 1, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
+    inputs, targets = (
+        torch.tensor(2 * x - 1, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.float32),
+    )
     epochs = 20
-    network, optimizer, criterion, loader = PrivacyEngine(accountant="prv").make_private_with_epsilon(
+    network, optimizer, criterion, loader = PrivacyEngine(
+        accountant="prv"
+    ).make_private_with_epsilon(
         module=network,
         optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
         data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=256),
@@ -82,7 +95,9 @@ def opacus(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
             optimizer.step()
             done += 1
     with torch.no_grad():
-        return lambda rows: network(torch.tensor(2 * rows - 1, dtype=torch.float32)).squeeze(1).detach().numpy()
+        return lambda rows: (
+            network(torch.tensor(2 * rows - 1, dtype=torch.float32)).squeeze(1).detach().numpy()
+        )
 
 
 def logistic(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
@@ -103,7 +118,9 @@ def bayes(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 def forest(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
     from diffprivlib.models import RandomForestClassifier
 
-    model = RandomForestClassifier(epsilon=epsilon, bounds=(0, 1), classes=[0, 1], random_state=seed).fit(x, y)
+    model = RandomForestClassifier(
+        epsilon=epsilon, bounds=(0, 1), classes=[0, 1], random_state=seed
+    ).fit(x, y)
     return lambda rows: model.predict_proba(rows)[:, 1]
 
 
@@ -128,8 +145,19 @@ def measure(contenders: dict[str, Fit], folder: Path, seeds: int) -> list[dict[s
                 score = fit(x, y, epsilon, seed)
                 seconds = time.process_time() - begun
                 auc = float(roc_auc_score(truth, score(test)))
-                found.append({"model": name, "epsilon": epsilon, "seed": seed, "auc": auc, "seconds": seconds})
-                print(f"{name}, ε = {epsilon:g}, seed {seed}: AUC {auc:.4f}, {seconds:.1f} s", file=sys.stderr)
+                found.append(
+                    {
+                        "model": name,
+                        "epsilon": epsilon,
+                        "seed": seed,
+                        "auc": auc,
+                        "seconds": seconds,
+                    }
+                )
+                print(
+                    f"{name}, ε = {epsilon:g}, seed {seed}: AUC {auc:.4f}, {seconds:.1f} s",
+                    file=sys.stderr,
+                )
     return found
 
 
@@ -148,9 +176,16 @@ def summary(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=os.environ.get("ZETACLIP_DATA"), help="folder that holds adult/")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("ZETACLIP_DATA"),
+        help="folder that holds adult/",
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--diffprivlib", help="the Python of an environment with diffprivlib and scikit-learn 1.5.2")
+    parser.add_argument(
+        "--diffprivlib", help="the Python of an environment with diffprivlib and scikit-learn 1.5.2"
+    )
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="write all single results to this file")
     arguments = parser.parse_args()

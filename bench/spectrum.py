@@ -89,7 +89,17 @@ def against_weightwatcher(repeats: int) -> None:
         least = (rows * rows * cols + 4 / 3 * rows**3) / (2 * rows * rows * cols)
         least *= median_ms(lambda double=double: double @ double.T, repeats)
         torchs = median_ms(lambda double=double: torch.linalg.eigvalsh(double @ double.T), repeats)
-        numbers = (full, eig + fit, full / (eig + fit), eig, least, torchs, their_fit, fit, their_fit / fit)
+        numbers = (
+            full,
+            eig + fit,
+            full / (eig + fit),
+            eig,
+            least,
+            torchs,
+            their_fit,
+            fit,
+            their_fit / fit,
+        )
         cells = (f"{rows}x{cols}", *(f"{number:.1f}" for number in numbers))
         print(" ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths)))
 
@@ -133,10 +143,14 @@ class Resnet(nn.Module):
 
 def share_of_training() -> None:
     """The probe and the controller's update, timed apart, over PERIOD private steps."""
-    print(f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}  layers")
+    print(
+        f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}  layers"
+    )
     cases = (("MNIST", mnist_net(), (1, 28, 28), 256), ("ResNet", Resnet(), (3, 32, 32), 128))
     for name, net, shape, batch in cases:
-        data = torch.utils.data.TensorDataset(torch.randn(16 * batch, *shape), torch.randint(0, 10, (16 * batch,)))
+        data = torch.utils.data.TensorDataset(
+            torch.randn(16 * batch, *shape), torch.randint(0, 10, (16 * batch,))
+        )
         controller = Spectral(period=PERIOD)
         module, optimizer, loader = PrivacyEngine(seed=0).make_private(
             module=net,
@@ -157,9 +171,17 @@ def share_of_training() -> None:
             steps.append(1e3 * (time.perf_counter() - start))
             start = time.perf_counter()
         assert controller.probe is not None
-        probe, state = controller.probe.bind(module, dict(module.named_parameters())), controller.init()
+        probe, state = (
+            controller.probe.bind(module, dict(module.named_parameters())),
+            controller.init(),
+        )
 
-        def once(probe: Any = probe, controller: Any = controller, state: Any = state, module: Any = module) -> None:
+        def once(
+            probe: Any = probe,
+            controller: Any = controller,
+            state: Any = state,
+            module: Any = module,
+        ) -> None:
             controller.update(probe.read(module, PERIOD), state)
 
         once()  # the random null of each shape is computed here, once in a run

@@ -21,13 +21,18 @@ from common import one_thread, quantile, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-from contenders import PEERS, Step, make, reason, replaced_by_opacus  # noqa: E402
-from networks import MODELS, TABLE, Model  # noqa: E402
+import torch
+from contenders import PEERS, Step, make, reason, replaced_by_opacus
+from networks import MODELS, TABLE, Model
 
 # A turn of a contender lasts at least this long, so that the clock and the scheduler don't decide.
 LEAST_SECONDS = 0.02
-TITLES = {"ours": "zetaclip", "hooks": "Opacus hooks", "functorch": "Opacus functorch", "ghost": "Opacus ghost"}
+TITLES = {
+    "ours": "zetaclip",
+    "hooks": "Opacus hooks",
+    "functorch": "Opacus functorch",
+    "ghost": "Opacus ghost",
+}
 
 
 def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -> dict[str, Any]:
@@ -70,7 +75,9 @@ def summarise(times: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values, str):
             summary[kind] = {"fails": values}
             continue
-        pairs = [(value, other) for value, other in zip(values, base, strict=True) if value is not None]
+        pairs = [
+            (value, other) for value, other in zip(values, base, strict=True) if value is not None
+        ]
         ratios = [value / other for value, other in pairs]
         ratio = statistics.median(v for v, _ in pairs) / statistics.median(o for _, o in pairs)
         summary[kind] = {
@@ -108,11 +115,18 @@ def as_table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
-    parser.add_argument("--turns", type=int, default=21, help="turns of plain and zetaclip (default 21)")
     parser.add_argument(
-        "--peer-turns", type=int, default=7, help="turns of Opacus's modes, which are slower (default 7)"
+        "--turns", type=int, default=21, help="turns of plain and zetaclip (default 21)"
     )
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus")
+    parser.add_argument(
+        "--peer-turns",
+        type=int,
+        default=7,
+        help="turns of Opacus's modes, which are slower (default 7)",
+    )
+    parser.add_argument(
+        "--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     kinds = ("plain", "ours", *(PEERS if options.peers else ()))

@@ -23,16 +23,16 @@ from common import one_thread, table, write_json
 
 one_thread()
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine, Spectral  # noqa: E402
-from zetaclip.data import Dataset, Split, load  # noqa: E402
-from zetaclip.errors import InputError  # noqa: E402
-from zetaclip.models import build  # noqa: E402
-from zetaclip.training import Config, train  # noqa: E402
-from zetaclip.training import start as training_start  # noqa: E402
+from zetaclip import PrivacyEngine, Spectral
+from zetaclip.data import Dataset, Split, load
+from zetaclip.errors import InputError
+from zetaclip.models import build
+from zetaclip.training import Config, train
+from zetaclip.training import start as training_start
 
 BATCH, SIGMA = 256, 1.1
 
@@ -46,7 +46,13 @@ def mnist() -> tuple[Dataset, str]:
             return Split(torch.rand(count, 1, 28, 28), torch.randint(0, 10, (count,)))
 
         return Dataset(
-            "mnist", "classification", made(60_000), made(10_000), 10, "one image", nominal_size=60_000
+            "mnist",
+            "classification",
+            made(60_000),
+            made(10_000),
+            10,
+            "one image",
+            nominal_size=60_000,
         ), "random"
 
 
@@ -74,7 +80,10 @@ def bare(data: Dataset) -> float:
 def whole(data: Dataset) -> dict[str, float]:
     """Seconds of an epoch through the trainer, all but the setting up."""
     config = Config(data="mnist", model="cnn", sigma=SIGMA, batch_size=BATCH, epochs=1.0, threads=1)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(training_start, "load_data", return_value=data):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(training_start, "load_data", return_value=data),
+    ):
         seconds = train(config, Path(folder) / "run")["seconds"]
     return {name: value for name, value in seconds.items() if name not in ("setup", "total")}
 
@@ -86,7 +95,9 @@ def start(words: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
@@ -97,7 +108,8 @@ def main() -> None:
         rounds.append((bare(data), whole(data)))
     ratios = [sum(parts.values()) / loop for loop, parts in rounds]
     shares: dict[str, Any] = {
-        part: statistics.median(parts[part] / sum(parts.values()) for _, parts in rounds) for part in rounds[0][1]
+        part: statistics.median(parts[part] / sum(parts.values()) for _, parts in rounds)
+        for part in rounds[0][1]
     }
     helps = [start(["--help"]) for _ in range(5)]
     print(
@@ -111,7 +123,10 @@ def main() -> None:
         )
     )  # fmt: skip
     if arguments.json:
-        write_json(arguments.json, {"data": name, "ratios": ratios, "shares": shares, "help_seconds": helps})
+        write_json(
+            arguments.json,
+            {"data": name, "ratios": ratios, "shares": shares, "help_seconds": helps},
+        )
 
 
 if __name__ == "__main__":

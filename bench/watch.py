@@ -33,7 +33,11 @@ def line(place: int) -> dict[str, object]:
         "weak": False,
         "reason": "",
     }
-    layer = fit | {"smoothed": 3.0, "center": 4.0, "eigenvalues": [1.0 + 0.01 * rank for rank in range(512)]}
+    layer = fit | {
+        "smoothed": 3.0,
+        "center": 4.0,
+        "eigenvalues": [1.0 + 0.01 * rank for rank in range(512)],
+    }
     zone = {"center": 4.0, "radius": 2.0, "bounds": [0.5, 3.0], "in_zone": True, "hit": ""}
     return {
         "probe": place,
@@ -59,8 +63,12 @@ def epoch(place: int) -> dict[str, object]:
 def make(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "probes.jsonl").write_text("".join(json.dumps(line(place)) + "\n" for place in range(1, 401)))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(epoch(place)) + "\n" for place in range(1, 201)))
+    (folder / "probes.jsonl").write_text(
+        "".join(json.dumps(line(place)) + "\n" for place in range(1, 401))
+    )
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(epoch(place)) + "\n" for place in range(1, 201))
+    )
     state = {
         "state": "running",
         "pid": os.getpid(),
@@ -77,7 +85,9 @@ def ask(address: str) -> None:
     tag = shape = ""
     while True:
         headers = {"If-None-Match": tag, "X-Shape": urllib.parse.quote(shape)}
-        with urllib.request.urlopen(urllib.request.Request(f"{address}data.json", headers=headers)) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{address}data.json", headers=headers)
+        ) as answer:
             shape = json.load(answer)["shape"]
             tag, wait = answer.headers["ETag"], float(answer.headers["X-Wait"])
         time.sleep(wait)
@@ -90,11 +100,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         make(folder)
-        texts = [json.dumps(line(place)) + "\n" for place in range(401, 401 + int(arguments.seconds) + 1)]
+        texts = [
+            json.dumps(line(place)) + "\n" for place in range(401, 401 + int(arguments.seconds) + 1)
+        ]
         with serve([folder]) as address:
             with urllib.request.urlopen(address) as answer:  # opening the page is not counted
                 answer.read()
-            reader = multiprocessing.get_context("spawn").Process(target=ask, args=(address,), daemon=True)
+            reader = multiprocessing.get_context("spawn").Process(
+                target=ask, args=(address,), daemon=True
+            )
             reader.start()
             time.sleep(5)
             began, worked = time.perf_counter(), time.process_time()
@@ -105,7 +119,9 @@ def main() -> None:
             passed, work = time.perf_counter() - began, time.process_time() - worked
             reader.terminate()
             reader.join()
-    print(f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of one core")
+    print(
+        f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of one core"
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,12 @@ def public_model(ids: Tensor, steps: int):  # type: ignore[no-untyped-def]
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -59,7 +64,9 @@ def main() -> None:
         from peft import LoraConfig, get_peft_model
         from transformers import TrainingArguments
     except ImportError:
-        raise SystemExit("this example needs transformers and PEFT: pip install 'zetaclip[transformers]'") from None
+        raise SystemExit(
+            "this example needs transformers and PEFT: pip install 'zetaclip[transformers]'"
+        ) from None
 
     from zetaclip.integrations.transformers import Privacy, PrivateTrainer
 
@@ -69,7 +76,9 @@ def main() -> None:
     held, train = private[:200], private[200:]
 
     everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=everywhere, task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        base, LoraConfig(r=8, lora_alpha=16, target_modules=everywhere, task_type="CAUSAL_LM")
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = PrivateTrainer(
             model,
@@ -99,8 +108,12 @@ def main() -> None:
         after = trainer.evaluate()["eval_loss"]
     assert trainer.engine is not None
     epsilon = trainer.engine.get_epsilon(DELTA)
-    print(f"{len(train)} passages, {trainer.engine.updates} updates, ε = {epsilon:.2f} at δ = {DELTA:g}")
-    print(f"loss on {len(held)} held-out passages: {before:.3f} without the adapters, {after:.3f} with them")
+    print(
+        f"{len(train)} passages, {trainer.engine.updates} updates, ε = {epsilon:.2f} at δ = {DELTA:g}"
+    )
+    print(
+        f"loss on {len(held)} held-out passages: {before:.3f} without the adapters, {after:.3f} with them"
+    )
 
 
 if __name__ == "__main__":

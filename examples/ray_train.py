@@ -41,7 +41,9 @@ def train_loop(config: dict) -> None:
     # Every worker calls save and load; worker 0 reads and writes, and all of them get what it has read.
     checkpoint = Path(config["folder"]) / "run.pt"
     if checkpoint.exists():
-        engine.load(checkpoint, replay=True)  # the same batches and noise again; engine.load(checkpoint): fresh ones
+        engine.load(
+            checkpoint, replay=True
+        )  # the same batches and noise again; engine.load(checkpoint): fresh ones
     else:
         engine.save(checkpoint)  # before the first step, so that every step is noted
     started_at = engine.updates
@@ -52,9 +54,15 @@ def train_loop(config: dict) -> None:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
         engine.save(checkpoint)
-        metrics = {"updates": engine.updates, "started_at": started_at, "epsilon": engine.get_epsilon(1e-5)}
+        metrics = {
+            "updates": engine.updates,
+            "started_at": started_at,
+            "epsilon": engine.get_epsilon(1e-5),
+        }
         metrics["releases"] = len(engine.ledger)
-        with tempfile.TemporaryDirectory() as weights:  # what Ray keeps: the weights, which are released
+        with (
+            tempfile.TemporaryDirectory() as weights
+        ):  # what Ray keeps: the weights, which are released
             if ray.train.get_context().get_world_rank() == 0:
                 torch.save(model.state_dict(), f"{weights}/model.pt")
                 ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(weights))
@@ -74,7 +82,9 @@ def main(workers: int = 2, epochs: int = 5, folder: str = "") -> None:
         train_loop,
         train_loop_config={"epochs": epochs, "folder": folder},
         scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=3)),
+        run_config=RunConfig(
+            storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=3)
+        ),
     )
     metrics = trainer.fit().metrics
     print(f"ε = {metrics['epsilon']:.3f} after {metrics['updates']} updates; {folder}")
@@ -82,4 +92,6 @@ def main(workers: int = 2, epochs: int = 5, folder: str = "") -> None:
 
 if __name__ == "__main__":
     settings = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
-    main(int(settings.get("workers", 2)), int(settings.get("epochs", 5)), settings.get("folder", ""))
+    main(
+        int(settings.get("workers", 2)), int(settings.get("epochs", 5)), settings.get("folder", "")
+    )

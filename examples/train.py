@@ -65,11 +65,15 @@ steps = epochs * len(loader)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 start = 0
 if resume and Path(checkpoint).exists():
-    saved = engine.load(checkpoint, replay=True)  # the same batches and the same noise: what is repeated costs nothing
+    saved = engine.load(
+        checkpoint, replay=True
+    )  # the same batches and the same noise: what is repeated costs nothing
     scheduler.load_state_dict(saved["scheduler"])
     start = math.ceil(engine.updates / len(loader))
 else:
-    engine.save(checkpoint, extra={"scheduler": scheduler.state_dict()})  # from now on every step is journaled
+    engine.save(
+        checkpoint, extra={"scheduler": scheduler.state_dict()}
+    )  # from now on every step is journaled
 
 
 @torch.no_grad()
@@ -77,13 +81,16 @@ def accuracy() -> float:
     """On held-out records, which ε does not cover."""
     model.eval()
     right = sum(
-        (model(x).argmax(1) == y).sum().item() for x, y in zip(data.test.x.split(1000), data.test.y.split(1000))
+        (model(x).argmax(1) == y).sum().item()
+        for x, y in zip(data.test.x.split(1000), data.test.y.split(1000))
     )
     model.train()
     return right / len(data.test.y)
 
 
-print(f"σ = {optimizer.noise_multiplier:.3f}, q = {loader.sample_rate:.5f}, {steps} steps, {data.unit} is one record")
+print(
+    f"σ = {optimizer.noise_multiplier:.3f}, q = {loader.sample_rate:.5f}, {steps} steps, {data.unit} is one record"
+)
 for epoch in range(start, epochs):
     began = time.perf_counter()
     for x, y in loader:

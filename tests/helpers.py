@@ -30,7 +30,12 @@ def looped_gradients(module, batch, loss_fn):
         one = [t[i : i + 1] for t in batch]
         grads = torch.autograd.grad(loss_fn(module, one), params, allow_unused=True)
         rows.append(
-            torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(params, grads, strict=True)])
+            torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).flatten()
+                    for p, g in zip(params, grads, strict=True)
+                ]
+            )
         )
     return torch.stack(rows)
 
@@ -54,7 +59,11 @@ def recorded(module, batch, loss_fn, scale=None):
         recorder.open(rows)
         loss_fn(module, batch).backward()
         assert all(p.grad is None for p in named.values())
-        return Chunk(recorder.take(), layout, rows, float(rows) if scale is None else scale), layout, shadows
+        return (
+            Chunk(recorder.take(), layout, rows, float(rows) if scale is None else scale),
+            layout,
+            shadows,
+        )
     finally:
         recorder.close()
         for shadow in shadows:
@@ -146,7 +155,9 @@ def flat(module):
 
 def tiny(inputs=6, classes=3, dtype=None):
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, classes)).to(dtype or torch.float32)
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, classes)).to(
+        dtype or torch.float32
+    )
 
 
 def toy_data(size=24, inputs=6, classes=3, dtype=None):

@@ -42,7 +42,9 @@ class Block(nn.Module):
         self.norm2 = nn.GroupNorm(4, outer)
         self.short = nn.Identity()
         if stride != 1 or inner != outer:
-            self.short = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.GroupNorm(4, outer))
+            self.short = nn.Sequential(
+                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.GroupNorm(4, outer)
+            )
 
     def forward(self, x):
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)

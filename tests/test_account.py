@@ -4,9 +4,19 @@ import json
 
 import pytest
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 
-SETTING = ["--batch-size", "256", "--num-examples", "60000", "--epochs", "8", "--delta", "1e-5", "--json"]
+SETTING = [
+    "--batch-size",
+    "256",
+    "--num-examples",
+    "60000",
+    "--epochs",
+    "8",
+    "--delta",
+    "1e-5",
+    "--json",
+]
 
 
 def told(capsys, *words):
@@ -17,7 +27,9 @@ def told(capsys, *words):
 def test_epsilon_by_each_accountant(capsys):
     found = told(capsys, "--sigma", "1.1", *SETTING)
     assert found["steps"] == 1880
-    assert found["epsilon_by"] == pytest.approx({"rdp": 1.0265, "prv": 0.8310, "pld": 0.8210}, rel=2e-3)
+    assert found["epsilon_by"] == pytest.approx(
+        {"rdp": 1.0265, "prv": 0.8310, "pld": 0.8210}, rel=2e-3
+    )
 
 
 def test_noise_by_each_accountant(capsys):
@@ -27,7 +39,11 @@ def test_noise_by_each_accountant(capsys):
 
 
 def test_no_noise_is_no_privacy(capsys):
-    assert told(capsys, "--sigma", "0", *SETTING)["epsilon_by"] == {"rdp": None, "prv": None, "pld": None}
+    assert told(capsys, "--sigma", "0", *SETTING)["epsilon_by"] == {
+        "rdp": None,
+        "prv": None,
+        "pld": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,7 +54,10 @@ def test_no_noise_is_no_privacy(capsys):
         (["--sigma", "1", "--sample-rate", "0.1"], "--steps or --epochs"),
         (["--sigma", "1", "--sample-rate", "0.1", "--steps", "0"], "positive"),
         (["--sigma", "-1", "--sample-rate", "0.1", "--steps", "5"], "at least 0"),
-        (["--sigma", "1", "--sample-rate", "0.1", "--steps", "5", "--delta", "0"], "between 0 and 1"),
+        (
+            ["--sigma", "1", "--sample-rate", "0.1", "--steps", "5", "--delta", "0"],
+            "between 0 and 1",
+        ),
     ],
 )
 def test_what_can_not_be_accounted_is_said(capsys, words, said):

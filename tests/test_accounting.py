@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from zetaclip import accounting
-from zetaclip.accounting import ACCOUNTANTS, AccountingError, affordable, calibrate, epsilon, noise_multiplier_for
-from zetaclip.ledger import Event, Header, Ledger, Row
+from zetaclip.accounting import _accounting as accounting
+from zetaclip.accounting._accounting import (
+    ACCOUNTANTS,
+    AccountingError,
+    affordable,
+    calibrate,
+    epsilon,
+    noise_multiplier_for,
+)
+from zetaclip.ledger._ledger import Event, Header, Ledger, Row
 
 # Setting A: 60000 records, expected batch 256, 8 epochs of 235 steps, δ = 1e-5. The numbers of this and of
 # the next table were computed with the libraries' own accountants, before this code existed.
@@ -87,7 +94,9 @@ def test_sigma_for_a_target(target: float, sigma_rdp: float, sigma_prv: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("accountant", "target", "q", "steps", "expected"), OTHER_SETTINGS)
-def test_sigma_in_other_settings(accountant: str, target: float, q: float, steps: int, expected: float) -> None:
+def test_sigma_in_other_settings(
+    accountant: str, target: float, q: float, steps: int, expected: float
+) -> None:
     check_sigma(accountant, target, q, steps, expected)
 
 
@@ -121,7 +130,9 @@ def test_two_queries_on_one_batch_against_a_second_library() -> None:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    both = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(0.9), dp_accounting.GaussianDpEvent(1.3)])
+    both = dp_accounting.ComposedDpEvent(
+        [dp_accounting.GaussianDpEvent(0.9), dp_accounting.GaussianDpEvent(1.3)]
+    )
     second = RdpAccountant()
     second.compose(dp_accounting.PoissonSampledDpEvent(Q, both), T)
     assert second.get_epsilon(DELTA) == pytest.approx(2.851449, abs=1e-6)
@@ -186,7 +197,9 @@ def test_a_schedule_that_always_moves_costs_a_little_more_never_less() -> None:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    exact = RdpAccountant(orders=[1 + tenths / 10 for tenths in range(20, 100)] + list(range(12, 64)))
+    exact = RdpAccountant(
+        orders=[1 + tenths / 10 for tenths in range(20, 100)] + list(range(12, 64))
+    )
     for sigma in sigmas:
         exact.compose(PoissonSampledDpEvent(0.01, GaussianDpEvent(float(sigma))))
     assert exact.get_epsilon(DELTA) <= found * (1 + 1e-9)
@@ -262,7 +275,9 @@ def test_rounding_is_paid_for_where_it_is_small() -> None:
 @pytest.mark.parametrize("returned", [-3.0, 1e9, math.nan, math.inf])
 def test_a_prv_value_that_cannot_be(monkeypatch: pytest.MonkeyPatch, returned: float) -> None:
     accountants = importlib.import_module("opacus.accountants")
-    monkeypatch.setattr(accountants.PRVAccountant, "get_epsilon", lambda self, delta, **other: returned)
+    monkeypatch.setattr(
+        accountants.PRVAccountant, "get_epsilon", lambda self, delta, **other: returned
+    )
     with pytest.raises(AccountingError, match="'pld'"):
         epsilon([Event(Q, 1.1, T)], DELTA, "prv")
 
@@ -336,7 +351,10 @@ CURVES = {
     "like 1/σ": (lambda sigma: 3 / sigma, 6),
     "like σ to the -3.5": (lambda sigma: sigma**-3.5, 5),
     "steeper below": (lambda sigma: math.exp(1 / sigma) - 0.7, 6),
-    "a stair of 0.3 %": (lambda sigma: math.exp(0.003 * math.ceil(math.log(2 / sigma**2) / 0.003)), 6),
+    "a stair of 0.3 %": (
+        lambda sigma: math.exp(0.003 * math.ceil(math.log(2 / sigma**2) / 0.003)),
+        6,
+    ),
     "infinite below": (lambda sigma: 3 / (sigma - 1) if sigma > 1 else math.inf, 15),
     "a cliff": (lambda sigma: 5.0 if sigma < 1.31 else 0.1, 21),
 }
@@ -360,7 +378,9 @@ def test_any_falling_curve_is_followed_to_the_smallest_sigma(
     assert len(asked) <= most  # an accountant takes seconds
 
 
-def test_a_sigma_at_which_the_accountant_fails_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sigma_at_which_the_accountant_fails_bounds_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def compute(events: list[Event], delta: float) -> float:
         if events[0].noise_multiplier < 1.2:
             raise AccountingError("too little noise to tell")
@@ -412,7 +432,12 @@ def test_calibration_arguments(wrong: dict[str, object]) -> None:
 
 
 def test_events_that_are_none() -> None:
-    for wrong in (Event(1.5, 1.0, 1), Event(0.1, -1.0, 1), Event(0.1, math.nan, 1), Event(0.1, 1.0, -1)):
+    for wrong in (
+        Event(1.5, 1.0, 1),
+        Event(0.1, -1.0, 1),
+        Event(0.1, math.nan, 1),
+        Event(0.1, 1.0, -1),
+    ):
         with pytest.raises(ValueError, match="no sequence of steps"):
             epsilon([wrong], DELTA, "rdp")
 
@@ -423,7 +448,7 @@ def test_the_libraries_are_imported_on_first_use_only() -> None:
 
 
 def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
-    from zetaclip.accounting import group_epsilon
+    from zetaclip.accounting._accounting import group_epsilon
 
     events = [Event(0.05, 2.0, 40)]
     one = group_epsilon(events, 1e-5, 1)
@@ -438,7 +463,7 @@ def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
 
 def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
     """With q = 1 the group is a Gaussian of k times the sensitivity, whose ε is known in closed form."""
-    from zetaclip.accounting import group_epsilon
+    from zetaclip.accounting._accounting import group_epsilon
 
     exact = epsilon([Event(1.0, 20.0 / 3, 10)], 1e-5, "pld")
     assert group_epsilon([Event(1.0, 20.0, 10)], 1e-5, 3) == pytest.approx(exact, rel=0.01)
@@ -454,7 +479,7 @@ def test_prv_is_opacus_own_to_the_last_bit(kinds: list[tuple[float, float, int]]
     """The width of the grid comes from divergences that are kept from one call to the next; the grid must not change by it."""
     from opacus.accountants import PRVAccountant
 
-    import zetaclip.accountants as ours
+    import zetaclip.accounting._accountants as ours
 
     events = [Event(*kind) for kind in kinds]
     theirs = PRVAccountant()
@@ -469,7 +494,7 @@ def test_divergences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second ε of a run, after more steps of the same kind, asks Opacus for no divergence that it gave before."""
     import opacus.accountants.analysis.rdp as analysis
 
-    import zetaclip.accountants as ours
+    import zetaclip.accounting._accountants as ours
 
     asked: list[tuple[float, float, float]] = []
     compute = analysis.compute_rdp

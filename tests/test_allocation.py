@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from zetaclip.commands import allocation
+from zetaclip.cli import allocation
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has these settings"
+)
 
 _FAULTS = """
 import resource, sys
@@ -30,7 +32,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def _faults(*words: str, **settings: str) -> int:
-    environment = {name: value for name, value in os.environ.items() if name not in allocation._OWN_SETTINGS}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in allocation._OWN_SETTINGS
+    }
     done = subprocess.run(
         [sys.executable, "-c", _FAULTS, *words],
         env={**environment, **settings},
@@ -54,7 +58,9 @@ def test_freed_memory_comes_back_without_page_faults() -> None:
 @glibc
 @pytest.mark.parametrize("name", allocation._OWN_SETTINGS)
 def test_settings_in_the_environment_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "1000000" if name.startswith("MALLOC") else "glibc.malloc.trim_threshold=1000000")
+    monkeypatch.setenv(
+        name, "1000000" if name.startswith("MALLOC") else "glibc.malloc.trim_threshold=1000000"
+    )
     assert not allocation.keep_freed_memory()
 
 

@@ -72,7 +72,12 @@ def test_a_second_make_private_is_refused():
         private(module, toy_data())
     with pytest.raises(RuntimeError, match="new PrivacyEngine"):
         engine.make_private(
-            module=tiny(), optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, clipping=1.0, num_examples=24
+            module=tiny(),
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            clipping=1.0,
+            num_examples=24,
         )
     with pytest.raises(ValueError, match="optimizer is private already"):
         private(tiny(), toy_data(), optimizer=optimizer)
@@ -95,19 +100,28 @@ def test_what_was_refused_late_can_be_mended_and_tried_again():
 
 def test_nothing_before_make_private():
     engine = PrivacyEngine()
-    for call in (lambda: engine.ledger, lambda: engine.get_epsilon(1e-5), engine.describe, engine.detach):
+    for call in (
+        lambda: engine.ledger,
+        lambda: engine.get_epsilon(1e-5),
+        engine.describe,
+        engine.detach,
+    ):
         with pytest.raises(RuntimeError, match="make_private first"):
             call()
 
 
 def test_batch_norm_is_refused_by_name_with_what_to_use():
     module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    with pytest.raises(ValidationError, match=r"1 \(BatchNorm1d\).*\n?.*GroupNorm.*ModuleValidator"):
+    with pytest.raises(
+        ValidationError, match=r"1 \(BatchNorm1d\).*\n?.*GroupNorm.*ModuleValidator"
+    ):
         private(module, toy_data())
     assert all("forward" not in part.__dict__ for part in module.modules())
     from opacus.validators import ModuleValidator
 
-    fixed = ModuleValidator.fix(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(3)))
+    fixed = ModuleValidator.fix(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(3))
+    )
     fixed(torch.randn(2, 1, 6, 6))
     data = (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,)))
     _, fixed, optimizer, loader = private(fixed, data)
@@ -129,7 +143,9 @@ def test_a_batch_norm_that_wakes_up_is_caught():
 def test_running_statistics_that_wake_up_are_caught():
     norm = nn.InstanceNorm2d(4, track_running_stats=True).eval()
     module = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(64, 3))
-    engine, module, optimizer, loader = private(module, (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))))
+    engine, module, optimizer, loader = private(
+        module, (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,)))
+    )
     module.train()
     with pytest.raises(RuntimeError, match=r"changed .*1\.running_mean"):
         train(module, optimizer, loader)
@@ -138,7 +154,10 @@ def test_running_statistics_that_wake_up_are_caught():
 
 def test_running_statistics_without_parameters_are_refused_too():
     module = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(64, 3)
+        nn.Conv2d(1, 4, 3),
+        nn.InstanceNorm2d(4, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(64, 3),
     )
     with pytest.raises(ValidationError, match="track_running_stats=False"):
         private(module, (torch.randn(8, 1, 6, 6), torch.randint(0, 3, (8,))))
@@ -146,10 +165,16 @@ def test_running_statistics_without_parameters_are_refused_too():
 
 def test_parameters_outside_the_optimizer_are_named():
     module = tiny()
-    with pytest.raises(ValidationError, match=r"2\.weight, 2\.bias: trainable, but not in the optimizer"):
+    with pytest.raises(
+        ValidationError, match=r"2\.weight, 2\.bias: trainable, but not in the optimizer"
+    ):
         private(module, toy_data(), optimizer=torch.optim.SGD(module[0].parameters(), lr=1.0))
     with pytest.raises(ValidationError, match="not the module's"):
-        private(module, toy_data(), optimizer=torch.optim.SGD([*module.parameters(), *tiny().parameters()], lr=1.0))
+        private(
+            module,
+            toy_data(),
+            optimizer=torch.optim.SGD([*module.parameters(), *tiny().parameters()], lr=1.0),
+        )
     frozen = tiny().requires_grad_(False)
     with pytest.raises(ValidationError, match="nothing to train"):
         private(frozen, toy_data(), optimizer=torch.optim.SGD(tiny().parameters(), lr=1.0))
@@ -163,12 +188,18 @@ def test_wrappers_and_lazy_modules_are_refused():
         private(lazy, toy_data(), optimizer=torch.optim.SGD(lazy.parameters(), lr=1.0))
     engine = PrivacyEngine()
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        engine.make_private(module=3, optimizer=None, data_loader=None, noise_multiplier=1.0, clipping=1.0)
+        engine.make_private(
+            module=3, optimizer=None, data_loader=None, noise_multiplier=1.0, clipping=1.0
+        )
 
 
 def test_an_empty_data_set_is_an_error():
     with pytest.raises(ValueError, match="empty"):
-        private(tiny(), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)), loader_options={"sampler": None})
+        private(
+            tiny(),
+            (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)),
+            loader_options={"sampler": None},
+        )
 
 
 def test_other_data_while_a_batch_is_out_is_noticed():

@@ -10,9 +10,9 @@ import pytest
 from sklearn.base import clone
 
 from zetaclip import Budget, BudgetExceeded
-from zetaclip.accounting import epsilon, noise_multiplier_for, renyi
+from zetaclip.accounting._accounting import epsilon, noise_multiplier_for, renyi
 from zetaclip.errors import LedgerError
-from zetaclip.ledger import Event
+from zetaclip.ledger._ledger import Event
 
 FIT = [Event(0.01, 4.0, 500)]
 
@@ -56,7 +56,9 @@ def test_fits_are_granted_until_the_budget_is_reached():
     while budget.allows(FIT):
         budget.spend(FIT)
     granted = len(budget.spendings)
-    with pytest.raises(BudgetExceeded, match=r"budget is ε = 3 at δ = 1e-05, of which .* is spent in \d+ fits"):
+    with pytest.raises(
+        BudgetExceeded, match=r"budget is ε = 3 at δ = 1e-05, of which .* is spent in \d+ fits"
+    ):
         budget.spend(FIT)
     together = [Event(0.01, 4.0, 500 * granted)]
     # Never more than the truth allows, nearly all of it, and much more than adding up ε would.
@@ -83,7 +85,7 @@ def test_without_noise_nothing_is_granted():
 
 
 def test_copies_and_clones_are_the_same_object():
-    from zetaclip.sklearn import PrivateClassifier
+    from zetaclip.integrations.sklearn import PrivateClassifier
 
     budget = Budget(1.0, 1e-5)
     assert copy.deepcopy(budget) is budget and copy.copy(budget) is budget
@@ -111,7 +113,9 @@ def test_processes_that_spend_at_the_same_time_get_no_more_than_one():
     shared = Budget(2.0, 1e-5)
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    workers = [context.Process(target=_spend_all, args=(pickle.dumps(shared), answers)) for _ in range(4)]
+    workers = [
+        context.Process(target=_spend_all, args=(pickle.dumps(shared), answers)) for _ in range(4)
+    ]
     for worker in workers:
         worker.start()
     granted = [answers.get(timeout=60) for _ in workers]
@@ -132,7 +136,9 @@ def test_the_file_outlives_the_object_and_is_checked(tmp_path):
     path = tmp_path / "study.budget"
     Budget(1.0, 1e-5, path).spend(FIT, "first")
     again = Budget(1.0, 1e-5, path)
-    assert [s.what for s in again.spendings] == ["first"] and again.spendings[0].events == tuple(FIT)
+    assert [s.what for s in again.spendings] == ["first"] and again.spendings[0].events == tuple(
+        FIT
+    )
     with pytest.raises(ValueError, match="holds a budget of ε = 1 at δ = 1e-05, not of ε = 2"):
         Budget(2.0, 1e-5, path)
     with path.open("a") as file:
@@ -175,7 +181,9 @@ def test_a_budget_without_a_path_leaves_no_file():
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("eps", "delta"), [(0, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1), (math.nan, 1e-5)])
+@pytest.mark.parametrize(
+    ("eps", "delta"), [(0, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1), (math.nan, 1e-5)]
+)
 def test_budgets_that_are_none(eps, delta):
     with pytest.raises(ValueError, match="a budget's"):
         Budget(eps, delta)

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 from zetaclip.spectrum import eigenvalues, fit_tail
 from zetaclip.spectrum.checkpoint import CheckpointError, load_matrices
 
 
 def net():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.Linear(300, 80), nn.Linear(80, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.Linear(300, 80), nn.Linear(80, 2)
+    )
     with torch.no_grad():
         model[2].weight *= (torch.rand(80, 1) + 1e-3) ** -0.5
     return model
@@ -78,7 +80,9 @@ def test_safetensors_reads_the_same(checkpoint, tmp_path, capsys):
     assert main(["probe", str(checkpoint)]) == 0
     # the columns are as wide as needed, so the words are compared
     plain = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert all(plain[line.split()[0]] == line.split() for line in by_format if not line.startswith("half"))
+    assert all(
+        plain[line.split()[0]] == line.split() for line in by_format if not line.startswith("half")
+    )
 
 
 def test_training_checkpoints_show_the_model_only(tmp_path):
@@ -125,7 +129,12 @@ def test_wrong_files_give_an_error_and_code_two(tmp_path, capsys, kind, ending):
     write(path, kind)
     assert main(["probe", str(path)]) == 2
     out, error = capsys.readouterr()
-    assert out == "" and error.startswith("zetaclip: ") and "bad" in error and len(error.splitlines()) == 1
+    assert (
+        out == ""
+        and error.startswith("zetaclip: ")
+        and "bad" in error
+        and len(error.splitlines()) == 1
+    )
     assert "executed" not in out + error and "weights_only" not in error
 
 
@@ -170,7 +179,9 @@ def test_help_imports_neither_torch_nor_numpy():
         "try:\n    main(['probe', '--help'])\nexcept SystemExit:\n    pass\n"
         "print('heavy:', sorted({'torch', 'numpy', 'scipy', 'opacus'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "heavy: []" in done.stdout and "--layer" in done.stdout
 
 

@@ -6,13 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zetaclip import Flat
-from zetaclip.clip_rules import AutoS, Counted, Psac, Slack, Thinned
-from zetaclip.clipping import check_factors
+from zetaclip.clipping._base import check_factors
+from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
+from zetaclip.clipping._whitening import Whitened
 from zetaclip.gradients.reduce import TOO_LONG
 from zetaclip.mechanism import Coins
-from zetaclip.whitening import Whitened
 
-RULES = [Flat(), AutoS(), Psac(), Psac(0.01), Thinned(), Counted(), Counted(2.5, True), Slack(), Slack(1), Whitened()]
+RULES = [
+    Flat(),
+    AutoS(),
+    Psac(),
+    Psac(0.01),
+    Thinned(),
+    Counted(),
+    Counted(2.5, True),
+    Slack(),
+    Slack(1),
+    Whitened(),
+]
 norms = st.lists(
     st.one_of(
         # Longer gradients count as not finite and never reach a rule (tests/test_neighbours.py).
@@ -50,7 +61,10 @@ def test_flat_clipping_is_the_identity_below_c(values, clip):
     factors = Flat().factors(lengths, clip, None)
     assert (factors[lengths <= clip] == 1).all()
     torch.testing.assert_close(
-        (factors * lengths)[lengths > clip], torch.full_like(lengths, clip)[lengths > clip], rtol=1e-12, atol=0
+        (factors * lengths)[lengths > clip],
+        torch.full_like(lengths, clip)[lengths > clip],
+        rtol=1e-12,
+        atol=0,
     )
 
 
@@ -64,6 +78,10 @@ def test_a_rule_that_breaks_its_word_is_stopped(factor):
 
 def test_joint_columns_count_towards_the_bound():
     norm = torch.tensor([0.8], dtype=torch.float64)
-    check_factors(norm, torch.ones_like(norm), torch.tensor([[0.6]], dtype=torch.float64), 1.0, "joint")
+    check_factors(
+        norm, torch.ones_like(norm), torch.tensor([[0.6]], dtype=torch.float64), 1.0, "joint"
+    )
     with pytest.raises(RuntimeError, match="sensitivity"):
-        check_factors(norm, torch.ones_like(norm), torch.tensor([[0.61]], dtype=torch.float64), 1.0, "joint")
+        check_factors(
+            norm, torch.ones_like(norm), torch.tensor([[0.61]], dtype=torch.float64), 1.0, "joint"
+        )

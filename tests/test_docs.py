@@ -17,10 +17,15 @@ PAGES = [
     "docs/guides/scikit-learn.md",
     "docs/guides/from-opacus.md",
 ]
-GUIDES = ["docs/guides/lightning.md", "docs/guides/transformers.md"]  # their code runs in tests/extras
+GUIDES = [
+    "docs/guides/lightning.md",
+    "docs/guides/transformers.md",
+]  # their code runs in tests/extras
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook is firing")  # Opacus's own
+@pytest.mark.filterwarnings(
+    "ignore:Secure RNG turned off", "ignore:Full backward hook is firing"
+)  # Opacus's own
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_run(page, capsys, own_rules):
     exec(compile(code_of(page), page, "exec"), {"__name__": "docs"})
@@ -38,7 +43,9 @@ def test_the_slow_container_is_slow_and_the_advice_helps():
     slow, *_ = private(names["Slow"](), data)
     fast, *_ = private(names["Fast"](), data)
     assert {line.path for line in slow.describe()} == {"per example (vmap)"}
-    assert [line.parameter for line in fast.describe() if "per example" in line.path] == ["scale.weight"]
+    assert [line.parameter for line in fast.describe() if "per example" in line.path] == [
+        "scale.weight"
+    ]
 
 
 @pytest.mark.parametrize(

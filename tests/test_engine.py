@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import NoGuarantee, PrivacyEngine
+from zetaclip.engine._run import OrderError
 from zetaclip.gradients import Chunk, contributions
-from zetaclip.run import OrderError
 
 
 def test_the_readme_loop_takes_the_step_it_says():
@@ -42,12 +42,19 @@ def test_sum_and_mean_losses_agree():
     weights = []
     for reduction in ("mean", "sum"):
         _, module, optimizer, loader = private(tiny(), toy_data(), loss_reduction=reduction)
-        train(module, optimizer, loader, lambda m, b, r=reduction: F.cross_entropy(m(b[0]), b[1], reduction=r))
+        train(
+            module,
+            optimizer,
+            loader,
+            lambda m, b, r=reduction: F.cross_entropy(m(b[0]), b[1], reduction=r),
+        )
         weights.append(flat(module))
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["f32", "f64"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["f32", "f64"]
+)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "words-tied", "transformer"])
 def test_physical_batches_change_nothing_else(name, dtype, tolerance):
     build, inputs = MODELS[name]
@@ -97,7 +104,9 @@ def test_zero_grad_clears_a_chunk_and_never_the_sum():
     """A backward that was taken back does not count; the chunks before it do."""
     weights = []
     for again in (False, True):
-        _, module, optimizer, loader = private(tiny(), toy_data(), sigma=0.0, q=1.0, physical_batch_size=8)
+        _, module, optimizer, loader = private(
+            tiny(), toy_data(), sigma=0.0, q=1.0, physical_batch_size=8
+        )
         for batch in loader:
             if again:
                 mean_loss(module, batch).backward()
@@ -186,7 +195,9 @@ def test_pieces_of_a_sum_change_nothing_but_rounding(name, physical, monkeypatch
         x[5] *= 1e22  # the square of its norm is no float32
     exact = x.double() if x.is_floating_point() else x
     before, expected = flat(module), clipped_sum(copy.deepcopy(module).double(), (exact, y), 0.3)
-    _, module, optimizer, loader = private(module, (x, y), sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=physical)
+    _, module, optimizer, loader = private(
+        module, (x, y), sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=physical
+    )
     train(module, optimizer, loader)
     moved = (before - flat(module)) * 11
     assert (moved - expected).norm() <= 1e-4 * expected.norm()
@@ -196,7 +207,9 @@ def test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself(mon
     """σ = 0 and q = 1, two chunks: after a failure in the middle of a sum the batch starts afresh, and each record counts once."""
     module, data = tiny(), toy_data()
     before, expected = flat(module), clipped_sum(module, data, 0.3)
-    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=12)
+    _, module, optimizer, loader = private(
+        module, data, sigma=0.0, clipping=0.3, q=1.0, physical_batch_size=12
+    )
     whole, failures = Chunk.add_weighted_sum, []
 
     def failing(self, *args, **kwargs):
@@ -225,7 +238,11 @@ def test_a_gradient_that_autograd_wrote_is_an_error_at_any_step():
             self.fc, self.outside = nn.Linear(6, 3), False
 
         def forward(self, x):
-            return F.linear(x, self.fc.weight, self.fc.bias) + self.fc(x) if self.outside else self.fc(x)
+            return (
+                F.linear(x, self.fc.weight, self.fc.bias) + self.fc(x)
+                if self.outside
+                else self.fc(x)
+            )
 
     engine, module, optimizer, loader = private(Sometimes(), toy_data())
     train(module, optimizer, loader)
@@ -307,7 +324,9 @@ def test_the_papers_literal_forms_work_and_claim_nothing(options):
 
 def test_realized_division_divides_by_the_batch():
     module, data = tiny(), toy_data()
-    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=1e6, normalize="realized")
+    _, module, optimizer, loader = private(
+        module, data, sigma=0.0, clipping=1e6, normalize="realized"
+    )
     for batch in loader:
         before = flat(module)
         optimizer.zero_grad()
@@ -343,13 +362,17 @@ def test_target_epsilon_is_kept():
 
 
 def test_validate_finds_what_would_go_wrong_and_leaves_no_trace():
-    engine, module, _, _ = private(Words(), (torch.randint(0, 20, (8, 7)), torch.randint(0, 10, (8,))))
+    engine, module, _, _ = private(
+        Words(), (torch.randint(0, 20, (8, 7)), torch.randint(0, 10, (8,)))
+    )
     state = torch.get_rng_state()
     batch = (torch.randint(0, 20, (4, 7)), torch.randint(0, 10, (4,)))
     torch.set_rng_state(state)
     assert engine.validate(batch, mean_loss) == []
     assert torch.equal(state, torch.get_rng_state())
-    problems = engine.validate(batch, lambda m, b: F.linear(m.embed(b[0]).mean(1), m.out.weight).sum())
+    problems = engine.validate(
+        batch, lambda m, b: F.linear(m.embed(b[0]).mean(1), m.out.weight).sum()
+    )
     assert any(p.startswith("out.weight: used outside") for p in problems)
     assert any(p.startswith("norm.weight: no gradient came back") for p in problems)
     (problem,) = engine.validate(batch, lambda m, b: m(b[0].reshape(1, -1)).sum())
@@ -375,14 +398,19 @@ def test_validate_names_a_buffer_that_is_built_on_first_use(registered):
     before = dict(module._buffers)
     engine, *_ = private(module, toy_data())
     (problem,) = engine.validate(toy_data(), mean_loss)
-    assert problem.startswith("kept: the training forward builds this buffer") and "before make_private" in problem
+    assert (
+        problem.startswith("kept: the training forward builds this buffer")
+        and "before make_private" in problem
+    )
     assert module._buffers == before
 
 
 def test_validate_checks_how_the_loss_is_reduced():
     engine, *_ = private(tiny(), toy_data())
     assert engine.validate(toy_data(), mean_loss) == []
-    (problem,) = engine.validate(toy_data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
+    (problem,) = engine.validate(
+        toy_data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum")
+    )
     assert "loss_reduction='mean'" in problem
 
 
@@ -423,7 +451,11 @@ def test_check_parity_detects_a_loss_that_divides_by_something_else():
         return torch.nan_to_num(out)
 
     report = check_parity(module, (x, y), ignoring)
-    assert not report.ok and "loss_reduction='sum'" in report.note and not any(layer.ok for layer in report.layers)
+    assert (
+        not report.ok
+        and "loss_reduction='sum'" in report.note
+        and not any(layer.ok for layer in report.layers)
+    )
     assert check_parity(module, (x, y), lambda m, b: ignoring(m, b, "sum"), loss_reduction="sum").ok
 
 
@@ -437,10 +469,14 @@ def test_class_weights_are_found_out_however_rare_the_class_is(head):
 
     def weighted(reduction, divisor=1.0):
         weight = torch.tensor([1.0, 100.0, 1.0])
-        return lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction).div(divisor)
+        return lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction).div(
+            divisor
+        )
 
     def per_record(m, b):
-        own = F.cross_entropy(m(b[0]), b[1], reduction="none") * torch.tensor([1.0, 100.0, 1.0])[b[1]]
+        own = (
+            F.cross_entropy(m(b[0]), b[1], reduction="none") * torch.tensor([1.0, 100.0, 1.0])[b[1]]
+        )
         return own.mean()
 
     module = tiny()
@@ -462,8 +498,8 @@ def test_class_weights_are_found_out_however_rare_the_class_is(head):
 
 def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not(monkeypatch):
     """What one record of the rare class moves, against what the ledger says, where there is no noise. So it is refused."""
+    from zetaclip.engine._loss_check import LossCheck
     from zetaclip.errors import LossError
-    from zetaclip.loss_check import LossCheck
 
     def sums(reduction, more):
         generator = torch.Generator().manual_seed(2)
@@ -472,12 +508,20 @@ def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not(monk
         size = 32 + more
         module = tiny()
         engine, module, optimizer, loader = private(
-            module, (x[:size], y[:size]), sigma=0.0, q=1.0, num_examples=32, loss_reduction=reduction
+            module,
+            (x[:size], y[:size]),
+            sigma=0.0,
+            q=1.0,
+            num_examples=32,
+            loss_reduction=reduction,
         )
         before = flat(module)
         weight = torch.tensor([1.0, 1000.0, 1.0])
         train(
-            module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction)
+            module,
+            optimizer,
+            loader,
+            lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weight, reduction=reduction),
         )
         return (before - flat(module)) * 32, next(iter(engine.ledger.rows())).sensitivity
 

@@ -14,10 +14,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.estimator_checks import check_estimator
 
-import zetaclip.sklearn
+import zetaclip.integrations.sklearn
 from zetaclip import Budget, BudgetExceeded, PrivacyLeakWarning
-from zetaclip.accounting import epsilon
-from zetaclip.sklearn import PrivateClassifier, PrivateRegressor
+from zetaclip.accounting._accounting import epsilon
+from zetaclip.integrations.sklearn import PrivateClassifier, PrivateRegressor
 
 N = 600
 PLD = ("test_what_a_fit_spends", "test_scikit_learns_own_checks_with_the_defaults")
@@ -28,7 +28,7 @@ def _quick(request, monkeypatch):
     """σ by "rdp" takes milliseconds; tests that are about ε take the accountant that users get."""
     if request.function.__name__ not in PLD:
         monkeypatch.setattr(zetaclip.sklearn, "_ACCOUNTANT", "rdp")
-    zetaclip.sklearn._sigma.cache_clear()
+    zetaclip.integrations.sklearn._sigma.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,13 @@ def classifier(**options):
 
 
 def regressor(**options):
-    declared = {"bounds": (0, 10), "target_bounds": (0, 20), "num_examples": N, "random_state": 0, "hidden": (32, 32)}
+    declared = {
+        "bounds": (0, 10),
+        "target_bounds": (0, 20),
+        "num_examples": N,
+        "random_state": 0,
+        "hidden": (32, 32),
+    }
     return PrivateRegressor(**{**declared, "epochs": 3, **options})
 
 
@@ -73,7 +79,9 @@ def test_scikit_learns_own_checks(kind):
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_own_checks_with_the_defaults(kind):
-    assert not [r["check_name"] for r in check_estimator(kind(), on_fail=None) if r["status"] == "failed"]
+    assert not [
+        r["check_name"] for r in check_estimator(kind(), on_fail=None) if r["status"] == "failed"
+    ]
 
 
 def test_what_a_fit_spends(table):
@@ -83,7 +91,10 @@ def test_what_a_fit_spends(table):
     # L = 16 of 600 records: 38 updates an epoch.
     (event,) = fitted.ledger_.events()
     assert (event.sample_rate, event.count) == (16 / N, 3 * 38)
-    assert fitted.ledger_.header.num_examples_source == "declared" and fitted.ledger_.header.noise_seed_known
+    assert (
+        fitted.ledger_.header.num_examples_source == "declared"
+        and fitted.ledger_.header.noise_seed_known
+    )
     assert len(fitted.clip_history_) == 3 * 38 // 50
 
 
@@ -91,14 +102,17 @@ def test_the_fit_is_private(table):
     """With room it learns; with next to none it does not, as it would if the noise were not added."""
     x, y = table
     learned = classifier(epsilon=100.0, epochs=6).fit(x, y).score(x, y)
-    drowned = np.mean([classifier(epsilon=0.05, epochs=6, random_state=s).fit(x, y).score(x, y) for s in range(3)])
+    drowned = np.mean(
+        [classifier(epsilon=0.05, epochs=6, random_state=s).fit(x, y).score(x, y) for s in range(3)]
+    )
     assert learned > 0.95 and drowned < 0.8
 
 
 @pytest.mark.parametrize("missing", ["bounds", "classes", "num_examples"])
 def test_what_is_not_declared_is_warned_of_and_noted(table, missing):
     with pytest.warns(
-        PrivacyLeakWarning, match=f"^{missing} was not declared and came from the data.* Declare {missing}="
+        PrivacyLeakWarning,
+        match=f"^{missing} was not declared and came from the data.* Declare {missing}=",
     ):
         fitted = classifier(**{missing: None}).fit(*table)
     assert f"{missing} taken from the data: ε does not cover it" in fitted.ledger_.header.notes
@@ -110,12 +124,16 @@ def test_all_that_is_missing_in_one_warning(table):
     x, y = table
     with pytest.warns(PrivacyLeakWarning) as caught:
         PrivateRegressor(hidden=(32, 32), epochs=1, random_state=0).fit(x, y)
-    assert len(caught) == 1 and "target_bounds, bounds and num_examples were not declared" in str(caught[0].message)
+    assert len(caught) == 1 and "target_bounds, bounds and num_examples were not declared" in str(
+        caught[0].message
+    )
     assert caught[0].filename == __file__
 
 
 def test_a_wrong_declared_size_is_warned_of(table):
-    with pytest.warns(UserWarning, match="num_examples = 1000 was declared, but the dataset has 600"):
+    with pytest.warns(
+        UserWarning, match="num_examples = 1000 was declared, but the dataset has 600"
+    ):
         classifier(num_examples=1000).fit(*table)
 
 
@@ -155,7 +173,10 @@ def test_a_budget_must_be_one(table):
 
 def test_noise_is_secret_unless_a_seed_is_given(table):
     assert torch.equal(weights(classifier().fit(*table)), weights(classifier().fit(*table)))
-    first, second = classifier(random_state=None).fit(*table), classifier(random_state=None).fit(*table)
+    first, second = (
+        classifier(random_state=None).fit(*table),
+        classifier(random_state=None).fit(*table),
+    )
     assert not torch.equal(weights(first), weights(second))
     assert not first.ledger_.header.noise_seed_known
     shared = np.random.RandomState(0)
@@ -173,8 +194,15 @@ def test_class_weights_move_the_decision_and_are_never_counted_from_the_data(tab
     x, y = table
     labels = np.array(["no", "yes"])[y]
     shares = [
-        (classifier(classes=["no", "yes"], class_weight=weight).fit(x, labels).predict(x) == "yes").mean()
-        for weight in ({"yes": 0.02}, None, {"no": 0.02})  # a clipped gradient can shrink and not grow
+        (
+            classifier(classes=["no", "yes"], class_weight=weight).fit(x, labels).predict(x)
+            == "yes"
+        ).mean()
+        for weight in (
+            {"yes": 0.02},
+            None,
+            {"no": 0.02},
+        )  # a clipped gradient can shrink and not grow
     ]
     assert shares[0] < shares[1] - 0.1 and shares[2] > shares[1] + 0.1
     with pytest.raises(ValueError, match="public knowledge"):
@@ -216,13 +244,18 @@ def test_a_fitted_estimator_can_be_pickled(table):
     fitted = classifier(budget=Budget(3.0, 1e-5)).fit(*table)
     back = pickle.loads(pickle.dumps(fitted))
     assert np.array_equal(back.predict_proba(table[0]), fitted.predict_proba(table[0]))
-    assert back.ledger_.events() == fitted.ledger_.events() and back.budget.spent == fitted.budget.spent
+    assert (
+        back.ledger_.events() == fitted.ledger_.events()
+        and back.budget.spent == fitted.budget.spent
+    )
 
 
 def test_frames_pipelines_and_column_transformers(table):
     pandas = pytest.importorskip("pandas")
     x, y = table
-    frame = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "colour": np.where(x[:, 2] > 5, "red", "blue")})
+    frame = pandas.DataFrame(
+        {"a": x[:, 0], "b": x[:, 1], "colour": np.where(x[:, 2] > 5, "red", "blue")}
+    )
     fitted = classifier().fit(frame[["a", "b"]], y)
     assert list(fitted.feature_names_in_) == ["a", "b"]
     with pytest.raises(ValueError, match="feature names"):
@@ -232,7 +265,9 @@ def test_frames_pipelines_and_column_transformers(table):
         remainder="passthrough",
         sparse_threshold=0,
     )
-    whole = make_pipeline(columns, classifier(epsilon=50.0, epochs=6, bounds=([0, 0, 0, 0], [1, 1, 10, 10])))
+    whole = make_pipeline(
+        columns, classifier(epsilon=50.0, epochs=6, bounds=([0, 0, 0, 0], [1, 1, 10, 10]))
+    )
     assert whole.fit(frame, y).score(frame, y) > 0.9
 
 
@@ -257,10 +292,15 @@ def test_a_budget_adds_up_what_clones_spend(table):
     x, y = table
     budget = Budget(4.0, 1e-5)
     search = GridSearchCV(
-        classifier(delta=1e-5, budget=budget), {"hidden": [(32, 32), (40, 32)]}, cv=2, error_score="raise"
+        classifier(delta=1e-5, budget=budget),
+        {"hidden": [(32, 32), (40, 32)]},
+        cv=2,
+        error_score="raise",
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="num_examples = 600 was declared")  # a fold has half of them
+        warnings.filterwarnings(
+            "ignore", message="num_examples = 600 was declared"
+        )  # a fold has half of them
         search.fit(x, y)
         assert len(budget.spendings) == 5 and 1.0 < budget.spent < 4.0
         for _ in range(20):
@@ -278,7 +318,10 @@ def test_fits_of_one_budget_never_share_noise(table):
     x, y = table
 
     def apart(**options):
-        first, second = (classifier(epochs=1, **options).fit(x[rows], y[rows]) for rows in (slice(None), slice(N - 1)))
+        first, second = (
+            classifier(epochs=1, **options).fit(x[rows], y[rows])
+            for rows in (slice(None), slice(N - 1))
+        )
         return (weights(first) - weights(second)).norm().item()
 
     with warnings.catch_warnings():

@@ -9,7 +9,9 @@ from zetaclip.mechanism import Mechanism
 
 
 def run(name, data, clipping=None):
-    _, module, optimizer, loader = private(network(), data, method=METHODS[name](), clipping=clipping, lr=0.1)
+    _, module, optimizer, loader = private(
+        network(), data, method=METHODS[name](), clipping=clipping, lr=0.1
+    )
     clips = []
     for _ in range(4):
         train(module, optimizer, loader, mean_loss, steps=1)
@@ -54,7 +56,10 @@ def test_the_firewall_catches_a_peek(monkeypatch):
         from zetaclip import Method
 
         _, module, optimizer, loader = private(
-            network(), toy_data(), method=Method("peek", controller=FromWeights(Peeking())), clipping=None
+            network(),
+            toy_data(),
+            method=Method("peek", controller=FromWeights(Peeking())),
+            clipping=None,
         )
         train(module, optimizer, loader, mean_loss)
         return optimizer.clip

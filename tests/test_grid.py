@@ -9,12 +9,12 @@ import torch
 from helpers import flat, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip import methods
+from zetaclip.engine._sampling import poisson_indices
 from zetaclip.errors import LedgerError
 from zetaclip.grid import on_grid, spacing, widened
-from zetaclip.ledger import Ledger, Row
+from zetaclip.ledger._ledger import Ledger, Row
+from zetaclip.methods import _table as methods
 from zetaclip.randomness import uniforms
-from zetaclip.sampling import poisson_indices
 
 
 @pytest.mark.parametrize("bound", [1e-6, 0.1, 1.0, 3.7, 1e5])
@@ -28,11 +28,15 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_both_bounds(bound, sigm
     assert found <= min(limits) < 2 * found
     assert found * math.sqrt(size) <= bound / 1024
     assert on_grid(found, bound, sigma, size) and on_grid(found / 8, bound, sigma, size)
-    assert not on_grid(2 * found, bound, sigma, size) and not on_grid(0.75 * found, bound, sigma, size)
+    assert not on_grid(2 * found, bound, sigma, size) and not on_grid(
+        0.75 * found, bound, sigma, size
+    )
 
 
 def test_without_noise_there_is_no_grid_and_what_is_too_small_is_refused():
-    assert spacing(1.0, 0.0, 10) == 0.0 and on_grid(0.0, 1.0, 0.0) and not on_grid(2.0**-20, 1.0, 0.0)
+    assert (
+        spacing(1.0, 0.0, 10) == 0.0 and on_grid(0.0, 1.0, 0.0) and not on_grid(2.0**-20, 1.0, 0.0)
+    )
     for bound, sigma in ((1e-300, 1.0), (1.0, 1e-300)):
         with pytest.raises(ValueError, match="too small for float64"):
             spacing(bound, sigma, 10)
@@ -67,7 +71,10 @@ def test_every_release_is_a_whole_number_of_its_grid(name, dtype, monkeypatch):
     assert seen
     for mechanism, released in seen:
         row = next(rows)
-        assert row.sensitivity == row.clip * (1 + 2**-9) and row.noise_std == row.noise_multiplier * row.sensitivity
+        assert (
+            row.sensitivity == row.clip * (1 + 2**-9)
+            and row.noise_std == row.noise_multiplier * row.sensitivity
+        )
         if mechanism.affine is None:
             whole = released.gradient.double() * mechanism.draw.divisor / row.grid
             slack = 1e-6 if dtype == torch.float64 else float(whole.abs().max()) * 2**-23
@@ -92,7 +99,9 @@ def test_rounding_moves_two_sums_apart_by_at_most_a_thousandth():
 @pytest.mark.filterwarnings("ignore:num_examples = ")
 def test_sums_that_float64_can_not_count_are_refused():
     module = tiny()
-    _, module, optimizer, loader = private(module, toy_data(), sigma=1e-9, num_examples=10**6, q=1.0)
+    _, module, optimizer, loader = private(
+        module, toy_data(), sigma=1e-9, num_examples=10**6, q=1.0
+    )
     before = flat(module)
     with pytest.raises(ValueError, match="too small for 1000000 records"):
         train(module, optimizer, loader)
@@ -104,7 +113,13 @@ def one_sum(values, sigma, clip=1.0):
     module = nn.Linear(values.shape[1], 1, bias=False)
     nn.init.zeros_(module.weight)
     _, module, optimizer, loader = private(
-        module, (values,), sigma=sigma, clipping=clip, q=1.0, num_examples=len(values), loss_reduction="sum"
+        module,
+        (values,),
+        sigma=sigma,
+        clipping=clip,
+        q=1.0,
+        num_examples=len(values),
+        loss_reduction="sum",
     )
     train(module, optimizer, loader, lambda m, b: m(b[0]).sum())
     return -flat(module).double() * len(values)
@@ -120,9 +135,17 @@ def test_what_leaves_does_not_depend_on_the_order_of_the_records():
 
 
 def test_a_row_checks_its_clip_and_grid(tmp_path):
-    good = Row(0, 0, "sum", widened(2.0), 1.1, 1.1 * widened(2.0), 0.1, "a", 2.0, spacing(2.0, 1.1, 100))
+    good = Row(
+        0, 0, "sum", widened(2.0), 1.1, 1.1 * widened(2.0), 0.1, "a", 2.0, spacing(2.0, 1.1, 100)
+    )
     assert good.exact
-    for change in ({"clip": 1.9}, {"grid": 3 * good.grid}, {"grid": 2.0**-3}, {"grid": 0.0}, {"grid": math.nan}):
+    for change in (
+        {"clip": 1.9},
+        {"grid": 3 * good.grid},
+        {"grid": 2.0**-3},
+        {"grid": 0.0},
+        {"grid": math.nan},
+    ):
         with pytest.raises(LedgerError, match="clip"):
             replace(good, **change)
     engine, module, optimizer, loader = private(tiny(), toy_data())
@@ -141,12 +164,21 @@ def test_a_ledger_without_grids_is_still_read(tmp_path):
     engine, *_ = private(tiny(), toy_data())
     header = engine.ledger.state_dict()["header"] | {"notes": []}
     line = json.dumps(
-        {"step": 0, "batch": 0, "query": "sum", "sensitivity": 1.0, "noise_multiplier": 1.1, "noise_std": 1.1}
+        {
+            "step": 0,
+            "batch": 0,
+            "query": "sum",
+            "sensitivity": 1.0,
+            "noise_multiplier": 1.1,
+            "noise_std": 1.1,
+        }
         | {"sample_rate": 0.1, "stream": "a"}
     )
 
     def opening(digest):
-        return json.dumps({"zetaclip_ledger": 1, "rows": 1, "sha256": digest, "header": header}) + "\n"
+        return (
+            json.dumps({"zetaclip_ledger": 1, "rows": 1, "sha256": digest, "header": header}) + "\n"
+        )
 
     digest = hashlib.sha256((opening("0" * 64) + line + "\n").encode()).hexdigest()
     (tmp_path / "old.jsonl").write_text(opening(digest) + line + "\n")

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip import ValidationError, methods
+from zetaclip import ValidationError
+from zetaclip.engine._guard import COMPARED_BYTES, COMPARED_STEPS
+from zetaclip.engine._run import OrderError
 from zetaclip.gradients import CaptureError
-from zetaclip.guard import COMPARED_BYTES, COMPARED_STEPS
-from zetaclip.run import OrderError
+from zetaclip.methods import _table as methods
 
 
 def partly_frozen():
@@ -75,7 +76,9 @@ def test_parameters_added_while_a_batch_is_out_are_not_added_at_all():
 def test_a_group_that_cannot_be_private_is_not_added():
     module = nn.Sequential(nn.Embedding(9, 6, max_norm=None), nn.Linear(6, 3))
     module[0].requires_grad_(False)
-    _, module, optimizer, _ = private(module, (torch.randint(0, 9, (8,)), torch.randint(0, 3, (8,))))
+    _, module, optimizer, _ = private(
+        module, (torch.randint(0, 9, (8,)), torch.randint(0, 3, (8,)))
+    )
     module[0].requires_grad_(True)
     module[0].scale_grad_by_freq = True
     with pytest.raises(ValidationError, match="scale_grad_by_freq"):
@@ -137,7 +140,8 @@ class Learning(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [("data", "mean"), ("kernel", "mean"), ("frozen", "slow"), ("assigned", "mean")]
+    ("way", "name"),
+    [("data", "mean"), ("kernel", "mean"), ("frozen", "slow"), ("assigned", "mean")],
 )
 def test_state_that_learns_from_records(way, name):
     engine, module, optimizer, loader = private(Learning(way), toy_data())
@@ -259,7 +263,9 @@ LARGE = COMPARED_BYTES // 4
 def test_a_trained_parameter_that_forward_writes_to(way, quiet, width, physical):
     """Noise on its gradient does not cover what is copied into it: with any σ the table would hold a record as it is."""
     module = Codebook(way, quiet, width)
-    engine, module, optimizer, loader = private(module, toy_data(), q=1.0, sigma=50.0, physical_batch_size=physical)
+    engine, module, optimizer, loader = private(
+        module, toy_data(), q=1.0, sigma=50.0, physical_batch_size=physical
+    )
     with pytest.raises(OrderError, match=r"table\.weight was written while a batch was out"):
         train(module, optimizer, loader, epochs=quiet + 1)
     assert engine.ledger.steps == (quiet if physical is None else quiet // 5)
@@ -310,7 +316,12 @@ def test_what_the_engine_itself_does_to_weights_is_no_writing(tmp_path, name, sh
     if shared:  # then θ is copied away and back in place
         module.register_buffer("seen", module[0].bias.detach())
     engine, module, optimizer, loader = private(
-        module, toy_data(), method=methods.get(name), physical_batch_size=7, epochs=3, target_delta=1e-3
+        module,
+        toy_data(),
+        method=methods.get(name),
+        physical_batch_size=7,
+        epochs=3,
+        target_delta=1e-3,
     )
     done = 0
     for _ in range(3):

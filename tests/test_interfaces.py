@@ -10,9 +10,9 @@ from torch import nn
 from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 
 from zetaclip import Extra, Flat, Method, Plan, layer_rule
-from zetaclip.composition import Budget
+from zetaclip.engine._run import OrderError
 from zetaclip.gradients import LAYER_RULES
-from zetaclip.run import OrderError
+from zetaclip.methods._composition import Budget
 
 
 def level_p(noise, scale=1.0):
@@ -40,7 +40,12 @@ def test_physical_batches_change_nothing_for_any_method(name, size):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         _, module, optimizer, loader = private(
-            module, toy_data(), method=METHODS[name](), clipping=None, physical_batch_size=physical, lr=0.1
+            module,
+            toy_data(),
+            method=METHODS[name](),
+            clipping=None,
+            physical_batch_size=physical,
+            lr=0.1,
         )
         assert train(module, optimizer, loader, epochs=2) == 4
         weights.append(flat(module))
@@ -51,12 +56,22 @@ def test_joint_columns_share_the_gaussian():
     """sum of sqrt(C² - n²) over L, with the noise of the sum, and no further row in the ledger."""
     module, data = tiny(), toy_data()
     norms = looped_gradients(module, data, mean_loss).norm(dim=1).double()
-    clean, _ = released(tiny(), data, q=1.0, sigma=0.0, clipping=1.0, method=Method("s", rule=Slack()))
+    clean, _ = released(
+        tiny(), data, q=1.0, sigma=0.0, clipping=1.0, method=Method("s", rule=Slack())
+    )
     expected = (1 - norms.clamp_max(1).square()).clamp_min(0).sqrt().sum() / 24
     assert float(clean.extras["slack"][0]) == pytest.approx(float(expected), rel=1e-4)
     noise = []
     for seed in range(300):
-        noisy, run = released(tiny(), data, q=1.0, sigma=2.0, clipping=1.0, method=Method("s", rule=Slack()), seed=seed)
+        noisy, run = released(
+            tiny(),
+            data,
+            q=1.0,
+            sigma=2.0,
+            clipping=1.0,
+            method=Method("s", rule=Slack()),
+            seed=seed,
+        )
         noise.append(float(noisy.extras["slack"][0] - expected) * 24 / 2.0)
     assert stats.kstest(noise, "norm").pvalue > 1e-3
     assert level_p(noise) > 1e-3 and level_p(noise, 2 / 3) < 1e-6 and level_p(noise, 1.5) < 1e-6
@@ -70,7 +85,9 @@ def test_an_own_query_has_its_own_row_noise_and_cost():
     method = Method("c", rule=Counting(3.0), controller=FromCount(clip))
     noise = []
     for seed in range(300):
-        noisy, run = released(tiny(), data, q=1.0, sigma=2.0, clipping=None, method=method, seed=seed)
+        noisy, run = released(
+            tiny(), data, q=1.0, sigma=2.0, clipping=None, method=method, seed=seed
+        )
         expected = (norms <= clip * (1 + 1e-6)).double().sub(0.5).sum()
         noise.append((float(noisy.extras["count"][0]) * 24 - float(expected)) / 1.5)
     assert stats.kstest(noise, "norm").pvalue > 1e-3
@@ -93,7 +110,11 @@ def test_extras_are_released_from_an_empty_batch_too():
         clipping=None,
         method=Method("c", rule=Counting(3.0), controller=FromCount()),
     )
-    assert noisy.extras["count"].shape == (1,) and float(noisy.extras["count"][0]) != 0 and len(run.ledger) == 2
+    assert (
+        noisy.extras["count"].shape == (1,)
+        and float(noisy.extras["count"][0]) != 0
+        and len(run.ledger) == 2
+    )
 
 
 def test_the_transform_is_applied_before_the_norm_and_undone_after():
@@ -103,10 +124,14 @@ def test_the_transform_is_applied_before_the_norm_and_undone_after():
     mapped = state["mask"] * loop / state["scale"]
     clipped = mapped * (0.2 / mapped.norm(dim=1, keepdim=True).clamp_min(0.2))
     expected = state["mask"] * state["scale"] * clipped.sum(0) / 24
-    found, run = released(tiny(), data, q=1.0, sigma=0.0, clipping=0.2, method=Method("w", rule=Whitened()))
+    found, run = released(
+        tiny(), data, q=1.0, sigma=0.0, clipping=0.2, method=Method("w", rule=Whitened())
+    )
     assert (found.gradient - expected).norm() <= 1e-5 * expected.norm()
     torch.testing.assert_close(run.rule_state["shift"], 0.5 * found.gradient)
-    noisy, _ = released(tiny(), data, q=1.0, sigma=5.0, clipping=0.2, method=Method("w", rule=Whitened()))
+    noisy, _ = released(
+        tiny(), data, q=1.0, sigma=5.0, clipping=0.2, method=Method("w", rule=Whitened())
+    )
     assert not noisy.gradient[~state["mask"]].any()  # masked coordinates are not even noised
 
 
@@ -116,7 +141,14 @@ def test_a_poisoned_record_under_a_transform_counts_as_zero():
     for value in (math.nan, math.inf, 1e30):
         x = data[0].clone()
         x[3] = value
-        found, _ = released(tiny(), (x, data[1]), q=1.0, sigma=0.0, clipping=0.2, method=Method("w", rule=Whitened()))
+        found, _ = released(
+            tiny(),
+            (x, data[1]),
+            q=1.0,
+            sigma=0.0,
+            clipping=0.2,
+            method=Method("w", rule=Whitened()),
+        )
         assert torch.isfinite(found.gradient).all()
         sums.append(found.gradient)
     assert torch.equal(sums[0], sums[1])
@@ -127,7 +159,9 @@ def test_a_rule_that_lies_stops_before_anything_is_released():
         def factors(self, norms, clip, coins):
             return torch.ones_like(norms)
 
-    engine, module, optimizer, loader = private(tiny(), toy_data(), clipping=0.01, method=Method("liar", rule=Liar()))
+    engine, module, optimizer, loader = private(
+        tiny(), toy_data(), clipping=0.01, method=Method("liar", rule=Liar())
+    )
     before = flat(module)
     with pytest.raises(RuntimeError, match="'flat' scaled an example"):
         train(module, optimizer, loader)
@@ -146,7 +180,12 @@ def test_the_update_is_told_the_noise_it_gets(decouple):
     module = tiny()
     inner = Told(module.parameters(), lr=0.1)
     _, module, optimizer, loader = private(
-        module, toy_data(), sigma=lambda t: 1.0 + t, clipping=0.25, optimizer=inner, decouple_lr=decouple
+        module,
+        toy_data(),
+        sigma=lambda t: 1.0 + t,
+        clipping=0.25,
+        optimizer=inner,
+        decouple_lr=decouple,
     )
     train(module, optimizer, loader)
     unit = (1.0 if decouple else 0.25) * (1 + 2**-9)
@@ -155,7 +194,9 @@ def test_the_update_is_told_the_noise_it_gets(decouple):
 
 def test_two_passes_on_the_same_batch_compose_as_one_gaussian():
     for batch, counted in (("same", 1), ("fresh", 2)):
-        engine, module, optimizer, loader = private(tiny(), toy_data(), clipping=1.0, method=two_pass(batch))
+        engine, module, optimizer, loader = private(
+            tiny(), toy_data(), clipping=1.0, method=two_pass(batch)
+        )
         sizes, stepped = [], []
         for data in loader:
             sizes.append(data[0].clone())
@@ -164,12 +205,17 @@ def test_two_passes_on_the_same_batch_compose_as_one_gaussian():
             optimizer.step()
             stepped.append(optimizer.stepped)
         assert len(loader) == 2 and stepped == [False, True, False, True]
-        equal = [torch.equal(sizes[i], sizes[i + 1]) if len(sizes[i]) == len(sizes[i + 1]) else False for i in (0, 2)]
+        equal = [
+            torch.equal(sizes[i], sizes[i + 1]) if len(sizes[i]) == len(sizes[i + 1]) else False
+            for i in (0, 2)
+        ]
         assert equal == [batch == "same"] * 2
         assert [r.query for r in engine.ledger.rows()] == ["ascent sum", "descent sum"] * 2
         assert engine.ledger.steps == 2 * counted
         multipliers = sorted({e.noise_multiplier for e in engine.ledger.events()})
-        assert multipliers == pytest.approx([(1.5**-2 + 2.0**-2) ** -0.5] if batch == "same" else [1.5, 2.0])
+        assert multipliers == pytest.approx(
+            [(1.5**-2 + 2.0**-2) ** -0.5] if batch == "same" else [1.5, 2.0]
+        )
 
 
 def test_a_second_pass_that_was_tried_twice_still_composes_with_the_first():
@@ -191,7 +237,9 @@ def test_a_second_pass_that_was_tried_twice_still_composes_with_the_first():
 def test_an_own_query_without_noise_is_refused():
     class Bare(Counting):
         def extras(self, norms, clip):
-            return {"count": Extra(torch.zeros(len(norms), 1, dtype=torch.float64), sensitivity=0.5)}
+            return {
+                "count": Extra(torch.zeros(len(norms), 1, dtype=torch.float64), sensitivity=0.5)
+            }
 
     with pytest.raises(ValueError, match="no noise_multiplier"):
         private(tiny(), toy_data(), clipping=1.0, method=Method("bare", rule=Bare()))
@@ -201,7 +249,9 @@ def test_a_perturbation_is_on_while_the_batch_is_out_and_undone_bitwise():
     """Reference: sharpness-aware minimisation by hand, without noise, on the whole data."""
     data = toy_data()
     method = Method("sam", passes=two_pass("same").passes, plan=lambda b: Plan((0.0, 0.0)))
-    _, module, optimizer, loader = private(tiny(), data, q=1.0, sigma=0.0, clipping=1e6, method=method, lr=0.5)
+    _, module, optimizer, loader = private(
+        tiny(), data, q=1.0, sigma=0.0, clipping=1e6, method=method, lr=0.5
+    )
     reference = tiny()
     theta = flat(module)
     inside = []
@@ -212,17 +262,25 @@ def test_a_perturbation_is_on_while_the_batch_is_out_and_undone_bitwise():
         optimizer.step()
         if number == 0:
             assert torch.equal(flat(module), theta)
-    assert torch.equal(inside[0], theta) and float((inside[1] - theta).norm()) == pytest.approx(0.05, rel=1e-4)
+    assert torch.equal(inside[0], theta) and float((inside[1] - theta).norm()) == pytest.approx(
+        0.05, rel=1e-4
+    )
     params = list(reference.parameters())
-    ascent = torch.cat([g.flatten() for g in torch.autograd.grad(mean_loss(reference, data), params)])
+    ascent = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(mean_loss(reference, data), params)]
+    )
     torch.nn.utils.vector_to_parameters(theta + 0.05 * ascent / ascent.norm(), params)
-    descent = torch.cat([g.flatten() for g in torch.autograd.grad(mean_loss(reference, data), params)])
+    descent = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(mean_loss(reference, data), params)]
+    )
     torch.testing.assert_close(flat(module), theta - 0.5 * descent, rtol=1e-5, atol=1e-6)
 
 
 def test_whenever_no_batch_is_out_the_module_holds_theta():
     method = METHODS["sat"]()
-    engine, module, optimizer, loader = private(tiny(), toy_data(), method=method, clipping=1.0, physical_batch_size=5)
+    engine, module, optimizer, loader = private(
+        tiny(), toy_data(), method=method, clipping=1.0, physical_batch_size=5
+    )
     train(module, optimizer, loader, steps=1)
     theta = flat(module)
     batches = iter(loader)
@@ -233,7 +291,9 @@ def test_whenever_no_batch_is_out_the_module_holds_theta():
 
 
 def test_schedules_are_in_the_ledger_as_drawn():
-    engine, module, optimizer, loader = private(tiny(), toy_data(), sigma=lambda step: 2.0 - 0.5 * step, q=0.5)
+    engine, module, optimizer, loader = private(
+        tiny(), toy_data(), sigma=lambda step: 2.0 - 0.5 * step, q=0.5
+    )
     train(module, optimizer, loader)
     assert [r.noise_multiplier for r in engine.ledger.rows()] == [2.0, 1.5]
 
@@ -251,7 +311,9 @@ def test_a_method_that_needs_the_number_of_steps_gets_it_or_raises():
     engine, module, optimizer, loader = private(
         tiny(), toy_data(), method=method, clipping=None, epochs=2, target_delta=1e-5, sigma=1.5
     )
-    assert budgets == [Budget(1.5, 0.5, 4, 1e-5, "rdp", 12.0, 2)] and optimizer.noise_multiplier == 3.0
+    assert (
+        budgets == [Budget(1.5, 0.5, 4, 1e-5, "rdp", 12.0, 2)] and optimizer.noise_multiplier == 3.0
+    )
     train(module, optimizer, loader, epochs=2)
     with pytest.raises(OrderError, match="planned for 4 updates"):
         train(module, optimizer, loader)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import LedgerError
-from zetaclip.journal import Journal, executed_after
-from zetaclip.ledger import Header, Ledger, Row
+from zetaclip.ledger._journal import Journal, executed_after
+from zetaclip.ledger._ledger import Header, Ledger, Row
 
 
 def row(batch: int, stream: str = "a", query: str = "gradient") -> Row:
@@ -38,7 +38,12 @@ def test_no_file_is_an_empty_journal(journal: Journal, tmp_path: Path) -> None:
 
 
 def test_rows_come_back_in_order(journal: Journal, tmp_path: Path) -> None:
-    rows = [row(0), row(0, query="norms"), row(1), replace(row(2), noise_multiplier=1 / 3, noise_std=1 / 3)]
+    rows = [
+        row(0),
+        row(0, query="norms"),
+        row(1),
+        replace(row(2), noise_multiplier=1 / 3, noise_std=1 / 3),
+    ]
     journal.append(rows[:2])
     journal.append(rows[2:])
     assert journal.path == tmp_path / "run.pt.journal"
@@ -130,7 +135,9 @@ def test_damage_in_the_middle_is_not_passed_over(journal: Journal) -> None:
         journal.read()
 
 
-def test_a_short_write_raises_and_is_healed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_raises_and_is_healed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal.append([row(0)])
     real = os.write
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zetaclip.errors import LedgerError
-from zetaclip.ledger import Event, Header, Ledger, Row
+from zetaclip.ledger._ledger import Event, Header, Ledger, Row
 
 HEADER = Header(
     num_examples=60000,
@@ -53,7 +53,9 @@ def by_hand(rows: list[Row]) -> dict[tuple[float, float], int]:
 
 
 def test_equal_steps_are_counted() -> None:
-    ledger = ledger_of(*[row(batch) for batch in range(7)], *[row(batch, 0.8) for batch in range(7, 10)])
+    ledger = ledger_of(
+        *[row(batch) for batch in range(7)], *[row(batch, 0.8) for batch in range(7, 10)]
+    )
     assert ledger.events() == [Event(0.01, 0.8, 3), Event(0.01, 1.1, 7)]
     assert ledger.steps == 10 and len(ledger) == 10
 
@@ -75,7 +77,9 @@ def test_the_same_batch_number_of_another_stream_is_another_batch() -> None:
 
 
 def test_order_does_not_matter() -> None:
-    rows = [row(batch, noise, query) for batch in range(5) for query, noise in (("g", 0.7), ("n", 3.3))]
+    rows = [
+        row(batch, noise, query) for batch in range(5) for query, noise in (("g", 0.7), ("n", 3.3))
+    ]
     scattered = rows[::2] + rows[1::2][::-1]
     assert ledger_of(*scattered).events() == ledger_of(*rows).events()
     assert ledger_of(*scattered).steps == 5
@@ -92,7 +96,9 @@ def test_a_moving_clipping_norm_does_not_split_equal_steps() -> None:
     for batch in range(200):
         sensitivity = 0.1 + 0.037 * batch
         std = 1.1 * sensitivity
-        ledger.append(row(batch, std / sensitivity, sensitivity=sensitivity, noise_std=std, clip=sensitivity))
+        ledger.append(
+            row(batch, std / sensitivity, sensitivity=sensitivity, noise_std=std, clip=sensitivity)
+        )
     assert len({each.noise_multiplier for each in ledger.rows()}) > 1  # the quotient does move
     assert ledger.events() == [Event(0.01, 1.1, 200)]
 
@@ -112,7 +118,9 @@ def test_close_but_different_multipliers_stay_apart() -> None:
         max_size=25,
     )
 )
-def test_events_agree_with_the_obvious_computation(drawn: list[tuple[str, int, str, float]]) -> None:
+def test_events_agree_with_the_obvious_computation(
+    drawn: list[tuple[str, int, str, float]],
+) -> None:
     unique = {(stream, batch, query): noise for stream, batch, query, noise in drawn}
     rows = [row(b, noise, query, stream=s) for (s, b, query), noise in unique.items()]
     ledger = ledger_of(*rows)
@@ -225,7 +233,10 @@ def edited(lines: list[str], what: str) -> list[str]:
     if what == "cut inside a line":
         return lines[:-1] + [lines[-1][:20]]
     if what == "more noise":
-        return [line.replace("0.30000000000000004", "0.9").replace("0.6000000000000001", "1.8") for line in lines]
+        return [
+            line.replace("0.30000000000000004", "0.9").replace("0.6000000000000001", "1.8")
+            for line in lines
+        ]
     if what == "another claim":
         return [lines[0].replace("DP-SGD", "DP-XXX")] + lines[1:]
     if what == "no header":
@@ -270,7 +281,9 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         Ledger.from_jsonl(path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger_of(row(0)).to_jsonl(path)
     before = path.read_bytes()
@@ -311,7 +324,11 @@ def test_a_state_that_is_none_changes_nothing() -> None:
         good | {"names": []},
         good | {"columns": good["columns"] | {"query": -good["columns"]["query"] - 1}},
         good | {"header": {}},
-        good | {"columns": good["columns"] | {"noise_multiplier": good["columns"]["noise_multiplier"] + 1}},
+        good
+        | {
+            "columns": good["columns"]
+            | {"noise_multiplier": good["columns"]["noise_multiplier"] + 1}
+        },
     ):
         with pytest.raises(LedgerError):
             ledger.load_state_dict(bad)
@@ -329,7 +346,14 @@ def test_header_says_what_is_claimed() -> None:
 
 def test_summary_reads_like_a_sentence() -> None:
     text = ledger_of(*[row(batch) for batch in range(3)]).summary()
-    for part in ("DP-SGD", "3 steps", "differential privacy", "60000 (declared)", "3 x q = 0.01", "1.1"):
+    for part in (
+        "DP-SGD",
+        "3 steps",
+        "differential privacy",
+        "60000 (declared)",
+        "3 x q = 0.01",
+        "1.1",
+    ):
         assert part in text
     assert "seed" not in text
     seeded = Ledger(replace(HEADER, noise_seed_known=True))

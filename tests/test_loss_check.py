@@ -50,7 +50,9 @@ MEANS = {
     "kl": lambda out, y: F.kl_div(out.log_softmax(1), one_hot(y), reduction="batchmean"),
     "gather": lambda out, y: -out.log_softmax(1).gather(1, y[:, None]).mean(),
     "two terms": lambda out, y: 0.3 * F.cross_entropy(out, y) + out.square().mean(),
-    "stacked terms": lambda out, y: torch.stack([F.cross_entropy(out, y), out.square().mean()]).mean(),
+    "stacked terms": lambda out, y: torch.stack(
+        [F.cross_entropy(out, y), out.square().mean()]
+    ).mean(),
     "accumulation": lambda out, y: F.cross_entropy(out, y) / 4,
     "focal": lambda out, y: focal(out, y).mean(),
     "pooled": lambda out, y: F.cross_entropy(out.unsqueeze(2).expand(-1, -1, 4).mean(2), y),
@@ -72,7 +74,9 @@ SUMS = {
 # Under either declaration.
 WRONG = {
     "root": lambda out, y: F.mse_loss(out, one_hot(y)).sqrt(),
-    "focal of the mean": lambda out, y: (1 - torch.exp(-F.cross_entropy(out, y))) ** 2 * F.cross_entropy(out, y),
+    "focal of the mean": lambda out, y: (
+        (1 - torch.exp(-F.cross_entropy(out, y))) ** 2 * F.cross_entropy(out, y)
+    ),
     "norm": lambda out, y: (out - one_hot(y)).norm(),
     "hardest": lambda out, y: each(out, y).topk(2)[0].sum(),
     "largest": lambda out, y: each(out, y).max(),
@@ -87,7 +91,9 @@ WEIGHTED_MEANS = {
     "weight of ones": lambda out, y: F.cross_entropy(out, y, weight=torch.ones(3)),
     "ignore_index": lambda out, y: F.cross_entropy(out, y, ignore_index=0),
     "ignored by default": lambda out, y: F.cross_entropy(out, y.masked_fill(y == 0, -100)),
-    "smoothed and ignored": lambda out, y: F.cross_entropy(out, y, ignore_index=1, label_smoothing=0.1),
+    "smoothed and ignored": lambda out, y: F.cross_entropy(
+        out, y, ignore_index=1, label_smoothing=0.1
+    ),
     "by hand": lambda out, y: (each(out, y) * WEIGHT[y]).sum() / WEIGHT[y].sum(),
     "counted": lambda out, y: (each(out, y) * (y > 0)).sum() / (y > 0).sum(),
 }
@@ -112,7 +118,10 @@ def run(loss, declared, rows=30, q=1.0, epochs=1, **options):
 @pytest.mark.parametrize("name", MEANS)
 def test_a_mean_is_taken_for_one(name):
     run(MEANS[name], "mean")
-    with pytest.raises(LossError, match=r"takes the mean.*loss_reduction='sum' was declared.*loss_reduction=\"mean\""):
+    with pytest.raises(
+        LossError,
+        match=r"takes the mean.*loss_reduction='sum' was declared.*loss_reduction=\"mean\"",
+    ):
         run(MEANS[name], "sum")
 
 
@@ -126,7 +135,9 @@ def test_a_sum_is_taken_for_one(name):
 @pytest.mark.parametrize("declared", ["mean", "sum"])
 @pytest.mark.parametrize("name", WRONG)
 def test_a_loss_that_mixes_records_is_refused(name, declared):
-    with pytest.raises(LossError, match=re.escape("zetaclip.losses") + "|neither mean nor sum|was declared"):
+    with pytest.raises(
+        LossError, match=re.escape("zetaclip.losses") + "|neither mean nor sum|was declared"
+    ):
         run(WRONG[name], declared)
 
 
@@ -162,7 +173,10 @@ def test_a_constant_that_equals_the_rows_by_chance_is_not_taken_for_them():
     seed = next(seed for seed in range(100) if first_rows(seed) == 15)
     with pytest.warns(OwnerWarning, match="by chance or not"):
         assert sums(lambda out, y: each(out, y).sum() / 15, q=0.5, seed=seed).updates == 6
-    with pytest.raises(LossError, match="takes the mean"), pytest.warns(OwnerWarning, match="by chance or not"):
+    with (
+        pytest.raises(LossError, match="takes the mean"),
+        pytest.warns(OwnerWarning, match="by chance or not"),
+    ):
         sums(lambda out, y: each(out, y).sum() / len(y), q=0.5, seed=seed)
 
 
@@ -174,7 +188,9 @@ def first_rows(seed):
 
 
 def sums(loss, q=1.0, seed=0):
-    engine, module, optimizer, loader = private(tiny(), data(), q=q, seed=seed, loss_reduction="sum")
+    engine, module, optimizer, loader = private(
+        tiny(), data(), q=q, seed=seed, loss_reduction="sum"
+    )
     train(module, optimizer, loader, lambda m, b: loss(m(b[0]), b[1]), epochs=3)
     return engine
 
@@ -272,4 +288,9 @@ def test_a_module_that_is_run_record_by_record_is_looked_at():
             train(module, optimizer, loader)
         else:
             with pytest.raises(LossError):
-                train(module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
+                train(
+                    module,
+                    optimizer,
+                    loader,
+                    lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"),
+                )

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import LossError, PrivacyEngine, check_parity, losses
+from zetaclip.engine._loss_check import LossCheck
+from zetaclip.engine._rehearsal import MadeUp, rehearse
 from zetaclip.errors import OwnerWarning
-from zetaclip.loss_check import LossCheck
-from zetaclip.rehearsal import MadeUp, rehearse
 
 WEIGHT = [1.0, 50.0, 2.0]
 
@@ -38,13 +38,17 @@ def by(criterion):
         lambda reduction: losses.CrossEntropy(WEIGHT, reduction=reduction),
         lambda reduction: losses.CrossEntropy({1: 50.0}, classes=3, reduction=reduction),
         lambda reduction: losses.CrossEntropy(ignore_index=0, reduction=reduction),
-        lambda reduction: losses.CrossEntropy(WEIGHT, ignore_index=2, label_smoothing=0.1, reduction=reduction),
+        lambda reduction: losses.CrossEntropy(
+            WEIGHT, ignore_index=2, label_smoothing=0.1, reduction=reduction
+        ),
     ],
 )
 def test_cross_entropy_is_one_record_at_a_time(made, reduction):
     criterion = made(reduction)
     assert check_parity(tiny(), data(), by(criterion), reduction)
-    engine, module, optimizer, loader = private(tiny(), data(), loss_reduction=reduction, criterion=criterion)
+    engine, module, optimizer, loader = private(
+        tiny(), data(), loss_reduction=reduction, criterion=criterion
+    )
     train(module, optimizer, loader, by(criterion))
     assert engine.updates == 2
 
@@ -80,7 +84,12 @@ def test_binary_cross_entropy(reduction):
 
 @pytest.mark.parametrize(
     ("weight", "says"),
-    [("balanced", "private"), ({7: 1.0}, "0 to 2"), ([1.0, -1.0, 1.0], "at least 0"), ([0.0] * 3, "not all of them 0")],
+    [
+        ("balanced", "private"),
+        ({7: 1.0}, "0 to 2"),
+        ([1.0, -1.0, 1.0], "at least 0"),
+        ([0.0] * 3, "not all of them 0"),
+    ],
 )
 def test_weights_are_public_constants(weight, says):
     with pytest.raises(ValueError, match=says):
@@ -102,7 +111,9 @@ BAD = {
     "pairs": pairs,
     "contrastive": lambda out, y: F.cross_entropy(out @ out.t(), torch.arange(len(out))),
     "centred": lambda out, y: F.cross_entropy(out - out.mean(0), y),
-    "hidden": lambda out, y: (F.cross_entropy(out, y, reduction="none") * F.softmax(out.detach()[:, 0], 0)).sum(),
+    "hidden": lambda out, y: (
+        F.cross_entropy(out, y, reduction="none") * F.softmax(out.detach()[:, 0], 0)
+    ).sum(),
     "root": lambda out, y: F.cross_entropy(out, y).sqrt(),
 }
 
@@ -115,7 +126,8 @@ def test_a_criterion_that_mixes_records_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "criterion", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.MultiMarginLoss()]
+    "criterion",
+    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.MultiMarginLoss()],
 )
 def test_an_ordinary_criterion_passes_and_leaves_no_trace(criterion):
     """Three values come back, as ever; nothing of module, streams or the run hangs on the check."""
@@ -166,7 +178,9 @@ def test_what_a_criterion_needs_and_what_it_cannot_be_tried_on():
 
 def test_validate_names_a_wrong_reduction():
     engine, *_ = private(tiny(), data())
-    (problem,) = engine.validate(data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
+    (problem,) = engine.validate(
+        data(), lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum")
+    )
     assert 'it is their sum: give make_private loss_reduction="sum"' in problem
     engine, *_ = private(tiny(), data(), loss_reduction="sum")
     (problem,) = engine.validate(data(), lambda m, b: F.cross_entropy(m(b[0]), b[1]))
@@ -200,7 +214,12 @@ def test_a_rehearsal_leaves_no_trace_and_sees_mixing(monkeypatch):
     with pytest.raises(LossError, match="made-up records"):
         rehearse(optimizer._run, loader, lambda m, b: F.cross_entropy(m(b[0] - b[0].mean(0)), b[1]))
     assert torch.equal(state, torch.get_rng_state()) and torch.equal(before, flat(module))
-    assert (float(module.count), float(module.total), module.outputs, module.calls) == (0.0, 0.0, [], 0)
+    assert (float(module.count), float(module.total), module.outputs, module.calls) == (
+        0.0,
+        0.0,
+        [],
+        0,
+    )
 
     def failing(m, b):
         m.calls += 1
@@ -208,13 +227,19 @@ def test_a_rehearsal_leaves_no_trace_and_sees_mixing(monkeypatch):
 
     rehearse(optimizer._run, loader, failing)  # told where it is trained
     rehearse(
-        optimizer._run, loader, lambda m, b: F.cross_entropy(m(b[0]) + torch.randn(len(b[0]), 3), b[1])
+        optimizer._run,
+        loader,
+        lambda m, b: F.cross_entropy(m(b[0]) + torch.randn(len(b[0]), 3), b[1]),
     )  # a VAE, say
     assert module.calls == 0
 
 
 def test_made_up_records_have_the_shape_and_no_value():
-    row = {"ids": torch.full((1, 4), 9), "attention_mask": torch.zeros(1, 4, dtype=torch.long), "x": torch.zeros(1, 2)}
+    row = {
+        "ids": torch.full((1, 4), 9),
+        "attention_mask": torch.zeros(1, 4, dtype=torch.long),
+        "x": torch.zeros(1, 2),
+    }
     made = MadeUp(row, 5).batch
     assert made["ids"].shape == (5, 4) and set(made["ids"].unique().tolist()) == {0, 1}
     assert bool((made["attention_mask"] == 1).all()) and made["x"].shape == (5, 2)
@@ -242,8 +267,12 @@ def test_the_estimators_and_the_command_rehearse(monkeypatch):
     from zetaclip.training.steps import PrivateSteps
 
     x, y = data(40)
-    dataset = Dataset("toy", "classification", Split(x, y), None, 3, "one row", public=True, nominal_size=40)
-    config = Config(method="dp-sgd", sigma=1.0, clip=1.0, epochs=1, batch_size=10, accountant="rdp", seed=0)
+    dataset = Dataset(
+        "toy", "classification", Split(x, y), None, 3, "one row", public=True, nominal_size=40
+    )
+    config = Config(
+        method="dp-sgd", sigma=1.0, clip=1.0, epochs=1, batch_size=10, accountant="rdp", seed=0
+    )
     method = build_method(config)
     config = resolve(config, dataset, method)
     with pytest.raises(LossError, match="made-up records"):
@@ -256,13 +285,19 @@ def test_the_estimators_and_the_command_rehearse(monkeypatch):
 
 def test_a_rehearsal_changes_no_seeded_run(monkeypatch):
     """Weights and torch's own stream are the same, bit for bit."""
-    from zetaclip.sklearn import PrivateClassifier
+    from zetaclip.integrations.sklearn import PrivateClassifier
 
     x, y = data(40)
 
     def weights():
         torch.manual_seed(11)
-        given = {"bounds": (-3, 3), "classes": [0, 1, 2], "num_examples": 40, "epochs": 2, "method": "dp-sgd"}
+        given = {
+            "bounds": (-3, 3),
+            "classes": [0, 1, 2],
+            "num_examples": 40,
+            "epochs": 2,
+            "method": "dp-sgd",
+        }
         fitted = PrivateClassifier(epsilon=8.0, random_state=1, **given).fit(x.numpy(), y.numpy())
         return torch.cat([flat(fitted.module_), torch.rand(1)])
 
@@ -305,7 +340,12 @@ def test_the_checks_say_nothing_in_published_files(tmp_path):
     """Neither the ledger nor a checkpoint tells what the owner was told."""
     engine, module, optimizer, loader = private(tiny(), data(), q=1.0)
     with pytest.warns(OwnerWarning, match="compares every record"):
-        train(module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]) @ m(b[0]).t(), torch.arange(len(b[0]))))
+        train(
+            module,
+            optimizer,
+            loader,
+            lambda m, b: F.cross_entropy(m(b[0]) @ m(b[0]).t(), torch.arange(len(b[0]))),
+        )
     engine.save(tmp_path / "run.pt")
     engine.ledger.to_jsonl(tmp_path / "ledger.jsonl")
     for file in tmp_path.iterdir():

@@ -10,7 +10,8 @@ from networks import MODELS
 from torch import nn
 from torch.utils.data import Dataset
 
-from zetaclip import PrivacyLeakWarning, methods
+from zetaclip import PrivacyLeakWarning
+from zetaclip.methods import _table as methods
 
 
 class Gradients(Dataset):
@@ -38,7 +39,14 @@ def released_sum(rows, clip, sigma=0.5, size=64, method=None, loss=inner, **opti
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the declared size
         _, module, optimizer, loader = private(
-            module, Gradients(rows), sigma=sigma, clipping=clip, q=1.0, num_examples=size, method=method, **options
+            module,
+            Gradients(rows),
+            sigma=sigma,
+            clipping=clip,
+            q=1.0,
+            num_examples=size,
+            method=method,
+            **options,
         )
     train(module, optimizer, loader, loss)
     return -module.weight.detach().flatten().double() * size
@@ -70,7 +78,9 @@ def test_one_record_moves_the_sum_by_at_most_the_sensitivity(kind, clip):
         if kind in ("huge", "largest"):  # worked out in float64, not thrown away
             assert moved == pytest.approx(clip, rel=1e-3)
         if kind in ("zero", "nan", "inf", "-inf"):  # counts as zero
-            assert moved <= 1e-5 * clip  # a further row changes the order of summation, hence not quite 0
+            assert (
+                moved <= 1e-5 * clip
+            )  # a further row changes the order of summation, hence not quite 0
 
 
 def test_a_gradient_too_long_to_bound_counts_as_zero():
@@ -84,14 +94,18 @@ def test_a_gradient_too_long_to_bound_counts_as_zero():
 
 @pytest.mark.parametrize("clip", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize("positions", [1, 3])
-@pytest.mark.parametrize(("x", "g"), [(1e-23, 1e19), (1e19, 1e-23), (1e-30, 1e30), (1e-19, 1e10), (1e-38, 1e38)])
+@pytest.mark.parametrize(
+    ("x", "g"), [(1e-23, 1e19), (1e19, 1e-23), (1e-30, 1e30), (1e-19, 1e10), (1e-38, 1e38)]
+)
 def test_norms_that_underflow_do_not_pass_for_zero(x, g, positions, clip):
     """A tiny input times a huge output gradient is an ordinary gradient, though neither square is a float32."""
     data = torch.full((1, positions, 8), x)
     module = nn.Linear(8, 40, bias=False)
     with torch.no_grad():
         module.weight.zero_()
-    _, module, optimizer, loader = private(module, (data,), sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum")
+    _, module, optimizer, loader = private(
+        module, (data,), sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum"
+    )
     train(module, optimizer, loader, lambda m, b: (m(b[0]) * g).sum())
     assert 0 < float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
 
@@ -111,7 +125,9 @@ def test_gradients_that_cancel_are_still_bounded(positions, dtype):
     with torch.no_grad():
         module.weight.zero_()
     data = (x, targets.unsqueeze(0))
-    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum")
+    _, module, optimizer, loader = private(
+        module, data, sigma=0.0, clipping=clip, q=1.0, loss_reduction="sum"
+    )
     train(module, optimizer, loader, lambda m, b: 0.5 * (m(b[0]) - b[1]).square().sum())
     assert float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
 
@@ -119,7 +135,9 @@ def test_gradients_that_cancel_are_still_bounded(positions, dtype):
 def test_a_long_text_over_a_small_table_is_bounded():
     table = nn.Embedding(3, 4)
     ids = torch.randint(0, 3, (5, 200))
-    _, table, optimizer, loader = private(table, (ids,), sigma=0.0, clipping=0.1, q=1.0, loss_reduction="sum")
+    _, table, optimizer, loader = private(
+        table, (ids,), sigma=0.0, clipping=0.1, q=1.0, loss_reduction="sum"
+    )
     before = table.weight.detach().clone()
     expected = torch.zeros_like(before)
     for row in ids:
@@ -132,11 +150,15 @@ def test_a_long_text_over_a_small_table_is_bounded():
 def test_the_bound_is_tight_and_the_test_can_fail():
     """Aligned gradients move the sum by just C; clipping at 2C would be caught."""
     rows = torch.ones(5, 10)
-    assert float((released_sum(rows, 1.0) - released_sum(rows[:-1], 1.0)).norm()) == pytest.approx(1.0, rel=1e-4)
+    assert float((released_sum(rows, 1.0) - released_sum(rows[:-1], 1.0)).norm()) == pytest.approx(
+        1.0, rel=1e-4
+    )
     assert float((released_sum(rows, 2.0) - released_sum(rows[:-1], 2.0)).norm()) > 1.5
 
 
-@pytest.mark.parametrize("name", [name for name, (_, inputs) in MODELS.items() if inputs(1).is_floating_point()])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, inputs) in MODELS.items() if inputs(1).is_floating_point()]
+)
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 1e30])
 def test_a_poisoned_record_cannot_poison_the_run(name, value):
     """Any network: one record replaced moves the sum by at most twice the sensitivity, and the weights stay finite."""
@@ -236,17 +258,26 @@ def test_a_mean_in_half_precision_moves_every_record_and_is_warned_of():
     rows[-1] = 0.0
 
     def moved(reduce):
-        sums = [released_sum(some, 1.0, loss=half(reduce), loss_reduction=reduce) for some in (rows[:-1], rows)]
+        sums = [
+            released_sum(some, 1.0, loss=half(reduce), loss_reduction=reduce)
+            for some in (rows[:-1], rows)
+        ]
         return float((sums[1] - sums[0]).norm())
 
     with pytest.warns(PrivacyLeakWarning, match=r'half precision.*loss_reduction="sum"') as told:
-        assert moved("mean") > 4  # where the ledger says 1: 1/946 and 1/947 are other bfloat16 numbers
+        assert (
+            moved("mean") > 4
+        )  # where the ledger says 1: 1/946 and 1/947 are other bfloat16 numbers
     assert len(told) == 2  # once in each of the two runs
     _, module, optimizer, loader = private(nn.Linear(30, 1), Gradients(rows[:64]), q=1.0)
     with pytest.warns(PrivacyLeakWarning, match="half precision"):
         train(module, optimizer, loader, half("mean"), epochs=2)
-    _, module, optimizer, loader = private(nn.Linear(30, 1).bfloat16(), Gradients(rows[:64].bfloat16()), q=1.0)
-    with pytest.warns(PrivacyLeakWarning, match="half precision"):  # a model that is half precision itself
+    _, module, optimizer, loader = private(
+        nn.Linear(30, 1).bfloat16(), Gradients(rows[:64].bfloat16()), q=1.0
+    )
+    with pytest.warns(
+        PrivacyLeakWarning, match="half precision"
+    ):  # a model that is half precision itself
         train(module, optimizer, loader, inner)
     assert [note for note in optimizer._run.ledger.header.notes if "half precision" in note] != []
     with warnings.catch_warnings():
@@ -259,7 +290,11 @@ def test_the_same_number_of_draws_whatever_the_data():
     rows = []
     for size in (24, 23):
         x, y = toy_data(24)
-        engine, module, optimizer, loader = private(tiny(), (x[:size], y[:size]), q=0.5, num_examples=24)
+        engine, module, optimizer, loader = private(
+            tiny(), (x[:size], y[:size]), q=0.5, num_examples=24
+        )
         train(module, optimizer, loader, mean_loss, epochs=3)
-        rows.append([(r.step, r.batch, r.query, r.sensitivity, r.noise_std) for r in engine.ledger.rows()])
+        rows.append(
+            [(r.step, r.batch, r.query, r.sensitivity, r.noise_std) for r in engine.ledger.rows()]
+        )
     assert rows[0] == rows[1]

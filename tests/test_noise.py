@@ -14,7 +14,9 @@ def released_noise(sigma, clip, q=0.5, steps=1, seed=0, **options):
     """What moves the weights of a layer whose inputs are zero, in units of σC/L. The seed is fixed: no test fails by chance."""
     data = (torch.zeros(64, 300), torch.zeros(64, dtype=torch.long))
     module = nn.Linear(300, 200, bias=False)
-    _, module, optimizer, loader = private(module, data, sigma=sigma, clipping=clip, q=q, seed=seed, **options)
+    _, module, optimizer, loader = private(
+        module, data, sigma=sigma, clipping=clip, q=q, seed=seed, **options
+    )
     found = []
     for _ in range(steps):
         before = module.weight.detach().clone()
@@ -25,7 +27,9 @@ def released_noise(sigma, clip, q=0.5, steps=1, seed=0, **options):
 
 def p_values(noise, std):
     """Kolmogorov-Smirnov against the normal law at the right level, 2/3 and 3/2 of it."""
-    return [stats.kstest((noise / (std * scale)).numpy(), "norm").pvalue for scale in (1, 2 / 3, 1.5)]
+    return [
+        stats.kstest((noise / (std * scale)).numpy(), "norm").pvalue for scale in (1, 2 / 3, 1.5)
+    ]
 
 
 @pytest.mark.parametrize(("sigma", "clip"), [(1.3, 0.7), (0.4, 5.0), (8.0, 0.01)])
@@ -96,7 +100,9 @@ def test_noise_is_drawn_and_counted_when_every_batch_is_empty():
 
 def test_empty_skip_takes_no_step():
     data = (torch.randn(8, 5), torch.zeros(8, dtype=torch.long))
-    engine, module, optimizer, loader = private(nn.Linear(5, 4), data, q=1e-9, num_examples=8, empty="skip")
+    engine, module, optimizer, loader = private(
+        nn.Linear(5, 4), data, q=1e-9, num_examples=8, empty="skip"
+    )
     before = flat(module)
     batch = next(iter(loader))
     mean_loss(module, batch).backward()
@@ -131,7 +137,7 @@ def test_a_method_with_two_passes_noises_each():
     """Both queries of one batch have their own, independent noise."""
     import dataclasses
 
-    from zetaclip.methods import Pass, Plan
+    from zetaclip.methods._table import Pass, Plan
 
     seen = []
 

@@ -5,7 +5,7 @@ import torch
 from helpers import clipped_sum, flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip.run import OrderError
+from zetaclip.engine._run import OrderError
 
 OPTIMIZERS = [
     name
@@ -41,7 +41,9 @@ def test_any_torch_optimizer_takes_the_private_gradient(name):
         mean_loss(plain, data).backward()
         reference.step()
     module = network()
-    _, module, optimizer, loader = private(module, data, sigma=0.0, clipping=1e6, q=1.0, optimizer=build(module))
+    _, module, optimizer, loader = private(
+        module, data, sigma=0.0, clipping=1e6, q=1.0, optimizer=build(module)
+    )
     train(module, optimizer, loader, epochs=3)
     assert isinstance(optimizer, torch.optim.Optimizer)
     # Sign-like optimizers turn rounding into whole steps where a gradient is nearly zero.
@@ -74,16 +76,23 @@ def test_schedulers_move_the_rate_that_is_used(before):
     module = tiny()
     inner = torch.optim.SGD(module.parameters(), lr=1.0)
     early = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5) if before else None
-    _, module, optimizer, loader = private(module, toy_data(), sigma=0.0, clipping=1e6, q=1.0, optimizer=inner)
+    _, module, optimizer, loader = private(
+        module, toy_data(), sigma=0.0, clipping=1e6, q=1.0, optimizer=inner
+    )
     scheduler = early or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     optimizer.load_state_dict(optimizer.state_dict())
     moves = []
     for _ in range(3):
         start = flat(module)
         train(module, optimizer, loader)
-        moves.append((start - flat(module)).norm() / torch.cat([p.grad.flatten() for p in module.parameters()]).norm())
+        moves.append(
+            (start - flat(module)).norm()
+            / torch.cat([p.grad.flatten() for p in module.parameters()]).norm()
+        )
         scheduler.step()
-    torch.testing.assert_close(torch.stack(moves), torch.tensor([1.0, 0.5, 0.25]), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        torch.stack(moves), torch.tensor([1.0, 0.5, 0.25]), rtol=1e-4, atol=0
+    )
 
 
 def test_parameters_added_later_are_private_too():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 from zetaclip import check_parity
-from zetaclip.guard import OrderError
+from zetaclip.engine._guard import OrderError
 
 KINDS = {"parametrized": parametrizations.spectral_norm, "old": spectral_norm}
 pytestmark = [

@@ -11,9 +11,20 @@ from scipy import stats
 
 import zetaclip.randomness._noise as source_module
 from zetaclip.mechanism import Coins, Draw
-from zetaclip.randomness import Stream, _compiled, _numpy, add_noise, generator, normals, subkey, uniforms
+from zetaclip.randomness import (
+    Stream,
+    _compiled,
+    _numpy,
+    add_noise,
+    generator,
+    normals,
+    subkey,
+    uniforms,
+)
 
-needs_compiler = pytest.mark.skipif(_compiled is None, reason="zetaclip was built without a C compiler")
+needs_compiler = pytest.mark.skipif(
+    _compiled is None, reason="zetaclip was built without a C compiler"
+)
 
 
 @pytest.fixture(params=["compiled", "numpy"])
@@ -74,7 +85,9 @@ def exact_pair(key, pair):
         u = mpmath.mpf(word % 2**52 + 2**52) * mpmath.mpf(2) ** (exponent - 52)
         radius = mpmath.sqrt(-2 * mpmath.log(u))
         # 52 bits from -pi/4 to pi/4, and two for the quadrant: half turns, and a quarter turn.
-        share = (mpmath.mpf(word_angle >> 10 & 2**52 - 1) + mpmath.mpf(1) / 2) / 2**52 - mpmath.mpf(1) / 2
+        share = (mpmath.mpf(word_angle >> 10 & 2**52 - 1) + mpmath.mpf(1) / 2) / 2**52 - mpmath.mpf(
+            1
+        ) / 2
         c, s = mpmath.cos(share * mpmath.pi / 2), mpmath.sin(share * mpmath.pi / 2)
         if word_angle >> 62 & 1:
             c, s = s, c
@@ -222,7 +235,9 @@ def test_uniforms_have_53_bits(source):
     assert stats.kstest(values, "uniform").pvalue > 1e-3
     assert (whole % 2 == 1).mean() == pytest.approx(0.5, abs=0.01)  # the last bit is used
     words = words_of(key(8), 0, 2)
-    assert [int(w) for w in whole[:64]] == [(words[64 + i] << 32 | words[i]) >> 11 for i in range(64)]
+    assert [int(w) for w in whole[:64]] == [
+        (words[64 + i] << 32 | words[i]) >> 11 for i in range(64)
+    ]
 
 
 def test_coins_are_the_same_however_they_are_asked_for():
@@ -234,11 +249,19 @@ def test_coins_are_the_same_however_they_are_asked_for():
 
 def test_every_use_of_a_batch_has_a_key_of_its_own():
     draw = Draw(0, 0, "sum", 0, 1.0, 1.0, 0.5, 10.0, key(10))
-    keys = [draw.noise_key, draw.coin_key, draw.sum_key, draw.extra_key("count"), draw.extra_key("slack")]
+    keys = [
+        draw.noise_key,
+        draw.coin_key,
+        draw.sum_key,
+        draw.extra_key("count"),
+        draw.extra_key("slack"),
+    ]
     assert len(set(keys)) == len(keys)
     # Streams of one key are apart as well: noise, tails and coins.
     assert len({tuple(words_of(key(10), 0, nonce)) for nonce in (0, 1, 2)}) == 3
-    assert not np.array_equal(_numpy.stream(key(10), 0, 1, _numpy.NOISE), _numpy.stream(key(10), 0, 1, _numpy.TAIL))
+    assert not np.array_equal(
+        _numpy.stream(key(10), 0, 1, _numpy.NOISE), _numpy.stream(key(10), 0, 1, _numpy.TAIL)
+    )
 
 
 def test_the_whole_state_of_torchs_generator_comes_from_the_key():
@@ -248,8 +271,13 @@ def test_the_whole_state_of_torchs_generator_comes_from_the_key():
     own = bytes(range(32))
     words = np.frombuffer(hashlib.shake_256(b"state\0" + own).digest(4 * 624), dtype="<u4")
     theirs = np.random.MT19937()
-    theirs.state = {"bit_generator": "MT19937", "state": {"key": words.astype(np.uint32), "pos": 624}}
-    expected = theirs.random_raw(1000).astype(np.int64) % 2**24  # the bits that a float32 uniform keeps
+    theirs.state = {
+        "bit_generator": "MT19937",
+        "state": {"key": words.astype(np.uint32), "pos": 624},
+    }
+    expected = (
+        theirs.random_raw(1000).astype(np.int64) % 2**24
+    )  # the bits that a float32 uniform keeps
     drawn = (torch.rand(1000, generator=generator(own), dtype=torch.float32) * 2**24).long()
     assert np.array_equal(drawn.numpy(), expected)
 
@@ -258,7 +286,10 @@ def test_keys_that_differ_above_bit_32_give_other_noise():
     ours = [normals(key(n), 1000) for n in (123, 123 + (1 << 40))]
     assert not np.array_equal(*ours) and abs(np.corrcoef(*ours)[0, 1]) < 0.15
     # What a plain seed does with the same two numbers.
-    seeded = [torch.randn(1000, generator=torch.Generator().manual_seed(n)) for n in (123, 123 + (1 << 40))]
+    seeded = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(n))
+        for n in (123, 123 + (1 << 40))
+    ]
     assert torch.equal(*seeded)
 
 
@@ -272,7 +303,11 @@ def test_a_stream_moves_one_way_and_never_repeats():
     later = Stream(stream.state)
     assert not set(keys) & {later.draw() for _ in range(500)} and stream.state != before
     assert Stream.fresh().state != Stream.fresh().state
-    assert Stream.seeded(1, "noise").state != Stream.seeded(1, "sampling").state != Stream.seeded(2, "sampling").state
+    assert (
+        Stream.seeded(1, "noise").state
+        != Stream.seeded(1, "sampling").state
+        != Stream.seeded(2, "sampling").state
+    )
     assert subkey(keys[0], "coins") != subkey(keys[0], "sum")
     with pytest.raises(ValueError, match="32 bytes"):
         Stream(b"short")

@@ -15,16 +15,23 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 from toys import METHODS, network
 
-from zetaclip import Spectral, checkpoint
-from zetaclip.checkpoint import CheckpointError
-from zetaclip.data_digest import digest_of
+from zetaclip import Spectral
+from zetaclip.engine import _checkpoint as checkpoint
+from zetaclip.engine._checkpoint import CheckpointError
+from zetaclip.engine._data_digest import digest_of
 from zetaclip.gradients import compiled
-from zetaclip.journal import Journal
+from zetaclip.ledger._journal import Journal
 from zetaclip.randomness import normals
 
 
 def build(name="plain", data=None, **options):
-    options = {"method": METHODS[name](), "clipping": None, "lr": 0.05, "optimizer": torch.optim.Adam, **options}
+    options = {
+        "method": METHODS[name](),
+        "clipping": None,
+        "lr": 0.05,
+        "optimizer": torch.optim.Adam,
+        **options,
+    }
     return private(network(), data or toy_data(), **options)
 
 
@@ -82,7 +89,10 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
     rows = list(optimizer._run.ledger.rows())
 
     def content(some):
-        return [(r.step, r.batch, r.query, r.sensitivity, r.noise_multiplier, r.sample_rate) for r in some]
+        return [
+            (r.step, r.batch, r.query, r.sensitivity, r.noise_multiplier, r.sample_rate)
+            for r in some
+        ]
 
     assert content(r for r in rows if r.stream == optimizer._run.stream) == content(ledger)
     # The one update that the fresh engine made before it loaded was a release too.
@@ -201,9 +211,17 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
     assert torch.equal(torch.cat([v.flatten() for v in public["module"].values()]), theta)
     run = optimizer._run
     blob = (tmp_path / "run.pt").read_bytes()
-    for secret in (run.sampling.state, run.noise.state, run.standing().sampling, run.standing().noise, run._turn.key):
+    for secret in (
+        run.sampling.state,
+        run.noise.state,
+        run.standing().sampling,
+        run.standing().noise,
+        run._turn.key,
+    ):
         assert secret not in blob and secret.hex().encode() not in blob
-    sizes = {tuple(v.shape) for v in public["module"].values()} | {tuple(v.shape) for v in public["memory"].values()}
+    sizes = {tuple(v.shape) for v in public["module"].values()} | {
+        tuple(v.shape) for v in public["memory"].values()
+    }
     assert (5, 6) not in sizes and set(public) == {
         "zetaclip_checkpoint",
         "identity",
@@ -246,7 +264,11 @@ def test_bad_files_leave_everything_as_it_is(tmp_path):
     (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.pt").write_text("not a checkpoint")
     torch.save({"a": 1}, tmp_path / "other.pt")
-    for name, word in (("cut.pt", "cut off"), ("text.pt", "can't be read"), ("other.pt", "not a checkpoint")):
+    for name, word in (
+        ("cut.pt", "cut off"),
+        ("text.pt", "can't be read"),
+        ("other.pt", "not a checkpoint"),
+    ):
         with pytest.raises(CheckpointError, match=word):
             engine.load(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
@@ -254,7 +276,9 @@ def test_bad_files_leave_everything_as_it_is(tmp_path):
     stranger, *_ = private(tiny(), toy_data())
     with pytest.raises(CheckpointError, match="another model"):
         stranger.load(tmp_path / "run.pt")
-    wide, *_ = private(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 3)), toy_data())
+    wide, *_ = private(
+        nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 3)), toy_data()
+    )
     with pytest.raises(CheckpointError, match=r"0\.weight is \(8, 6\) there and \(9, 6\) here"):
         wide.load(tmp_path / "run.pt")
     assert torch.equal(before, flat(module)) and len(engine.ledger) == spent
@@ -322,7 +346,9 @@ def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
     other, twin, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
     (row,) = opt._run.expected.values()
-    opt._run.expected[row.key] = dataclasses.replace(row, noise_multiplier=2.0, noise_std=2.0 * row.sensitivity)
+    opt._run.expected[row.key] = dataclasses.replace(
+        row, noise_multiplier=2.0, noise_std=2.0 * row.sensitivity
+    )
     before = flat(twin)
     with pytest.raises(RuntimeError, match="not exact"):
         train(twin, opt, their, steps=1)
@@ -406,7 +432,9 @@ def test_a_batch_that_was_looked_at_has_the_same_dropout_masks_in_its_next_try(t
 
 
 @pytest.mark.parametrize("tries", [0, 1, 3])
-def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(tmp_path, monkeypatch, tries):
+def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(
+    tmp_path, monkeypatch, tries
+):
     """The first run draws before it trains on its batch, the replay does not: batch by batch the noise must stay in step."""
     import zetaclip.mechanism as mechanism
 
@@ -429,11 +457,16 @@ def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(tmp_pat
     finish(copy, opt, their, 5)
     first, *replayed = drawn
     assert len(replayed) == 5
-    assert np.array_equal(first, replayed[0]) == (tries == 0)  # the same noise only on the very same sum
+    assert np.array_equal(first, replayed[0]) == (
+        tries == 0
+    )  # the same noise only on the very same sum
     assert not any(np.array_equal(first, noise) for noise in replayed[1:])
     # What the first run released stays counted, beside the other release from the same records.
     rows = {(row.batch, row.query) for row in other.ledger.rows()}
-    assert rows == {(0, f"sum, try {tries + 1}" if tries else "sum"), *((batch, "sum") for batch in range(5))}
+    assert rows == {
+        (0, f"sum, try {tries + 1}" if tries else "sum"),
+        *((batch, "sum") for batch in range(5)),
+    }
 
 
 def test_older_checkpoints_count_what_came_after_them(tmp_path):
@@ -468,7 +501,13 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing_and_forgets_nothing(tmp_
     def grouped():
         module = network()
         groups = [{"params": module[0].parameters()}, {"params": module[3].parameters()}]
-        return private(module, toy_data(), method=METHODS["plain"](), clipping=None, optimizer=torch.optim.Adam(groups))
+        return private(
+            module,
+            toy_data(),
+            method=METHODS["plain"](),
+            clipping=None,
+            optimizer=torch.optim.Adam(groups),
+        )
 
     other, twin, *_ = grouped()
     before = flat(twin)
@@ -477,7 +516,11 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing_and_forgets_nothing(tmp_
     moving, again, *_ = build(clipping=Spectral(probe="0"))
     with pytest.raises(CheckpointError, match="another kind of state"):
         moving.load(tmp_path / "run.pt")
-    assert torch.equal(before, flat(twin)) and torch.equal(before, flat(again)) and len(moving.ledger) == 0
+    assert (
+        torch.equal(before, flat(twin))
+        and torch.equal(before, flat(again))
+        and len(moving.ledger) == 0
+    )
 
 
 def test_replay_needs_the_journal(tmp_path):
@@ -667,7 +710,9 @@ def test_a_replay_needs_the_folder_that_the_run_was_saved_in_first(tmp_path):
     _, (first, second) = in_folders(tmp_path, "a", "b")
     gone_on(first)
     shutil.rmtree(first.parent)
-    with pytest.raises(CheckpointError, match=r"zetaclip-\w+\.journal in \.\./a .*saved in first.* fresh streams"):
+    with pytest.raises(
+        CheckpointError, match=r"zetaclip-\w+\.journal in \.\./a .*saved in first.* fresh streams"
+    ):
         gone_on(second)
     fork, module, optimizer, loader = build(seed=None)
     with pytest.warns(UserWarning, match=r"not in \.\./a .*can't be counted"):
@@ -681,7 +726,10 @@ def test_a_replay_needs_the_folder_that_the_run_was_saved_in_first(tmp_path):
         with pytest.warns(UserWarning, match="can't be counted"):
             _, weights = gone_on(tmp_path / name)
         assert torch.equal(weights, flat(module))
-        with pytest.warns(UserWarning, match="can't be counted"), pytest.raises(RuntimeError, match="another gradient"):
+        with (
+            pytest.warns(UserWarning, match="can't be counted"),
+            pytest.raises(RuntimeError, match="another gradient"),
+        ):
             gone_on(tmp_path / name, loss=half)
     with pytest.raises(CheckpointError, match="saved in first"):
         gone_on(second)
@@ -696,7 +744,9 @@ def test_a_copy_of_the_first_folder_does_not_stand_for_it(tmp_path):
     for path in (first, second):
         with pytest.raises(CheckpointError, match="looks like a copy"):
             gone_on(path)
-    _, weights = gone_on(tmp_path / "kept" / "run.pt")  # under another name it is still the first folder
+    _, weights = gone_on(
+        tmp_path / "kept" / "run.pt"
+    )  # under another name it is still the first folder
     assert torch.equal(weights, flat(own[0]))
 
 
@@ -715,7 +765,11 @@ def test_a_load_that_fails_leaves_the_run_its_home(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         checkpoint.load(run, stranger, replay=False)
     checkpoint.save(run, path)
-    assert torch.equal(before[0], flat(module)) and before[1:] == (run.name, run.stream, run.home.path)
+    assert torch.equal(before[0], flat(module)) and before[1:] == (
+        run.name,
+        run.stream,
+        run.home.path,
+    )
     assert torch.load(path, weights_only=True)["home"] == "."
 
 
@@ -767,7 +821,7 @@ class Falling(torch.utils.data.Dataset):
 
 
 def test_looking_at_the_data_leaves_torchs_streams_alone():
-    from zetaclip.data_digest import digest_of
+    from zetaclip.engine._data_digest import digest_of
 
     torch.manual_seed(3)
     expected = torch.randn(4)
@@ -778,7 +832,7 @@ def test_looking_at_the_data_leaves_torchs_streams_alone():
 
 
 def test_pictures_and_objects_are_compared_by_what_they_are_not_where():
-    from zetaclip.data_digest import digest_of
+    from zetaclip.engine._data_digest import digest_of
 
     class Picture:
         """As PIL's: its text is its address, numpy can read it."""
@@ -788,7 +842,9 @@ def test_pictures_and_objects_are_compared_by_what_they_are_not_where():
             self.__array_interface__ = self.pixels.__array_interface__
 
     def digest(*values):
-        kept.append([(Picture(value), object()) for value in values])  # alive, so that no address comes twice
+        kept.append(
+            [(Picture(value), object()) for value in values]
+        )  # alive, so that no address comes twice
         return digest_of(kept[-1])
 
     kept = []

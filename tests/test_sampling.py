@@ -26,8 +26,8 @@ from torch.utils.data import (
 )
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity
+from zetaclip.engine._sampling import _repeats, check_loader, poisson_indices, zero_row
 from zetaclip.randomness import Stream
-from zetaclip.sampling import _repeats, check_loader, poisson_indices, zero_row
 
 
 def draws(records, rate, times, seed=0):
@@ -89,7 +89,12 @@ def test_the_length_counts_logical_batches():
     assert (found, rate, len(caught)) == (7, 8 / 50, 1)
     assert header.num_examples_source == "taken from the data" and header.expected_batch_size == 8
     found, rate, header = length(num_examples=50, sample_rate=0.1)
-    assert (found, rate, header.expected_batch_size, header.num_examples_source) == (10, 0.1, 5.0, "declared")
+    assert (found, rate, header.expected_batch_size, header.num_examples_source) == (
+        10,
+        0.1,
+        5.0,
+        "declared",
+    )
     assert length(num_examples=50, sample_rate=1 / 3)[0] == 3
     assert length(num_examples=50, physical_batch_size=2)[0] == 7
     with pytest.warns(UserWarning, match="80 was declared, but the dataset has 50"):
@@ -106,7 +111,12 @@ class Records(Dataset):
         return len(self.x)
 
     def __getitem__(self, i):
-        return {"inputs": (self.x[i], {"again": self.x[i]}), "label": self.y[i], "name": f"record {i}", "age": 3.0}
+        return {
+            "inputs": (self.x[i], {"again": self.x[i]}),
+            "label": self.y[i],
+            "name": f"record {i}",
+            "age": 3.0,
+        }
 
 
 def nested_loss(module, batch):
@@ -133,8 +143,14 @@ def test_empty_batches_of_any_shape_are_one_row_of_zeros():
     _, _, _, loader = private(tiny(), Records(), q=1e-9)
     batch = next(iter(loader))
     assert batch["inputs"][1]["again"].shape == (1, 6) and not batch["inputs"][0].any()
-    assert batch["label"].tolist() == [0] and batch["label"].dtype == torch.long and batch["name"] == [""]
-    custom = DataLoader(Records(), batch_size=4, collate_fn=lambda rows: torch.stack([r["inputs"][0] for r in rows]))
+    assert (
+        batch["label"].tolist() == [0]
+        and batch["label"].dtype == torch.long
+        and batch["name"] == [""]
+    )
+    custom = DataLoader(
+        Records(), batch_size=4, collate_fn=lambda rows: torch.stack([r["inputs"][0] for r in rows])
+    )
     module = tiny()
     _, _, loader = PrivacyEngine(seed=0).make_private(
         module=module,
@@ -183,9 +199,15 @@ class Stream_(IterableDataset):
 @pytest.mark.parametrize(
     ("build", "word"),
     [
-        (lambda d: DataLoader(d, batch_size=4, sampler=WeightedRandomSampler([1.0] * 24, 24)), "WeightedRandomSampler"),
+        (
+            lambda d: DataLoader(d, batch_size=4, sampler=WeightedRandomSampler([1.0] * 24, 24)),
+            "WeightedRandomSampler",
+        ),
         (lambda d: DataLoader(d, batch_size=4, sampler=SubsetRandomSampler(range(5))), "Subset"),
-        (lambda d: DataLoader(d, batch_sampler=_Own(SequentialSampler(d), 4, False)), "batch sampler of its own"),
+        (
+            lambda d: DataLoader(d, batch_sampler=_Own(SequentialSampler(d), 4, False)),
+            "batch sampler of its own",
+        ),
         (lambda d: DataLoader(Subset(d, [0, 0, 1, 2]), batch_size=4), "more than once"),
         (lambda d: DataLoader(Stream_(), batch_size=4), "IterableDataset"),
         (lambda d: DataLoader(d, batch_size=None), "batch_size=None"),
@@ -216,7 +238,9 @@ def test_fixed_batches_are_refused():
 
 
 def test_an_ordinary_loss_on_each_batch_is_all_that_is_needed():
-    _, module, optimizer, loader = private(tiny(), toy_data(), sigma=0.2, clipping=1.0, lr=0.5, q=0.5)
+    _, module, optimizer, loader = private(
+        tiny(), toy_data(), sigma=0.2, clipping=1.0, lr=0.5, q=0.5
+    )
     first = mean_loss(module, toy_data()).item()
     train(module, optimizer, loader, epochs=40)
     assert mean_loss(module, toy_data()).item() < 0.9 * first
@@ -301,7 +325,9 @@ def test_a_million_records_are_looked_at_in_no_time():
     size = 1_000_000
     base = TensorDataset(torch.zeros(size, 1))
     order = torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()
-    data = ConcatDataset([Subset(base, order[: size // 2]), Subset(Subset(base, order), range(size // 2, size))])
+    data = ConcatDataset(
+        [Subset(base, order[: size // 2]), Subset(Subset(base, order), range(size // 2, size))]
+    )
     start = time.process_time()
     assert not _repeats(data)
     assert time.process_time() - start < 3.0
@@ -313,7 +339,9 @@ def test_a_million_records_are_looked_at_in_no_time():
 class Texts(Dataset):
     def __init__(self, lengths):
         generator = torch.Generator().manual_seed(3)
-        self.rows = [(torch.randint(1, 50, (n,), generator=generator), i % 2) for i, n in enumerate(lengths)]
+        self.rows = [
+            (torch.randint(1, 50, (n,), generator=generator), i % 2) for i, n in enumerate(lengths)
+        ]
 
     def __len__(self):
         return len(self.rows)
@@ -323,7 +351,9 @@ class Texts(Dataset):
 
 
 def to_longest(rows):
-    return pad_sequence([ids for ids, _ in rows], batch_first=True), torch.tensor([label for _, label in rows])
+    return pad_sequence([ids for ids, _ in rows], batch_first=True), torch.tensor(
+        [label for _, label in rows]
+    )
 
 
 def to_forty(rows):
@@ -341,7 +371,9 @@ class Bag(nn.Module):
 
     def forward(self, x):
         found = self.embed(x)
-        return self.out(found.sum(1) / (x != 0).sum(1, keepdim=True) if self.masked else found.mean(1))
+        return self.out(
+            found.sum(1) / (x != 0).sum(1, keepdim=True) if self.masked else found.mean(1)
+        )
 
 
 class Masked(Bag):
@@ -385,7 +417,9 @@ def leaks(data, collate, **options):
     return [w for w in caught if w.category is PrivacyLeakWarning]
 
 
-@pytest.mark.parametrize("options", [{}, {"physical_batch_size": 2}, {"loader_options": {"num_workers": 1}}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"physical_batch_size": 2}, {"loader_options": {"num_workers": 1}}], ids=str
+)
 def test_padding_to_the_longest_of_a_batch_is_noticed_once(options):
     (warning,) = leaks(Texts(MIXED), to_longest, **options)
     assert "public length" in str(warning.message) and warning.filename.endswith("helpers.py")
@@ -411,7 +445,9 @@ def test_padding_is_noticed_in_any_shape_of_batch():
         return x.T, y
 
     for collate in (opaque, time_first):
-        _, _, _, loader = private(Bag(), Texts(MIXED), q=1.0, loader_options={"collate_fn": collate})
+        _, _, _, loader = private(
+            Bag(), Texts(MIXED), q=1.0, loader_options={"collate_fn": collate}
+        )
         with pytest.warns(PrivacyLeakWarning):
             next(iter(loader))
 
@@ -454,14 +490,20 @@ class OpenedOnFirstUse(Texts):
 def test_with_workers_no_record_is_read_in_the_process_that_trains(context):
     data = OpenedOnFirstUse(MIXED)
     options = {"num_workers": 1, "multiprocessing_context": context}
-    assert len(leaks(data, to_longest, loader_options=options)) == 1  # in two epochs, each with workers of its own
+    assert (
+        len(leaks(data, to_longest, loader_options=options)) == 1
+    )  # in two epochs, each with workers of its own
     assert data.file is None
 
 
-@pytest.mark.parametrize(("kind", "fine"), [(Bag, False), (Conv, False), (Gru, False), (Masked, True)])
+@pytest.mark.parametrize(
+    ("kind", "fine"), [(Bag, False), (Conv, False), (Gru, False), (Masked, True)]
+)
 def test_parity_of_raw_records_sees_padding(kind, fine):
     records = Texts(MIXED).rows
-    assert check_parity(kind(), to_longest(records), mean_loss).ok  # collated already: nothing to be seen
+    assert check_parity(
+        kind(), to_longest(records), mean_loss
+    ).ok  # collated already: nothing to be seen
     assert check_parity(kind(), records, mean_loss, collate_fn=to_forty).ok
     found = check_parity(kind(), records, mean_loss, collate_fn=to_longest)
     assert found.ok == fine and ("public length" in found.note) == (not fine)

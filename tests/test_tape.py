@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from zetaclip import PrivacyEngine
 from zetaclip.randomness import generator
-from zetaclip.tape import Tape, drawing_from
+from zetaclip.randomness._forward import Tape, drawing_from
 
 CPU = torch.device("cpu")
 
@@ -31,17 +31,27 @@ class Noisy(nn.Module):
 
 def records(count=60):
     source = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(count, 4, generator=source), torch.randint(0, 2, (count,), generator=source))
+    return TensorDataset(
+        torch.randn(count, 4, generator=source), torch.randint(0, 2, (count,), generator=source)
+    )
 
 
 def train(seed, data=None, steps=4, torch_seed=3, workers=0, look=lambda engine: None, **options):
     """What forward has drawn in each step."""
     module = Noisy()
     engine = PrivacyEngine(seed=seed)
-    options = {"noise_multiplier": 1.0, "clipping": 1.0, "sample_rate": 0.25, "num_examples": 60, **options}
+    options = {
+        "noise_multiplier": 1.0,
+        "clipping": 1.0,
+        "sample_rate": 0.25,
+        "num_examples": 60,
+        **options,
+    }
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     loader = DataLoader(data or records(), batch_size=15, num_workers=workers)
-    model, optimizer, loader = engine.make_private(module=module, optimizer=optimizer, data_loader=loader, **options)
+    model, optimizer, loader = engine.make_private(
+        module=module, optimizer=optimizer, data_loader=loader, **options
+    )
     torch.manual_seed(torch_seed)
     while engine.updates < steps:
         for x, y in loader:
@@ -69,7 +79,9 @@ def test_the_public_stream_does_not_tell_how_many_records_were_drawn(tmp_path):
 
     def look(engine):
         engine.save(tmp_path / "run.pt")
-        states.append(torch.load(tmp_path / "run.pt", weights_only=True)["public_streams"][0]["cpu"])
+        states.append(
+            torch.load(tmp_path / "run.pt", weights_only=True)["public_streams"][0]["cpu"]
+        )
 
     drawn = train(7, steps=6, look=look)
     assert len({len(values) for values in drawn}) > 1, "batches of several sizes"
@@ -103,12 +115,14 @@ def test_a_mask_that_everybody_can_draw_moves_the_sum_by_more_than_its_sensitivi
 
 
 def test_the_chunks_and_passes_of_a_batch_draw_different_masks():
-    from zetaclip import methods
+    from zetaclip.methods import _table as methods
 
     chunks = train(7, steps=1, sample_rate=1.0, physical_batch_size=20)
     assert len(chunks) == 3 and not torch.equal(chunks[0], chunks[1])
     sam = methods.get("dp-sam", ascent_batch="same")
-    passes = train(7, steps=1, sample_rate=1.0, method=sam, clipping=None, epochs=1, target_delta=1e-5)
+    passes = train(
+        7, steps=1, sample_rate=1.0, method=sam, clipping=None, epochs=1, target_delta=1e-5
+    )
     assert len(passes) == 2 and not torch.equal(*passes)
 
 
@@ -118,10 +132,22 @@ def test_two_engines_at_once_give_the_users_stream_back_and_publish_none_of_thei
     for seed in (1, 2):
         module = Noisy()
         engine = PrivacyEngine(seed=seed)
-        options = {"noise_multiplier": 1.0, "clipping": 1.0, "sample_rate": 0.25, "num_examples": 60}
+        options = {
+            "noise_multiplier": 1.0,
+            "clipping": 1.0,
+            "sample_rate": 0.25,
+            "num_examples": 60,
+        }
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
         loader = DataLoader(records(), batch_size=15)
-        made.append((engine, *engine.make_private(module=module, optimizer=optimizer, data_loader=loader, **options)))
+        made.append(
+            (
+                engine,
+                *engine.make_private(
+                    module=module, optimizer=optimizer, data_loader=loader, **options
+                ),
+            )
+        )
     torch.manual_seed(3)
     own = torch.get_rng_state()
     iterators = [iter(loader) for *_, loader in made]
@@ -164,7 +190,9 @@ def test_the_users_stream_comes_back_and_a_seed_that_is_set_meanwhile_stays():
     torch.manual_seed(11)
     tape.lend(key)
     secret = torch.rand(3)
-    assert torch.equal(secret, torch.rand(3, generator=generator(key))) and not torch.equal(secret, wanted)
+    assert torch.equal(secret, torch.rand(3, generator=generator(key))) and not torch.equal(
+        secret, wanted
+    )
     tape.take_back()
     tape.take_back()  # once is enough
     assert torch.equal(torch.rand(3), wanted)
@@ -227,7 +255,9 @@ def test_augmentation_is_as_secret_as_the_batches(workers):
     for column in range(3):
         drawn = [float(batch[0, column]) for batch in one + other]
         assert len(set(drawn)) == len(drawn), "public seeds decide nothing"
-    assert all(torch.equal(a, b) for a, b in zip(again, seen(8, workers), strict=True)), "the engine's seed decides all"
+    assert all(torch.equal(a, b) for a, b in zip(again, seen(8, workers), strict=True)), (
+        "the engine's seed decides all"
+    )
 
 
 def test_what_is_drawn_for_a_record_moves_no_public_stream():

@@ -42,7 +42,9 @@ class Counting:
 
     def extras(self, norms, clip):
         bits = (norms <= clip).double() - 0.5
-        return {"count": Extra(bits.unsqueeze(1), sensitivity=0.5, noise_multiplier=self.multiplier)}
+        return {
+            "count": Extra(bits.unsqueeze(1), sensitivity=0.5, noise_multiplier=self.multiplier)
+        }
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ class Coins:
     def factors(self, norms, clip, coins):
         drawn = coins(len(norms))
         accepted = drawn < norms.clamp_max(clip) / clip
-        return torch.where(accepted & (norms > 0), clip / norms.clamp_min(1e-300), torch.zeros_like(norms))
+        return torch.where(
+            accepted & (norms > 0), clip / norms.clamp_min(1e-300), torch.zeros_like(norms)
+        )
 
     def sensitivity(self, clip):
         return clip
@@ -157,9 +161,13 @@ METHODS = {
     "sam-fresh": lambda: two_pass("fresh"),
     "sam-same": lambda: two_pass("same"),
     "sat": lambda: Method(
-        "toy-sat", passes=(Pass(perturb=last_direction),), remember=lambda released: {"gradient": released.gradient}
+        "toy-sat",
+        passes=(Pass(perturb=last_direction),),
+        remember=lambda released: {"gradient": released.gradient},
     ),
-    "schedule": lambda: Method("toy-schedule", plan=lambda budget: Plan((lambda step: 2.0 - 0.1 * step,))),
+    "schedule": lambda: Method(
+        "toy-schedule", plan=lambda budget: Plan((lambda step: 2.0 - 0.1 * step,))
+    ),
 }
 
 

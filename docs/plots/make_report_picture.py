@@ -18,18 +18,42 @@ SIZE = "1280,1340"
 
 
 def train(folder: Path) -> Path:
-    command = ["train", "--data", "digits", "--epsilon", "3", "--set", "spectral.period=10", "--quiet", "--out"]
+    command = [
+        "train",
+        "--data",
+        "digits",
+        "--epsilon",
+        "3",
+        "--set",
+        "spectral.period=10",
+        "--quiet",
+        "--out",
+    ]
     subprocess.run([sys.executable, "-m", "zetaclip", *command, str(folder)], check=True)
     return folder
 
 
 def photograph(page: Path, target: Path) -> None:
-    browser = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None)
+    browser = next(
+        (path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None
+    )
     if browser is None:
         sys.exit("no chromium on this machine: apt-get install chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=30000"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=30000",
+    ]
     subprocess.run(
-        [browser, *options, f"--window-size={SIZE}", f"--screenshot={target}", page.resolve().as_uri()],
+        [
+            browser,
+            *options,
+            f"--window-size={SIZE}",
+            f"--screenshot={target}",
+            page.resolve().as_uri(),
+        ],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -47,7 +71,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(sys.argv[1]) if len(sys.argv) > 1 else train(Path(scratch) / "spectral")
         page = Path(scratch) / "page.html"
-        subprocess.run([sys.executable, "-m", "zetaclip", "report", str(run), "--out", str(page)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "zetaclip", "report", str(run), "--out", str(page)], check=True
+        )
         photograph(page, TARGET)
     shrink(TARGET)
     print(f"{TARGET}: {TARGET.stat().st_size // 1024} kB")

@@ -57,7 +57,9 @@ def table_of_estimators() -> None:
     for zeta in (2.5, 4.0):
         for n in (10, 32, 50, 128, 512, 1024):
             cells = [spread(zeta, n, method) for method in METHODS]
-            shown = "".join(f" {bias:+.2f} | {sd:.2f} | {stated:.2f} |" for bias, sd, stated in cells)
+            shown = "".join(
+                f" {bias:+.2f} | {sd:.2f} | {stated:.2f} |" for bias, sd, stated in cells
+            )
             print(f"| {n} | {zeta} |{shown}")
 
 
@@ -76,7 +78,9 @@ def table_of_noise() -> None:
     }
     for shape, what in shapes.items():
         nulls = [random_null(shape, method) for method in METHODS]
-        shown = "".join(f" {null.median:.1f} ({null.low:.1f} to {null.high:.1f}) |" for null in nulls)
+        shown = "".join(
+            f" {null.median:.1f} ({null.low:.1f} to {null.high:.1f}) |" for null in nulls
+        )
         print(f"| {shape[0]} x {shape[1]} | {what} |{shown}")
 
 
@@ -103,7 +107,9 @@ def plot_tails() -> None:
     noise = torch.randn(128, 512, generator=generator) / 512**0.5
     uneven = noise * ((torch.rand(128, generator=generator) + 1e-3) ** -0.5)[:, None]
     drawing, axes = figure(8, 3.2, columns=2)
-    for ax, weight, title in zip(axes[0], (noise, uneven), ("random weights", "rows of unequal size")):
+    for ax, weight, title in zip(
+        axes[0], (noise, uneven), ("random weights", "rows of unequal size")
+    ):
         values = eigenvalues(weight).numpy()
         ax.loglog(values, np.arange(1, 129) / 128, ".", ms=3, color="0.4")
         for method in METHODS:
@@ -116,7 +122,12 @@ def plot_tails() -> None:
                 color=COLOURS[method],
                 label=label,
             )
-        ax.set(title=f"128 x 512, {title}", xlabel="eigenvalue λ", ylabel="fraction above λ", ylim=(4e-3, 1.5))
+        ax.set(
+            title=f"128 x 512, {title}",
+            xlabel="eigenvalue λ",
+            ylabel="fraction above λ",
+            ylim=(4e-3, 1.5),
+        )
         ax.legend(fontsize=8)
         ax.xaxis.set_minor_formatter(NullFormatter())
     save(drawing, "tails.png")
@@ -148,8 +159,12 @@ def plot_spread() -> None:
     sizes = (10, 16, 24, 32, 50, 80, 128, 256, 512)
     for method in METHODS:
         cells = [spread(4.0, n, method, draws=200) for n in sizes]
-        axes[0][0].plot(sizes, [cell[0] for cell in cells], ".-", color=COLOURS[method], label=method)
-        axes[0][1].plot(sizes, [cell[1] for cell in cells], ".-", color=COLOURS[method], label=method)
+        axes[0][0].plot(
+            sizes, [cell[0] for cell in cells], ".-", color=COLOURS[method], label=method
+        )
+        axes[0][1].plot(
+            sizes, [cell[1] for cell in cells], ".-", color=COLOURS[method], label=method
+        )
     axes[0][1].axhline(2.0, color="0.6", ls=":", label="radius of the zone")
     axes[0][0].set(title="bias at ζ = 4", xlabel="eigenvalues", xscale="log")
     axes[0][1].set(title="spread at ζ = 4", xlabel="eigenvalues", xscale="log", ylim=(0, 4))
@@ -166,7 +181,9 @@ class Net(nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-def private_run(controller: Spectral, sigma: float = 0.8, seed: int = 0, shuffle: bool = False) -> np.ndarray:
+def private_run(
+    controller: Spectral, sigma: float = 0.8, seed: int = 0, shuffle: bool = False
+) -> np.ndarray:
     """clip_history of a short private run on ten made-up clusters."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (4096,), generator=generator)
@@ -179,7 +196,9 @@ def private_run(controller: Spectral, sigma: float = 0.8, seed: int = 0, shuffle
     module, optimizer, loader = PrivacyEngine(seed=seed).make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.5),
-        data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=128),
+        data_loader=torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(inputs, labels), batch_size=128
+        ),
         noise_multiplier=sigma,
         clipping=controller,
         sample_rate=1 / 32,
@@ -200,8 +219,15 @@ def table_of_causes() -> None:
     print("|---|---|---|---|---|")
     for shuffle in (False, True):
         for sigma in (0.0, 0.8, 2.0):
-            runs = [private_run(Spectral(period=20, gain=0.0), sigma, seed, shuffle)[:, 1] for seed in range(3)]
-            columns = ([zeta[0] for zeta in runs], [zeta.min() for zeta in runs], [zeta[-1] for zeta in runs])
+            runs = [
+                private_run(Spectral(period=20, gain=0.0), sigma, seed, shuffle)[:, 1]
+                for seed in range(3)
+            ]
+            columns = (
+                [zeta[0] for zeta in runs],
+                [zeta.min() for zeta in runs],
+                [zeta[-1] for zeta in runs],
+            )
             shown = " | ".join(f"{min(values):.1f} to {max(values):.1f}" for values in columns)
             print(f"| {'shuffled' if shuffle else 'true'} | {sigma} | {shown} |")
 
@@ -238,7 +264,9 @@ def plot_trajectories() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tables", action="store_true", help="print the tables instead of drawing")
-    parser.add_argument("--causes", action="store_true", help="print what noise and labels do to zeta, and stop")
+    parser.add_argument(
+        "--causes", action="store_true", help="print what noise and labels do to zeta, and stop"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "budget": ("Budget",),
+    "accounting": ("Budget",),
     "clipping": ("Affine", "ClipRule", "Extra", "Flat"),
     "control": ("Replay", "Schedule", "Spectral"),
-    "engine": ("PrivacyEngine",),
-    "errors": ("AccountingError", "BudgetExceeded", "LedgerError", "LossError", "NoGuarantee", "PrivacyLeakWarning"),
+    "engine": ("PrivacyEngine", "ValidationError", "check_parity"),
+    "errors": (
+        "AccountingError",
+        "BudgetExceeded",
+        "LedgerError",
+        "LossError",
+        "NoGuarantee",
+        "PrivacyLeakWarning",
+    ),
     "gradients": ("layer_rule",),
     "integrations.opacus": ("attach_spectral",),
     "methods": ("Method", "Pass", "Plan"),
-    "parity": ("check_parity",),
-    "validation": ("ValidationError",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -53,20 +58,28 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import losses, methods
-    from .budget import Budget
+    from .accounting import Budget
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
-    from .engine import PrivacyEngine
-    from .errors import AccountingError, BudgetExceeded, LedgerError, LossError, NoGuarantee, PrivacyLeakWarning
+    from .engine import PrivacyEngine, ValidationError, check_parity
+    from .errors import (
+        AccountingError,
+        BudgetExceeded,
+        LedgerError,
+        LossError,
+        NoGuarantee,
+        PrivacyLeakWarning,
+    )
     from .gradients import layer_rule
     from .integrations.opacus import attach_spectral
     from .methods import Method, Pass, Plan
-    from .parity import check_parity
-    from .validation import ValidationError
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("losses", "methods"):  # tables to look things up in, so modules and not names of them
+    if name in (
+        "losses",
+        "methods",
+    ):  # tables to look things up in, so modules and not names of them
         return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'zetaclip' has no attribute {name!r}")

@@ -43,13 +43,23 @@ def class_weights(weight: Any, classes: int | None = None) -> Tensor:
     if isinstance(weight, Mapping):
         if classes is None:
             raise ValueError("weights by class need classes=, the number of classes")
-        unknown = [label for label in weight if not isinstance(label, int) or not 0 <= label < classes]
+        unknown = [
+            label for label in weight if not isinstance(label, int) or not 0 <= label < classes
+        ]
         if unknown:
-            raise ValueError(f"class weights for {unknown[0]!r}: classes are the numbers 0 to {classes - 1}")
+            raise ValueError(
+                f"class weights for {unknown[0]!r}: classes are the numbers 0 to {classes - 1}"
+            )
         weight = [float(weight.get(label, 1.0)) for label in range(classes)]
     found = torch.as_tensor(weight, dtype=torch.float32).detach().clone()
-    if found.dim() != 1 or not bool((found.isfinite() & (found >= 0)).all()) or not bool(found.any()):
-        raise ValueError("class weights must be finite numbers of at least 0, one per class, not all of them 0")
+    if (
+        found.dim() != 1
+        or not bool((found.isfinite() & (found >= 0)).all())
+        or not bool(found.any())
+    ):
+        raise ValueError(
+            "class weights must be finite numbers of at least 0, one per class, not all of them 0"
+        )
     return found
 
 
@@ -59,13 +69,17 @@ class _PerRecord(nn.Module):
     def __init__(self, reduction: str) -> None:
         super().__init__()
         if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum', as loss_reduction of make_private, not {reduction!r}")
+            raise ValueError(
+                f"reduction must be 'mean' or 'sum', as loss_reduction of make_private, not {reduction!r}"
+            )
         self.reduction = reduction
 
     def _reduced(self, each: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:
             if sample_weight.shape != each.shape:
-                raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}: give one weight per record")
+                raise ValueError(
+                    f"sample_weight has shape {tuple(sample_weight.shape)}: give one weight per record"
+                )
             each = each * sample_weight
         return each.mean() if self.reduction == "mean" else each.sum()
 
@@ -104,7 +118,9 @@ class CrossEntropy(_PerRecord):
         self.weight: Tensor | None
         self.register_buffer("weight", found, persistent=False)
 
-    def forward(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None
+    ) -> Tensor:
         weight = None if self.weight is None else self.weight.to(outputs)
         each = functional.cross_entropy(
             outputs,
@@ -134,17 +150,25 @@ class BCEWithLogits(_PerRecord):
     as well.
     """
 
-    def __init__(self, pos_weight: Any = None, *, weight: Any = None, reduction: str = "mean") -> None:
+    def __init__(
+        self, pos_weight: Any = None, *, weight: Any = None, reduction: str = "mean"
+    ) -> None:
         super().__init__(reduction)
         self.pos_weight: Tensor | None
         self.weight: Tensor | None
         for name, given in (("pos_weight", pos_weight), ("weight", weight)):
-            value = None if given is None else torch.as_tensor(given, dtype=torch.float32).detach().clone()
+            value = (
+                None
+                if given is None
+                else torch.as_tensor(given, dtype=torch.float32).detach().clone()
+            )
             if value is not None and not bool((value.isfinite() & (value >= 0)).all()):
                 raise ValueError(f"{name} must be finite and at least 0")
             self.register_buffer(name, value, persistent=False)
 
-    def forward(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None
+    ) -> Tensor:
         each = functional.binary_cross_entropy_with_logits(
             outputs,
             targets.to(outputs),

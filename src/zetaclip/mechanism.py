@@ -11,21 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .clipping import Affine, ClipRule, Extra, check_columns, check_factors
+from .clipping._base import Affine, ClipRule, Extra, check_columns, check_factors
 from .control import Released
 from .gradients import Chunk, Layout, rows
 from .gradients.contributions import Dense
 from .grid import spacing, widened
 from .randomness import LARGEST, add_noise, subkey, uniforms
 
-if TYPE_CHECKING:
-    from .distributed import Ranks
+
+class Group(Protocol):
+    """The processes that make one release together; ``engine/_distributed.py`` has the real one."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process owns the noise."""
+
+    def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
+        """Adds ``flat`` up over all processes, in place, and returns the sum of ``extras``."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,9 @@ class Mechanism:
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
         self.begun = False  # whether the noise may have been drawn
-        self.records = 0  # how many have been added; secret, used only by the literal form that claims nothing
+        self.records = (
+            0  # how many have been added; secret, used only by the literal form that claims nothing
+        )
 
     def absorb(self, chunk: Chunk) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum."""
@@ -197,11 +207,15 @@ class Mechanism:
                 shared.append(extra.columns)
             else:
                 if extra.noise_multiplier is None:
-                    raise ValueError(f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier")
+                    raise ValueError(
+                        f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier"
+                    )
                 check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
             totals = rows.sums(extra.columns)
             before = self._extras.get(name)
-            self._extras[name] = totals if before is None else [a + b for a, b in zip(before, totals, strict=True)]
+            self._extras[name] = (
+                totals if before is None else [a + b for a, b in zip(before, totals, strict=True)]
+            )
             self._kinds[name] = extra
         if len(shared) < 2:
             return shared[0] if shared else None
@@ -225,13 +239,15 @@ class Mechanism:
                 coordinates += columns
             else:
                 assert extra.noise_multiplier is not None
-                own[name] = _Query(f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier, columns)
+                own[name] = _Query(
+                    f"{draw.query}: {name}", extra.sensitivity, extra.noise_multiplier, columns
+                )
         main = _Query(draw.query, self.bound, draw.noise_multiplier, coordinates)
         for query in (main, *own.values()):
             query.check(draw.divisor / draw.sample_rate)
         return main, own
 
-    def release(self, ranks: Ranks | None, divisor: float) -> Released:
+    def release(self, ranks: Group | None, divisor: float) -> Released:
         """Noise, ledger, division. With several ``ranks``, rank 0 brings the noise of all, before anything is added up."""
         draw = self.draw
         self._declare_extras()
@@ -259,21 +275,24 @@ class Mechanism:
         mean = torch.from_numpy(total).mul_(main.unit(divisor))
         gradient = mean.to(self.layout.device, self.layout.dtype, copy=True)
         released = {
-            name: torch.from_numpy(values * own.get(name, main).unit(divisor)) for name, values in beside.items()
+            name: torch.from_numpy(values * own.get(name, main).unit(divisor))
+            for name, values in beside.items()
         }
         if self.affine is not None:
             gradient = self.affine.undo(gradient)
         std = main.std / divisor
         return Released(draw.step, draw.phase, draw.clip, self.bound, std, gradient, released)
 
-    def _add_up(self, ranks: Ranks, total: np.ndarray, extras: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _add_up(
+        self, ranks: Group, total: np.ndarray, extras: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
         """One meeting of all ranks; ``total`` in place. Whole numbers add up exactly, in whatever order."""
         flat = np.concatenate([np.zeros(0), *extras.values()])
         summed = ranks.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
         ends = np.cumsum([len(values) for values in extras.values()])
         return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
 
-    def refuse(self, ranks: Ranks, why: str) -> None:
+    def refuse(self, ranks: Group, why: str) -> None:
         """Takes part in the meeting of all ranks with zeros and the reason: then nothing is released on any of them."""
         self.begun = True
         self._extras, self._kinds = {}, {}

@@ -59,7 +59,11 @@ def ece(logits: Tensor, y: Tensor, bins: int = 15) -> float:
     if not table:
         return math.nan
     total = sum(row["count"] for row in table)
-    return sum(row["count"] / total * abs(row["confidence"] - row["accuracy"]) for row in table if row["count"])
+    return sum(
+        row["count"] / total * abs(row["confidence"] - row["accuracy"])
+        for row in table
+        if row["count"]
+    )
 
 
 def reliability(logits: Tensor, y: Tensor, bins: int = 15) -> list[dict[str, float]]:

@@ -82,7 +82,9 @@ class Block(nn.Module):
         self.norm2 = _norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -96,7 +98,9 @@ class ResNet(nn.Module):
     and the pooling of the published ResNets.
     """
 
-    def __init__(self, input_shape: Shape, outputs: int, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
+    def __init__(
+        self, input_shape: Shape, outputs: int, widths: tuple[int, ...], depths: tuple[int, ...]
+    ) -> None:
         super().__init__()
         channels, height, width = _image(input_shape, "a ResNet", 2 ** (len(widths) - 1))
         self.large = min(height, width) >= 96
@@ -108,7 +112,10 @@ class ResNet(nn.Module):
         self.stages = tuple(f"layer{i}" for i in range(1, len(widths) + 1))
         inputs = widths[0]
         for i, (name, size, depth) in enumerate(zip(self.stages, widths, depths, strict=True)):
-            blocks = [Block(inputs, size, 2 if i else 1), *(Block(size, size, 1) for _ in range(depth - 1))]
+            blocks = [
+                Block(inputs, size, 2 if i else 1),
+                *(Block(size, size, 1) for _ in range(depth - 1)),
+            ]
             self.add_module(name, nn.Sequential(*blocks))
             inputs = size
         self.fc = nn.Linear(inputs, outputs)
@@ -173,7 +180,9 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return _custom(name, shape, outputs)
     near = difflib.get_close_matches(name, MODELS, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
-    raise InputError(f"unknown model {name!r}.{guess} Known: {', '.join(MODELS)}; or give package.module:callable")
+    raise InputError(
+        f"unknown model {name!r}.{guess} Known: {', '.join(MODELS)}; or give package.module:callable"
+    )
 
 
 def default_for(dataset: Dataset) -> str:
@@ -207,18 +216,26 @@ def _custom(name: str, shape: Shape, outputs: int) -> nn.Module:
     return model
 
 
-def _arguments(maker: Callable[..., Any], name: str, shape: Shape, outputs: int) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    maker: Callable[..., Any], name: str, shape: Shape, outputs: int
+) -> tuple[list[Any], dict[str, Any]]:
     """What the callable is called with, by its signature."""
     try:
         parameters = list(inspect.signature(maker).parameters.values())
     except (TypeError, ValueError):
         return [shape, outputs], {}
     offered = {"input_shape": shape, "outputs": outputs}
-    named = {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.POSITIONAL_ONLY}
+    named = {
+        p.name: offered[p.name]
+        for p in parameters
+        if p.name in offered and p.kind is not p.POSITIONAL_ONLY
+    }
     required = [
         p
         for p in parameters
-        if p.default is p.empty and p.name not in named and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.default is p.empty
+        and p.name not in named
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if named and not required:
         return [], named
@@ -237,11 +254,17 @@ def _image(shape: Shape, name: str, smallest: int) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise InputError(f"{name} is for images; records of shape {shape} need an mlp")
     if min(shape[1:]) < smallest:
-        raise InputError(f"{name} needs images of at least {smallest}x{smallest} pixels, not {shape[1]}x{shape[2]}")
+        raise InputError(
+            f"{name} needs images of at least {smallest}x{smallest} pixels, not {shape[1]}x{shape[2]}"
+        )
     return shape[0], shape[1], shape[2]
 
 
 def _after(side: int, convolution: nn.Conv2d) -> int:
     """The side of an image behind a convolution."""
-    kernel, stride, padding = convolution.kernel_size[0], convolution.stride[0], int(convolution.padding[0])
+    kernel, stride, padding = (
+        convolution.kernel_size[0],
+        convolution.stride[0],
+        int(convolution.padding[0]),
+    )
     return (side + 2 * padding - kernel) // stride + 1

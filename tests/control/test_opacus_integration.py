@@ -24,7 +24,9 @@ def make(mode, *, scale=1.0, batch=16, size=64, seed=0, wrap_model=True):
     """A private net on data whose gradients are ``scale`` times something of order one."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(24, 20), nn.Tanh(), nn.Linear(20, 3))
-    data = torch.utils.data.TensorDataset(scale * torch.randn(size, 24), torch.randint(0, 3, (size,)))
+    data = torch.utils.data.TensorDataset(
+        scale * torch.randn(size, 24), torch.randint(0, 3, (size,))
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     engine = opacus.PrivacyEngine(accountant="rdp")
     made = engine.make_private(
@@ -122,7 +124,14 @@ def test_spectral_control_moves_c_and_leaves_the_accountant_alone(mode):
     engine, optimizer, attached = epsilon(True)
     assert engine.accountant.history == plain.accountant.history
     assert engine.get_epsilon(1e-5) == plain.get_epsilon(1e-5)
-    assert attached.steps == 12 and [row[0] for row in attached.clip_history] == [2, 4, 6, 8, 10, 12]
+    assert attached.steps == 12 and [row[0] for row in attached.clip_history] == [
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]
     assert attached.clip == attached.clip_history[-1][4] == optimizer.max_grad_norm != 1.0
     if mode == "ghost":
         assert attached._homes[1].max_grad_norm == attached.clip
@@ -147,7 +156,9 @@ def test_c_never_changes_inside_a_logical_batch(mode, monkeypatch):
     attached = attach_spectral(optimizer, module, Spectral(period=1))
     homes = [optimizer] + ([module] if mode == "ghost" else [])
     logical, used = [], []
-    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
+    ) as physical:
         for x, y in physical:
             used.append({home.max_grad_norm for home in homes})
             optimizer.zero_grad()
@@ -161,7 +172,9 @@ def test_c_never_changes_inside_a_logical_batch(mode, monkeypatch):
     assert len(logical) == attached.steps == 4 and max(len(chunks) for chunks in logical) > 2
     for chunks in logical:
         assert len(set().union(*chunks)) == 1
-    assert len({frozenset(chunks[0]) for chunks in logical}) == 4  # while it did move from batch to batch
+    assert (
+        len({frozenset(chunks[0]) for chunks in logical}) == 4
+    )  # while it did move from batch to batch
 
 
 def test_state_is_saved_and_restored():
@@ -207,7 +220,10 @@ def test_what_is_refused():
         pass
 
     adaptive = Adaptive(
-        torch.optim.SGD(net.parameters()), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4
+        torch.optim.SGD(net.parameters()),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=4,
     )
     with pytest.raises(TypeError, match="not on Adaptive"):
         attach_spectral(adaptive, net, Spectral())

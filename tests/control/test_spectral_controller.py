@@ -86,7 +86,9 @@ def test_algorithm_one_line_by_line():
 
 
 def test_zero_gain_keeps_the_very_bits():
-    lossy = [value / 100 for value in range(51, 300) if math.exp(math.log(value / 100)) != value / 100]
+    lossy = [
+        value / 100 for value in range(51, 300) if math.exp(math.log(value / 100)) != value / 100
+    ]
     assert lossy  # C that going through the logarithm would change
     for initial in (1.0, *lossy):
         assert set(clips(Spectral(initial, gain=0.0), [100.0, 0.0, 5.0, None])) == {initial}
@@ -102,7 +104,13 @@ def test_zero_gain_keeps_the_very_bits():
 )
 def test_one_probe_moves_log_c_by_at_most_the_gain(zetas, law, start, anti_windup, bounds):
     controller = Spectral(
-        1.0, law=law, start=start, anti_windup=anti_windup, bounds=bounds, gain=0.3, integral_gain=0.7
+        1.0,
+        law=law,
+        start=start,
+        anti_windup=anti_windup,
+        bounds=bounds,
+        gain=0.3,
+        integral_gain=0.7,
     )
     found = clips(controller, zetas)
     for before, after in itertools.pairwise(found):
@@ -128,7 +136,10 @@ def test_debias_is_the_weighted_mean_of_what_was_seen():
 
 def test_a_failed_fit_keeps_its_average_and_holds_c():
     states = run(Spectral(), [6.0, 7.0, None, None, 7.0])
-    assert states[3].zeta_hat == states[2].zeta_hat and states[3].clip == states[2].clip == states[4].clip
+    assert (
+        states[3].zeta_hat == states[2].zeta_hat
+        and states[3].clip == states[2].clip == states[4].clip
+    )
     assert states[3].zeta is None and states[3].phi == 0.0
     assert states[5].clip > states[4].clip
     # the same average as if the failures had not been there
@@ -166,7 +177,9 @@ def test_a_layer_that_was_never_read_does_not_vote():
     state = run(Spectral(), [(None, 5.0)])[-1]
     assert state.smoothed == {"layer1": 5.0} and state.phi == pytest.approx(0.5)
     # with the paper's start it stands at the centre
-    assert run(Spectral(start="center", smoothing=0.0), [(None, 5.0)])[-1].phi == pytest.approx(0.25)
+    assert run(Spectral(start="center", smoothing=0.0), [(None, 5.0)])[-1].phi == pytest.approx(
+        0.25
+    )
 
 
 # Bounds
@@ -190,7 +203,9 @@ def test_initial_outside_the_bounds_is_used_until_the_first_probe():
 
 
 def test_without_bounds_c_is_free_but_finite():
-    assert clips(Spectral(bounds=None, smoothing=0.0), [100.0] * 60)[-1] == pytest.approx(math.exp(6.0))
+    assert clips(Spectral(bounds=None, smoothing=0.0), [100.0] * 60)[-1] == pytest.approx(
+        math.exp(6.0)
+    )
     far = clips(Spectral(bounds=None, smoothing=0.0, gain=50.0), [100.0] * 60)[-1]
     assert math.isfinite(far) and far < 3e38
     near = clips(Spectral(bounds=None, smoothing=0.0, gain=50.0), [-100.0] * 60)[-1]
@@ -267,11 +282,17 @@ def test_relative_zone_has_a_centre_per_layer():
 
 def test_random_signal_is_blind_repeatable_and_centred():
     controller = Spectral(signal="random", bounds=None, smoothing=0.0)
-    assert clips(controller, [100.0] * 20) == clips(controller, [0.0] * 20) == clips(controller, [None] * 20)
+    assert (
+        clips(controller, [100.0] * 20)
+        == clips(controller, [0.0] * 20)
+        == clips(controller, [None] * 20)
+    )
     phis = [state.phi for state in run(controller, [4.0] * 400)[1:]]
     # uniform on [-1, 1]: a mean of 400 spreads by 0.029, the spread itself is 0.577
     assert abs(statistics.mean(phis)) < 0.1 and 0.5 < statistics.stdev(phis) < 0.65
-    assert clips(Spectral(signal="random", signal_seed=1), [4.0] * 5) != clips(controller, [4.0] * 5)
+    assert clips(Spectral(signal="random", signal_seed=1), [4.0] * 5) != clips(
+        controller, [4.0] * 5
+    )
 
 
 def test_shuffled_signal_shuffles_in_the_probe():
@@ -290,7 +311,10 @@ def test_update_is_pure_and_the_state_is_plain():
     state = run(controller, [(5.0, 6.0)])[-1]
     frozen = dataclasses.asdict(state)
     first = controller.update(reading(100, 3.0, 4.0), state)
-    assert dataclasses.asdict(state) == frozen and controller.update(reading(100, 3.0, 4.0), state) == first
+    assert (
+        dataclasses.asdict(state) == frozen
+        and controller.update(reading(100, 3.0, 4.0), state) == first
+    )
     assert SpectralState(**json.loads(json.dumps(dataclasses.asdict(first)))) == first
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.clip = 2.0
@@ -320,7 +344,9 @@ def test_counts_and_the_warning_of_a_blind_run():
     }
     with pytest.warns(UserWarning, match="none of the 3 spectral probes"):
         controller.finish(run(Spectral(), [None] * 3)[-1])
-    assert controller.finish(controller.init())["probes"] == 0  # too short a run to probe is not blind
+    assert (
+        controller.finish(controller.init())["probes"] == 0
+    )  # too short a run to probe is not blind
 
 
 def test_a_given_probe_gets_the_controllers_period_and_fit():

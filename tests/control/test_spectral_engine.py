@@ -61,7 +61,9 @@ def test_c_moves_and_clip_and_noise_share_it():
     for entry in optimizer.clip_history[:-1]:
         expected += 2 * [entry[4]]
     assert [row.clip for row in rows] == expected and len(set(expected)) == 6
-    assert [row.noise_std for row in rows] == pytest.approx([SIGMA * clip * (1 + 2**-9) for clip in expected])
+    assert [row.noise_std for row in rows] == pytest.approx(
+        [SIGMA * clip * (1 + 2**-9) for clip in expected]
+    )
     assert optimizer.clip == optimizer.clip_history[-1][4]
 
 
@@ -81,7 +83,9 @@ def test_epsilon_is_that_of_plain_dp_sgd():
     def spent(clipping):
         engine, module, optimizer, loader = private(clipping)
         train(module, optimizer, loader, epochs=2)
-        return engine.get_epsilon(1e-5), [(row.noise_multiplier, row.sample_rate) for row in engine.ledger.rows()]
+        return engine.get_epsilon(1e-5), [
+            (row.noise_multiplier, row.sample_rate) for row in engine.ledger.rows()
+        ]
 
     assert spent(Spectral(period=1)) == spent(1.0)
 
@@ -91,7 +95,13 @@ def test_c_sequence_is_recomputed_from_saved_weights(make):
     controller = make(period=3, probe=["0", "2"])
     engine, module, optimizer, loader = private(controller)
     released = []
-    train(module, optimizer, loader, epochs=3, after=lambda: released.append(copy.deepcopy(module.state_dict())))
+    train(
+        module,
+        optimizer,
+        loader,
+        epochs=3,
+        after=lambda: released.append(copy.deepcopy(module.state_dict())),
+    )
 
     offline, net = make(period=3, probe=["0", "2"]), network(seed=1)
     probe = offline.probe.bind(net, dict(net.named_parameters()))
@@ -145,7 +155,9 @@ def test_history_and_state_survive_a_checkpoint(tmp_path):
     engine.load(tmp_path / "run.pt", replay=True)
     assert optimizer.clip_history == saved and optimizer.clip == saved[-1][4]
     train(module, optimizer, loader, epochs=1)
-    assert optimizer.clip_history == straight.clip_history and torch.equal(flat(module), flat(whole))
+    assert optimizer.clip_history == straight.clip_history and torch.equal(
+        flat(module), flat(whole)
+    )
 
 
 def test_probes_that_cannot_be_bound_are_refused_at_make_private():

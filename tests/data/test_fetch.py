@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 from zetaclip.data import fetch as fetching
 from zetaclip.data.fetch import download, fetch
 from zetaclip.data.registry import names
@@ -87,12 +87,19 @@ def test_a_cut_connection_goes_on_where_it_stopped(server, tmp_path):
     get(server, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     half, quarter = len(BODY) // 2, len(BODY) * 3 // 4
-    assert [asked for _, asked in server.asked] == [None, f"bytes={half}-", f"bytes={quarter}-", f"bytes={quarter}-"]
+    assert [asked for _, asked in server.asked] == [
+        None,
+        f"bytes={half}-",
+        f"bytes={quarter}-",
+        f"bytes={quarter}-",
+    ]
 
 
 def test_what_came_is_kept_for_the_next_time(server, tmp_path):
     server.plan = ["cut"]
-    with pytest.raises(InputError, match=r"cut at 128000 of 256000 bytes.*the next fetch goes on from there"):
+    with pytest.raises(
+        InputError, match=r"cut at 128000 of 256000 bytes.*the next fetch goes on from there"
+    ):
         get(server, tmp_path / "file", attempts=1)
     assert only(tmp_path) == ["file.part"]  # nothing under the final name
     get(server, tmp_path / "file", attempts=1)
@@ -121,7 +128,9 @@ def test_a_part_of_something_longer_is_thrown_away(server, tmp_path):
 def test_a_wrong_checksum_leaves_nothing_and_the_old_file_alone(server, tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     server.files["/file"] = BODY[:-1] + b"!"
-    with pytest.raises(InputError, match=rf"has the sha256 \w+, but {SHA[7:]} is published; nothing was kept"):
+    with pytest.raises(
+        InputError, match=rf"has the sha256 \w+, but {SHA[7:]} is published; nothing was kept"
+    ):
         get(server, tmp_path / "file")
     assert only(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"
 
@@ -148,7 +157,10 @@ def test_no_server_at_all(tmp_path):
 
 
 def test_two_at_once(server, tmp_path):
-    with fetching._locked(tmp_path / "file.part"), pytest.raises(InputError, match="by another process"):
+    with (
+        fetching._locked(tmp_path / "file.part"),
+        pytest.raises(InputError, match="by another process"),
+    ):
         get(server, tmp_path / "file")
 
 
@@ -173,11 +185,15 @@ def test_members_of_an_archive(server, tmp_path, kind):
     server.files["/x"] = archive
     digest = "md5:" + hashlib.md5(archive).hexdigest()
     sha1 = "sha1:" + hashlib.sha1(b"first").hexdigest()
-    source = Source(f"{server.url}/x", f"x.{kind}", digest, (("top/a", "set/a", sha1), ("top/b", "set/b", "")))
+    source = Source(
+        f"{server.url}/x", f"x.{kind}", digest, (("top/a", "set/a", sha1), ("top/b", "set/b", ""))
+    )
     root = tmp_path / "root"
     assert fetch("toy", root, sources=[source]) == [root / "set" / "a", root / "set" / "b"]
     assert (root / "set" / "b").read_bytes() == b"second"
-    assert only(root) == ["set"] and only(tmp_path) == ["root"]  # the archive is gone, and nothing else was unpacked
+    assert only(root) == ["set"] and only(tmp_path) == [
+        "root"
+    ]  # the archive is gone, and nothing else was unpacked
     fetch("toy", root, sources=[source])
     assert len(server.asked) == 1  # what is there and right is not fetched again
     (root / "set" / "a").write_bytes(b"damaged")
@@ -210,7 +226,8 @@ def test_every_known_set_can_be_fetched_or_says_what_to_do():
     for source in (source for sources in SOURCES.values() for source in sources):
         digests = [source.digest, *(digest for _, _, digest in source.members if digest)]
         assert all(
-            re.fullmatch(r"[0-9a-f]+", d.split(":")[1]) and lengths[d.split(":")[0]] == len(d.split(":")[1])
+            re.fullmatch(r"[0-9a-f]+", d.split(":")[1])
+            and lengths[d.split(":")[0]] == len(d.split(":")[1])
             for d in digests
         )
 
@@ -219,14 +236,24 @@ def test_the_command_fetches_into_the_root_and_lists_it(server, tmp_path, monkey
     files = ("adult.data", "adult.test")
     for name in files:
         server.files[f"/{name}"] = BODY
-    monkeypatch.setitem(SOURCES, "adult", tuple(Source(f"{server.url}/{n}", f"adult/{n}", SHA) for n in files))
+    monkeypatch.setitem(
+        SOURCES, "adult", tuple(Source(f"{server.url}/{n}", f"adult/{n}", SHA) for n in files)
+    )
     assert main(["data", "fetch", "adult", "--data-root", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert out.split() == [str(tmp_path / "adult" / n) for n in files] and "fetching adult.data (0.3 MB)" in err
+    assert (
+        out.split() == [str(tmp_path / "adult" / n) for n in files]
+        and "fetching adult.data (0.3 MB)" in err
+    )
     assert main(["data", "list", "--data-root", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[:4] == ["adult", "uci", "0.5", "MB"] and str(tmp_path) in line for line in lines)
-    assert any(line.split() == ["mnist", "missing", "zetaclip", "data", "fetch", "mnist"] for line in lines)
+    assert any(
+        line.split()[:4] == ["adult", "uci", "0.5", "MB"] and str(tmp_path) in line
+        for line in lines
+    )
+    assert any(
+        line.split() == ["mnist", "missing", "zetaclip", "data", "fetch", "mnist"] for line in lines
+    )
     assert main(["data", "fetch", "imagenet100", "--data-root", str(tmp_path)]) == 2
     assert "registered people only" in capsys.readouterr().err
 

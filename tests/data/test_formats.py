@@ -47,12 +47,16 @@ def test_idx_files_packed_or_not(tmp_path, images, folder, ending):
 
 def test_scalings_are_public_or_say_what_they_saw(tmp_path, images):
     write_mnist(tmp_path / "mnist", images)
-    unit, symmetric, statistics = (load("mnist", tmp_path, scaling=s) for s in ("unit", "symmetric", "statistics"))
+    unit, symmetric, statistics = (
+        load("mnist", tmp_path, scaling=s) for s in ("unit", "symmetric", "statistics")
+    )
     assert torch.allclose(symmetric.train.x, 2 * unit.train.x - 1, atol=1e-6)
     assert torch.allclose(statistics.train.x, (unit.train.x - 0.1307) / 0.3081, atol=1e-5)
     assert unit.private_statistics == symmetric.private_statistics == ()
     assert "mean and deviation" in statistics.private_statistics[0]
-    with pytest.raises(InputError, match="no scaling 'zscore'; choose one of symmetric, unit, statistics"):
+    with pytest.raises(
+        InputError, match="no scaling 'zscore'; choose one of symmetric, unit, statistics"
+    ):
         load("mnist", tmp_path, scaling="zscore")
 
 
@@ -73,17 +77,26 @@ def test_canonical_letters_of_emnist(tmp_path):
 
 def cifar_arrays(count, label_columns, classes):
     rng = np.random.default_rng(1)
-    return rng.integers(0, 256, (count, 3072)).astype(np.uint8), rng.integers(0, classes, (count, label_columns))
+    return rng.integers(0, 256, (count, 3072)).astype(np.uint8), rng.integers(
+        0, classes, (count, label_columns)
+    )
 
 
 def test_both_published_versions_of_cifar10_read_the_same(tmp_path):
     parts = [cifar_arrays(7, 1, 10) for _ in range(6)]
-    for name, (x, y) in zip([f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"], parts, strict=True):
+    for name, (x, y) in zip(
+        [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"], parts, strict=True
+    ):
         (tmp_path / "a" / "cifar-10-batches-bin").mkdir(parents=True, exist_ok=True)
         rows = np.concatenate([y.astype(np.uint8), x], axis=1)
         (tmp_path / "a" / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(rows.tobytes())
         (tmp_path / "b" / "cifar-10-batches-py").mkdir(parents=True, exist_ok=True)
-        batch = {b"batch_label": b"x", b"labels": y[:, 0].tolist(), b"data": x, b"filenames": [b"a.png"] * 7}
+        batch = {
+            b"batch_label": b"x",
+            b"labels": y[:, 0].tolist(),
+            b"data": x,
+            b"filenames": [b"a.png"] * 7,
+        }
         (tmp_path / "b" / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(batch, protocol=2))
     binary, python = load("cifar10", tmp_path / "a"), load("cifar-10", tmp_path / "b")
     assert torch.equal(binary.train.x, python.train.x) and torch.equal(binary.test.y, python.test.y)
@@ -142,7 +155,12 @@ def test_a_python_2_pickle_of_the_published_kind(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-8] + b"\0" * 8, lambda raw: b"", lambda raw: b"hello" * 100],
+    [
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw[:-8] + b"\0" * 8,
+        lambda raw: b"",
+        lambda raw: b"hello" * 100,
+    ],
     ids=["cut", "bad checksum", "empty", "other"],
 )
 def test_damaged_idx_files_are_told(tmp_path, images, damage):
@@ -169,9 +187,13 @@ def test_wrong_contents_are_told(tmp_path, images):
 
 def test_names_that_are_not_known(tmp_path, monkeypatch):
     monkeypatch.delenv("ZETACLIP_DATA", raising=False)
-    with pytest.raises(InputError, match=r"neither a known data set nor an existing file.*Did you mean mnist\?"):
+    with pytest.raises(
+        InputError, match=r"neither a known data set nor an existing file.*Did you mean mnist\?"
+    ):
         load("mnits")
-    with pytest.raises(InputError, match=r"files of mnist were not found under .*`zetaclip data fetch mnist`"):
+    with pytest.raises(
+        InputError, match=r"files of mnist were not found under .*`zetaclip data fetch mnist`"
+    ):
         load("mnist", tmp_path)
     with pytest.raises(InputError, match="is ZETACLIP_DATA set"):
         load("adult")

@@ -15,13 +15,17 @@ from zetaclip.training.recipe import load_data, nominal_size
 SCHEMA = {
     "target": "y",
     "classes": ["no", "yes"],
-    "columns": {"a": {"type": "numeric", "bounds": [0, 1000]}, "b": {"type": "categorical", "values": ["u", "v"]}},
+    "columns": {
+        "a": {"type": "numeric", "bounds": [0, 1000]},
+        "b": {"type": "categorical", "values": ["u", "v"]},
+    },
 }
 
 
 def multiset(split):
     return Counter(
-        (row.tobytes(), label.tobytes()) for row, label in zip(split.x.numpy(), split.y.numpy(), strict=True)
+        (row.tobytes(), label.tobytes())
+        for row, label in zip(split.x.numpy(), split.y.numpy(), strict=True)
     )
 
 
@@ -55,7 +59,8 @@ def test_one_row_more_moves_no_other(tmp_path, place, distinct, validation):
         path = write(tmp_path / f"{name}.csv", content)
         found.append(load_data(asked(path, validation)))
     parts = [
-        distance(multiset(getattr(found[0], part)), multiset(getattr(found[1], part))) for part in ("train", "test")
+        distance(multiset(getattr(found[0], part)), multiset(getattr(found[1], part)))
+        for part in ("train", "test")
     ]
     assert parts[0] <= 1 and parts[1] <= 1
     if not validation:  # with it a row may be in the untouched test part, and in neither of the two
@@ -100,7 +105,13 @@ def test_with_a_declared_size_no_note_tells_the_real_one(tmp_path):
     for count in (235, 280):
         config = asked(write(tmp_path / f"{count}.csv", lines(count, 1000)), 0.0)
         config = config.changed(
-            num_examples=200, epochs=1.0, sigma=2.0, method="dp-sgd", threads=1, seed=1, no_eval=True
+            num_examples=200,
+            epochs=1.0,
+            sigma=2.0,
+            method="dp-sgd",
+            threads=1,
+            seed=1,
+            no_eval=True,
         )
         with pytest.warns(OwnerWarning, match=r"200 was declared, but the dataset has \d+ records"):
             result = train(config, tmp_path / f"run-{count}")

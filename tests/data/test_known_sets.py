@@ -51,7 +51,18 @@ def test_digits_need_no_files():
 def test_mnist_is_the_published_one():
     mnist = load("mnist", DATA)
     assert mnist.train.x.shape == (60000, 1, 28, 28) and mnist.train.x.dtype == torch.float32
-    assert torch.bincount(mnist.train.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(mnist.train.y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     assert mnist.test.y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     raw = gzip.decompress((DATA / "mnist" / "t10k-images-idx3-ubyte.gz").read_bytes())[16:]
     assert as_bytes(mnist.test.x).tobytes() == raw
@@ -92,13 +103,17 @@ def test_cifar100_tiles_have_the_published_pixels():
     assert cifar.classes == tuple((DATA / "cifar-100" / "fine_label_names.txt").read_text().split())
     coarse = load("cifar100", DATA, labels="coarse")
     assert md5(coarse.train.y.numpy().astype(np.uint8)) == "db84efb5a75327fed86c68680a90fea7"
-    assert coarse.classes == tuple((DATA / "cifar-100" / "coarse_label_names.txt").read_text().split())
+    assert coarse.classes == tuple(
+        (DATA / "cifar-100" / "coarse_label_names.txt").read_text().split()
+    )
 
 
 @needs("emnist", "subset")
 def test_the_subset_of_emnist_is_named_as_one():
     letters = load("emnist-letters-subset", DATA)
-    assert letters.name == "emnist-letters-subset" and "not to be compared" in " ".join(letters.notes)
+    assert letters.name == "emnist-letters-subset" and "not to be compared" in " ".join(
+        letters.notes
+    )
     assert (len(letters.train), len(letters.test), letters.outputs) == (58405, 10000, 26)
     assert torch.bincount(letters.train.y, minlength=26).min() > 0
     # Upright: an I is higher than wide, and the bar of a T is above. Transposed, both would be false.
@@ -117,9 +132,9 @@ def test_adult_has_the_published_counts_and_split():
     assert adult.train.x.shape[1] == 105 == len(adult.features) and adult.train.x.abs().max() <= 1
     # The first line of adult.data by hand: 39, State-gov, 77516, Bachelors, 13, Never-married, ...
     row = dict(zip(adult.features, adult.train.x[0].tolist(), strict=True))
-    assert row["age"] == pytest.approx(2 * (39 - 17) / 73 - 1) and row["education-num"] == pytest.approx(
-        2 * 12 / 15 - 1
-    )
+    assert row["age"] == pytest.approx(2 * (39 - 17) / 73 - 1) and row[
+        "education-num"
+    ] == pytest.approx(2 * 12 / 15 - 1)
     assert row["capital-gain"] == pytest.approx(2 * np.log(2175) / np.log(100000) - 1)
     ones = {name for name, value in row.items() if "=" in name and value == 1}
     assert ones == {
@@ -136,7 +151,10 @@ def test_adult_has_the_published_counts_and_split():
     groups = {name.split("=")[0] for name in adult.features if "=" in name}
     text = (DATA / "adult" / "adult.data").read_text()
     missing = sum(line.count("?") for line in text.splitlines())
-    total = sum(float(adult.train.x[:, [n.startswith(g + "=") for n in adult.features]].sum()) for g in groups)
+    total = sum(
+        float(adult.train.x[:, [n.startswith(g + "=") for n in adult.features]].sum())
+        for g in groups
+    )
     assert total == len(groups) * 32561 - missing
 
 
@@ -152,7 +170,9 @@ def test_heart_is_split_by_clinic_and_diagnosis():
     assert cleveland.name == "heart-cleveland" and len(cleveland.train) + len(cleveland.test) == 303
     swiss = load("heart", DATA, clinics=["switzerland"])
     flag = swiss.features.index("chol: missing")
-    assert float(swiss.train.x[:, flag].min()) == 1.0  # a cholesterol of 0 in every row means missing
+    assert (
+        float(swiss.train.x[:, flag].min()) == 1.0
+    )  # a cholesterol of 0 in every row means missing
     assert float(swiss.train.x[:, flag - 1].abs().max()) == 0.0
 
 
@@ -190,7 +210,9 @@ def test_ved_segments_against_a_count_by_hand():
         if time >= 45:
             expected.append((fuel / time, 2 * (speed / time) / 160 - 1))
     assert expected
-    found = torch.cat([torch.stack([split.y, split.x[:, 0]], dim=1) for split in (ved.train, ved.test)])
+    found = torch.cat(
+        [torch.stack([split.y, split.x[:, 0]], dim=1) for split in (ved.train, ved.test)]
+    )
     for pair in expected:
         assert float((found - torch.tensor(pair)).abs().sum(1).min()) < 1e-5
 
@@ -198,8 +220,16 @@ def test_ved_segments_against_a_count_by_hand():
 @needs("ved")
 def test_ved_declares_its_group_and_hides_what_determines_the_target():
     ved = load("ved", DATA)
-    assert (ved.task, ved.outputs, ved.group, ved.records_per_group) == ("regression", 1, "trip", 10)
-    assert not any("air" in name.lower() or "load" in name.lower() or "trim" in name.lower() for name, _, _ in FEATURES)
+    assert (ved.task, ved.outputs, ved.group, ved.records_per_group) == (
+        "regression",
+        1,
+        "trip",
+        10,
+    )
+    assert not any(
+        "air" in name.lower() or "load" in name.lower() or "trim" in name.lower()
+        for name, _, _ in FEATURES
+    )
     assert ved.train.x.abs().max() <= 1
     assert float(ved.train.y.min()) >= 0 and float(ved.train.y.max()) <= 5
     assert ved.nominal_size == len(ved.train)
@@ -208,17 +238,23 @@ def test_ved_declares_its_group_and_hides_what_determines_the_target():
     fewer = load("ved", DATA, segments_per_trip=2)
     assert fewer.records_per_group == 2 and len(fewer.train) < len(ved.train)
     encoded = ved.encode_target(ved.train.y)
-    assert encoded.abs().max() <= 1 and torch.allclose(ved.decode_target(encoded), ved.train.y, atol=1e-6)
+    assert encoded.abs().max() <= 1 and torch.allclose(
+        ved.decode_target(encoded), ved.train.y, atol=1e-6
+    )
 
 
 FASHION = find("fashion-mnist", DATA)
 
 
-@pytest.mark.skipif(FASHION is None, reason="Fashion-MNIST is neither under ZETACLIP_DATA nor installed")
+@pytest.mark.skipif(
+    FASHION is None, reason="Fashion-MNIST is neither under ZETACLIP_DATA nor installed"
+)
 def test_fashion_mnist_is_the_published_one():
     fashion = load("fashion-mnist", DATA)
     assert torch.bincount(fashion.train.y).tolist() == [6000] * 10
-    assert as_bytes(fashion.test.x).shape == (10000, 1, 28, 28) and fashion.classes[9] == "Ankle boot"
+    assert (
+        as_bytes(fashion.test.x).shape == (10000, 1, 28, 28) and fashion.classes[9] == "Ankle boot"
+    )
 
 
 @needs("imagenet-sample")

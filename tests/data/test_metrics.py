@@ -38,7 +38,9 @@ def test_auc_is_scikit_learns(kind):
         scores = scores.round()
     elif kind == "distinct":
         scores = scores.double()
-    assert metrics.auc(scores, y) == pytest.approx(roc_auc_score(y.numpy(), scores.numpy()), abs=1e-12)
+    assert metrics.auc(scores, y) == pytest.approx(
+        roc_auc_score(y.numpy(), scores.numpy()), abs=1e-12
+    )
     assert metrics.auc(scores[:, None], y[:, None]) == metrics.auc(scores, y)  # columns will do
 
 
@@ -48,12 +50,19 @@ def test_accuracy_is_scikit_learns_and_ties_take_the_first():
     tied = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
     assert metrics.accuracy(tied, torch.tensor([0, 1, 0])) == 1.0
     assert metrics.accuracy(tied, torch.tensor([1, 2, 2])) == 0.0
-    assert metrics.accuracy(torch.tensor([[1.0], [-1.0], [0.0], [3.0]]), torch.tensor([1.0, 0.0, 0.0, 0.0])) == 0.75
+    assert (
+        metrics.accuracy(
+            torch.tensor([[1.0], [-1.0], [0.0], [3.0]]), torch.tensor([1.0, 0.0, 0.0, 0.0])
+        )
+        == 0.75
+    )
 
 
 def test_rmse_is_scikit_learns_in_the_units_of_the_target():
     prediction, y = torch.randn(500) * 1000, torch.randn(500) * 1000
-    assert metrics.rmse(prediction[:, None], y) == pytest.approx(mean_squared_error(y, prediction) ** 0.5, rel=1e-6)
+    assert metrics.rmse(prediction[:, None], y) == pytest.approx(
+        mean_squared_error(y, prediction) ** 0.5, rel=1e-6
+    )
     big = torch.full((10**5,), 1e6)
     assert metrics.rmse(big + 1, big) == 1.0  # in float64, whatever comes in
 
@@ -62,7 +71,9 @@ def ece_by_hand(probabilities, y, bins):
     """The definition of Guo et al., by masks over (low, high]."""
     confidence, chosen = probabilities.max(1), probabilities.argmax(1)
     total = 0.0
-    for low, high in zip(np.linspace(0, 1, bins + 1)[:-1], np.linspace(0, 1, bins + 1)[1:], strict=True):
+    for low, high in zip(
+        np.linspace(0, 1, bins + 1)[:-1], np.linspace(0, 1, bins + 1)[1:], strict=True
+    ):
         inside = (confidence > low) & (confidence <= high)
         if inside.any():
             total += inside.mean() * abs(confidence[inside].mean() - (chosen == y)[inside].mean())

@@ -60,14 +60,23 @@ def test_cnn_is_the_network_of_opacus():
     assert torch.equal(ours(x), theirs(x))
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("resnet18", (2, 2, 2, 2)), ("resnet34", (3, 4, 6, 3))])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("resnet18", (2, 2, 2, 2)), ("resnet34", (3, 4, 6, 3))]
+)
 def test_resnets_are_the_published_ones_but_for_norm_and_stem(name, blocks):
     with torch.device("meta"):
         model = models.build(name, (3, 224, 224), 1000)
         small = models.build(name, (3, 32, 32), 10)
     # torchvision counts 11,689,512 and 21,797,672 parameters; GroupNorm has as many as BatchNorm.
-    assert sum(p.numel() for p in model.parameters()) == {"resnet18": 11689512, "resnet34": 21797672}[name]
-    assert model.stem.kernel_size == (7, 7) and small.stem.kernel_size == (3, 3) and small.stem.stride == (1, 1)
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == {"resnet18": 11689512, "resnet34": 21797672}[name]
+    )
+    assert (
+        model.stem.kernel_size == (7, 7)
+        and small.stem.kernel_size == (3, 3)
+        and small.stem.stride == (1, 1)
+    )
     assert tuple(len(getattr(model, f"layer{i}")) for i in range(1, 5)) == blocks
     norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
     assert {m.num_groups for m in norms} == {16, 32} and not any(

@@ -25,8 +25,17 @@ def folder(tmp_path):
 
 def test_classes_are_folders_and_a_share_is_held_out(folder):
     pets = load(folder, size=8)
-    assert (pets.name, pets.task, pets.classes, pets.outputs) == ("pets", "classification", ("cat", "dog", "owl"), 3)
-    assert pets.train.x.shape[1:] == (3, 8, 8) and len(pets.train) + len(pets.test) == 30 and len(pets.test) > 0
+    assert (pets.name, pets.task, pets.classes, pets.outputs) == (
+        "pets",
+        "classification",
+        ("cat", "dog", "owl"),
+        3,
+    )
+    assert (
+        pets.train.x.shape[1:] == (3, 8, 8)
+        and len(pets.train) + len(pets.test) == 30
+        and len(pets.test) > 0
+    )
     assert not pets.public and pets.nominal_size is None and pets.private_statistics == ()
     for split in (pets.train, pets.test):
         for image, label in zip(split.x, split.y, strict=True):
@@ -54,7 +63,12 @@ def test_the_middle_square_is_taken(tmp_path):
         for i in range(5):
             Image.fromarray(wide).save(tmp_path / name / f"{i}.png")
     pets = load(tmp_path, size=16)
-    assert pets.task == "binary" and pets.outputs == 1 and (pets.train.x == 1).all() and (pets.test.x == 1).all()
+    assert (
+        pets.task == "binary"
+        and pets.outputs == 1
+        and (pets.train.x == 1).all()
+        and (pets.test.x == 1).all()
+    )
 
 
 def test_private_images_are_copied_to_the_cache_only_when_asked(folder, tmp_path, monkeypatch):
@@ -94,7 +108,9 @@ def test_folders_that_do_not_fit(folder, tmp_path):
         load(tmp_path / "empty")
     picture(tmp_path / "empty" / "b" / "1.png", (0, 0, 0))
     picture(tmp_path / "empty" / "b" / "2.png", (0, 0, 0))
-    with pytest.warns(OwnerWarning, match="all of one class"):  # an error would tell of one record whether it is there
+    with pytest.warns(
+        OwnerWarning, match="all of one class"
+    ):  # an error would tell of one record whether it is there
         load(tmp_path / "empty", test_share=0.5)
     (folder / "cat" / "broken.jpg").write_bytes(b"not a jpeg")
     with pytest.raises(InputError, match=r"cannot read the image .*broken\.jpg"):

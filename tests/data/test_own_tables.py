@@ -14,7 +14,9 @@ from zetaclip.data.schema import read_schema, template
 from zetaclip.errors import InputError, OwnerWarning, PrivacyLeakWarning
 
 HEADER = "age,job,code,income"
-ROWS = [f"{20 + i},{'abc'[i % 3]},{'XY'[i % 2]}{i},{'yes' if i % 4 == 0 else 'no'}" for i in range(20)]
+ROWS = [
+    f"{20 + i},{'abc'[i % 3]},{'XY'[i % 2]}{i},{'yes' if i % 4 == 0 else 'no'}" for i in range(20)
+]
 SCHEMA = {
     "target": "income",
     "classes": ["no", "yes"],
@@ -53,13 +55,20 @@ def changed(**columns):
 def test_a_declared_table_looks_at_nothing(table):
     people = load(table, schema=SCHEMA)  # warnings are errors here
     assert people.private_statistics == () and not people.public and people.nominal_size is None
-    assert (people.task, people.outputs, people.unit, people.name) == ("binary", 1, "one row", "people.csv")
+    assert (people.task, people.outputs, people.unit, people.name) == (
+        "binary",
+        1,
+        "one row",
+        "people.csv",
+    )
     assert people.features == ("age", "job=a", "job=b", "job=c", "job=d")
     assert len(people.train) + len(people.test) == 20 and len(people.train) > len(people.test)
     rows = torch.cat([people.train.x, people.test.x])
     rows = rows[rows[:, 0].argsort()]
     for i, row in enumerate(rows):
-        assert row.tolist() == pytest.approx([2 * (20 + i) / 100 - 1, *(float(i % 3 == k) for k in range(4))])
+        assert row.tolist() == pytest.approx(
+            [2 * (20 + i) / 100 - 1, *(float(i % 3 == k) for k in range(4))]
+        )
     assert people.train.y.dtype == torch.float32
     both = torch.cat([people.train.y, people.test.y])
     assert both.sum() == 5
@@ -122,15 +131,26 @@ def test_a_regression_clips_its_target_to_declared_bounds(tmp_path):
     data = load(path, target="y", schema=schema)
     assert (data.task, data.outputs, data.target_range) == ("regression", 1, (0.0, 10000.0))
     assert float(torch.cat([data.train.y, data.test.y]).max()) == 10000.0
-    assert torch.allclose(data.encode_target(torch.tensor([0.0, 5000.0])), torch.tensor([-1.0, 0.0]))
-    with pytest.warns(PrivacyLeakWarning, match="task, from the values of y; bounds of the target y"):
+    assert torch.allclose(
+        data.encode_target(torch.tensor([0.0, 5000.0])), torch.tensor([-1.0, 0.0])
+    )
+    with pytest.warns(
+        PrivacyLeakWarning, match="task, from the values of y; bounds of the target y"
+    ):
         assert load(path, target="y").target_range == (0.5, 19000.5)
     with pytest.warns(PrivacyLeakWarning):
         assert load(path, target="x", task="classification").outputs == 20
 
 
 def test_missing_and_unknown_values_have_a_stated_treatment(tmp_path):
-    rows = ["?,a,1,no", ",zzz,1,yes", "NaN,NA,1,no", "1000,b,1,yes", "-5, c ,1,no", *(f"50,a,{i},no" for i in range(8))]
+    rows = [
+        "?,a,1,no",
+        ",zzz,1,yes",
+        "NaN,NA,1,no",
+        "1000,b,1,yes",
+        "-5, c ,1,no",
+        *(f"50,a,{i},no" for i in range(8)),
+    ]
     path = write(tmp_path / "t.csv", [HEADER, *rows])
     schema = changed(age={"type": "numeric", "bounds": [0, 100], "missing": "flag"})
     data = load(path, schema=schema, test_share=0)
@@ -139,7 +159,9 @@ def test_missing_and_unknown_values_have_a_stated_treatment(tmp_path):
     assert data.train.x[:5, 2:].sum(1).tolist() == [1, 0, 0, 1, 1]
     assert "missing or unknown category is a group of zeros" in data.notes[0]
     # How often it happened is private, so the notes of two files with different accidents are the same.
-    clean = write(tmp_path / "clean.csv", [HEADER, *(f"50,a,{i},{'no' if i else 'yes'}" for i in range(12))])
+    clean = write(
+        tmp_path / "clean.csv", [HEADER, *(f"50,a,{i},{'no' if i else 'yes'}" for i in range(12))]
+    )
     assert load(clean, schema=schema, test_share=0).notes == data.notes
     with pytest.warns(PrivacyLeakWarning):
         inferred = load(path, target="income", test_share=0)
@@ -153,7 +175,9 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
         data = load(path, target="y")
     assert data.features == ("x",)
     named = " ".join(data.notes)
-    assert all(f"column {name} was left out" in named for name in ("constant", "word", "empty", "name"))
+    assert all(
+        f"column {name} was left out" in named for name in ("constant", "word", "empty", "name")
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +186,11 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
         ([], {}, "is empty: the first line must name the columns"),
         ([HEADER], {}, "has no records"),
         ([HEADER, *ROWS[:5]], {}, "5 records; at least 10"),
-        ([HEADER, *ROWS], {"target": "incme"}, r"no column 'incme'. Did you mean 'income'\? The file has age, job"),
+        (
+            [HEADER, *ROWS],
+            {"target": "incme"},
+            r"no column 'incme'. Did you mean 'income'\? The file has age, job",
+        ),
         ([HEADER, *ROWS], {"target": None}, "name the column to predict"),
         ([HEADER, *ROWS, "1,2,3"], {}, "line 22: 3 fields, but the header has 4"),
         (["age,age,x,income", *ROWS], {}, "two columns are called 'age'"),
@@ -170,7 +198,11 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
         ([HEADER, *(r.replace("yes", "no") for r in ROWS)], {}, "one class only"),
         ([HEADER, *ROWS, "3,a,x,"], {}, "line 22: the target income is missing"),
         ([HEADER, *ROWS], {"task": "ranking"}, "must be classification or regression"),
-        ([HEADER, *ROWS], {"target": "job", "task": "regression"}, "job is not a column of finite numbers"),
+        (
+            [HEADER, *ROWS],
+            {"target": "job", "task": "regression"},
+            "job is not a column of finite numbers",
+        ),
         ([HEADER, *ROWS], {"test_share": 1.5}, "test_share must be"),
         ([HEADER, *ROWS], {"test_share": 0.001}, "too few to hold out"),
         ([HEADER, *ROWS], {"depth": 3}, "no option depth"),
@@ -195,11 +227,20 @@ def test_files_and_options_that_cannot_be_used(tmp_path, lines, options, message
         (changed(age={"type": "numeric", "low": 3}), "has no 'low'; it has type, bounds"),
         (changed(job={"type": "categorical", "values": ["a", "a"]}), "at least two different"),
         (changed(job={"type": "categorical", "values": [True, False]}), "words or numbers"),
-        (changed(agee={"type": "ignore"}), r"names a column that the file lacks.*Did you mean 'age'"),
+        (
+            changed(agee={"type": "ignore"}),
+            r"names a column that the file lacks.*Did you mean 'age'",
+        ),
         ({**SCHEMA, "clases": ["a"]}, "unknown key 'clases'"),
         ({**SCHEMA, "classes": ["no", "maybe"]}, "line 2: 'yes' is not among the declared classes"),
-        ({**SCHEMA, "columns": {"age": {"type": "numeric", "bounds": [0, 1]}}}, "column 'job' is not in the schema"),
-        (changed(code={"type": "numeric", "bounds": [0, 1]}), "line 2: 'X0' in column code is not a finite number"),
+        (
+            {**SCHEMA, "columns": {"age": {"type": "numeric", "bounds": [0, 1]}}},
+            "column 'job' is not in the schema",
+        ),
+        (
+            changed(code={"type": "numeric", "bounds": [0, 1]}),
+            "line 2: 'X0' in column code is not a finite number",
+        ),
         (changed(age={"type": "ignore"}, job={"type": "ignore"}), "no column is left"),
     ],
 )
@@ -219,10 +260,14 @@ def test_schema_files_that_cannot_be_read(tmp_path, table):
 
 def test_other_delimiters_packing_and_a_byte_order_mark(tmp_path, table):
     expected = load(table, schema=SCHEMA).train.x
-    semicolons = write(tmp_path / "s.csv", [line.replace(",", ";") for line in [HEADER, *ROWS]], "utf-8-sig")
+    semicolons = write(
+        tmp_path / "s.csv", [line.replace(",", ";") for line in [HEADER, *ROWS]], "utf-8-sig"
+    )
     assert torch.equal(load(semicolons, schema=SCHEMA).train.x, expected)
     packed = tmp_path / "p.csv.gz"
-    packed.write_bytes(gzip.compress(table.read_bytes().replace(b"\n", b"\r\n\r\n")))  # with empty lines
+    packed.write_bytes(
+        gzip.compress(table.read_bytes().replace(b"\n", b"\r\n\r\n"))
+    )  # with empty lines
     assert torch.equal(load(packed, schema=SCHEMA).train.x, expected)
     (tmp_path / "latin.csv").write_bytes("name,y\nü,1\n".encode("latin-1"))
     with pytest.raises(InputError, match="is not UTF-8"):
@@ -267,6 +312,10 @@ def test_multiclass_labels_are_whole_numbers(tmp_path):
     rows = [f"{i},{(10, 9, 2)[i % 3]}" for i in range(30)]
     with pytest.warns(PrivacyLeakWarning):
         data = load(write(tmp_path / "t.csv", ["x,y", *rows]), target="y", test_share=0)
-    assert (data.task, data.outputs, data.classes) == ("classification", 3, ("2", "9", "10"))  # in order of the numbers
+    assert (data.task, data.outputs, data.classes) == (
+        "classification",
+        3,
+        ("2", "9", "10"),
+    )  # in order of the numbers
     assert data.train.y.tolist() == [2, 1, 0] * 10 and data.train.y.dtype == torch.int64
     assert np.allclose(data.train.x[:, 0], np.linspace(-1, 1, 30), atol=1e-6)

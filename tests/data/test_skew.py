@@ -14,7 +14,9 @@ def dataset(counts=(50, 80, 60), task="classification", public=True):
     x = torch.arange(float(len(y)))[:, None]
     labels = y.float() if task == "binary" else y
     outputs = 1 if task == "binary" else len(counts)
-    return Dataset("toy", task, Split(x, labels), Split(x[:5], labels[:5]), outputs, "one row", public=public)
+    return Dataset(
+        "toy", task, Split(x, labels), Split(x[:5], labels[:5]), outputs, "one row", public=public
+    )
 
 
 @pytest.mark.parametrize("alpha", [1e-12, 0.1, 0.3, 1.0, 100.0, 1e9])
@@ -30,7 +32,10 @@ def test_the_same_size_for_every_alpha_and_no_record_twice(alpha):
 
 def test_small_alpha_skews_more():
     def largest(alpha):
-        draws = [dirichlet_skew(dataset((40,) * 10), alpha, seed).train.y.bincount().max() / 40 for seed in range(60)]
+        draws = [
+            dirichlet_skew(dataset((40,) * 10), alpha, seed).train.y.bincount().max() / 40
+            for seed in range(60)
+        ]
         return float(torch.stack(draws).mean())
 
     # The mean of the largest of ten shares, from an independent simulation of the Dirichlet distribution.
@@ -40,7 +45,9 @@ def test_small_alpha_skews_more():
         expected = (shares / shares.sum(1, keepdims=True)).max(1)
         error = expected.std() / 60**0.5
         assert abs(largest(alpha) - expected.mean()) < 4 * error + 0.5 / 40
-    assert largest(0.1) > largest(1.0) + 0.1 > largest(10.0) + 0.2  # and the test would see a wrong alpha
+    assert (
+        largest(0.1) > largest(1.0) + 0.1 > largest(10.0) + 0.2
+    )  # and the test would see a wrong alpha
 
 
 def test_seeds_are_public_and_repeatable():
@@ -59,13 +66,18 @@ def test_a_larger_size_only_where_it_is_feasible():
         with pytest.raises(InputError, match=f"at most {feasible} are feasible"):
             dirichlet_skew(whole, 0.1, seed, size=feasible + 1)
     table = feasible_size(whole, [1.0, 0.1], range(5))
-    assert table == min(feasible_size(whole, [alpha], [seed]) for alpha in (1.0, 0.1) for seed in range(5))
+    assert table == min(
+        feasible_size(whole, [alpha], [seed]) for alpha in (1.0, 0.1) for seed in range(5)
+    )
 
 
 def test_binary_and_own_data():
     skewed = dirichlet_skew(dataset((30, 70), task="binary", public=False), 1.0, 0)
     assert skewed.train.y.dtype == torch.float32 and len(skewed.train) == 30
-    assert skewed.nominal_size is None and "number of records of each class" in skewed.private_statistics[0]
+    assert (
+        skewed.nominal_size is None
+        and "number of records of each class" in skewed.private_statistics[0]
+    )
 
 
 def test_what_cannot_be_skewed():

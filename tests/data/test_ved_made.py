@@ -49,7 +49,10 @@ def write_static(path, cars):
     ]
     rows = [
         header,
-        *([number, kind, "Car", engine, "NO DATA", "NO DATA", weight] for number, kind, engine, weight in cars),
+        *(
+            [number, kind, "Car", engine, "NO DATA", "NO DATA", weight]
+            for number, kind, engine, weight in cars
+        ),
     ]
     words = sorted({value for row in rows for value in row if isinstance(value, str)})
     lines = []
@@ -64,10 +67,12 @@ def write_static(path, cars):
     main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(
-            "xl/sharedStrings.xml", f"<sst {main}>{''.join(f'<si><t>{escape(w)}</t></si>' for w in words)}</sst>"
+            "xl/sharedStrings.xml",
+            f"<sst {main}>{''.join(f'<si><t>{escape(w)}</t></si>' for w in words)}</sst>",
         )
         archive.writestr(
-            "xl/worksheets/sheet1.xml", f"<worksheet {main}><sheetData>{''.join(lines)}</sheetData></worksheet>"
+            "xl/worksheets/sheet1.xml",
+            f"<worksheet {main}><sheetData>{''.join(lines)}</sheetData></worksheet>",
         )
 
 
@@ -98,7 +103,10 @@ def drive(vehicle, trip, minutes, flow=14.7, **options):
 
 
 def test_a_steady_minute_has_the_fuel_rate_of_its_air(root):
-    write_week(root, [line for car in range(1, 41) for line in drive(car, car, 3, flow=14.7 * (1 + car / 100))])
+    write_week(
+        root,
+        [line for car in range(1, 41) for line in drive(car, car, 3, flow=14.7 * (1 + car / 100))],
+    )
     ved = load("ved", root)
     assert len(ved.train) + len(ved.test) == 40 * 3
     rates = torch.cat([ved.train.y, ved.test.y]).unique()
@@ -111,7 +119,9 @@ def test_a_steady_minute_has_the_fuel_rate_of_its_air(root):
 
 def test_what_determines_the_target_never_reaches_the_features(root):
     def features(flow, load_):
-        lines = [line for car in range(1, 41) for line in drive(car, car, 2, flow=flow, load_=load_)]
+        lines = [
+            line for car in range(1, 41) for line in drive(car, car, 2, flow=flow, load_=load_)
+        ]
         write_week(root, lines)
         return load("ved", root)
 
@@ -137,7 +147,9 @@ def test_a_trip_has_at_most_so_many_records_and_does_not_decide_over_others(root
     ved = load("ved", root, segments_per_trip=4)
     _, counts = torch.cat([ved.train.y, ved.test.y]).unique(return_counts=True)
     assert counts.tolist() == [4] * 40 and ved.records_per_group == 4
-    chosen = {tuple(sorted(ved.train.x[ved.train.y == y][:, 0].tolist())) for y in ved.train.y.unique()}
+    chosen = {
+        tuple(sorted(ved.train.x[ved.train.y == y][:, 0].tolist())) for y in ved.train.y.unique()
+    }
     assert len(chosen) > 5  # not the same minutes in every trip
     write_week(root, [line for car, part in lines.items() if car != 3 for line in part])
     fewer = load("ved", root, segments_per_trip=4)
@@ -151,7 +163,10 @@ def test_gaps_and_unknown_values_do_not_make_a_record(root):
     silent = [reading(1, 1, s, 50.0, "NaN") for s in range(61)]
     short = [reading(2, 1, s, 50.0, 20.0) for s in range(31)]
     sparse = [reading(3, 1, s, 50.0, 20.0) for s in range(0, 61, 20)]  # 5 s of every 20 are known
-    write_week(root, [*silent, *short, *sparse, *(line for car in range(4, 41) for line in drive(car, 1, 1))])
+    write_week(
+        root,
+        [*silent, *short, *sparse, *(line for car in range(4, 41) for line in drive(car, 1, 1))],
+    )
     ved = load("ved", root)
     assert len(ved.train) + len(ved.test) == 37
 
@@ -159,7 +174,11 @@ def test_gaps_and_unknown_values_do_not_make_a_record(root):
 def test_weeks_are_joined_and_overlaps_dropped(root):
     lines = [line for car in range(1, 41) for line in drive(car, 1, 1)]
     write_week(root, lines)
-    write_week(root, [*lines, *(line for car in range(1, 41) for line in drive(car, 2, 1))], "VED_171108_week.csv")
+    write_week(
+        root,
+        [*lines, *(line for car in range(1, 41) for line in drive(car, 2, 1))],
+        "VED_171108_week.csv",
+    )
     ved = load("ved", root)
     assert len(ved.train) + len(ved.test) == 80 and "2 weeks" in ved.notes[0]
 

@@ -54,7 +54,9 @@ def main():
             status = {"state": "running", "pid": os.getpid(), "step": step, "steps": steps}
             (out / "status.json").write_text(json.dumps(status))
     except KeyboardInterrupt:
-        (out / "status.json").write_text(json.dumps({"state": "stopped", "step": step, "steps": steps}))
+        (out / "status.json").write_text(
+            json.dumps({"state": "stopped", "step": step, "steps": steps})
+        )
         sys.exit(130)
     finish(out, config, steps)
 
@@ -66,10 +68,18 @@ def finish(out, config, steps):
     accuracy = 0.9 + EFFECT.get(config["method"], 0.005) + common + own + best
     spectral = "spectral" in config
     clips = (
-        [round(1.0 + 0.02 * probe * (1 + 0.1 * config.get("seed", 0)), 6) for probe in range(5)] if spectral else [1.0]
+        [round(1.0 + 0.02 * probe * (1 + 0.1 * config.get("seed", 0)), 6) for probe in range(5)]
+        if spectral
+        else [1.0]
     )
     private = config["method"] not in ("sgd", "adam")
-    metrics = {"accuracy": accuracy, "ece": 0.03, "loss": 0.5, "auc": accuracy, "rmse": 1 - accuracy}
+    metrics = {
+        "accuracy": accuracy,
+        "ece": 0.03,
+        "loss": 0.5,
+        "auc": accuracy,
+        "rmse": 1 - accuracy,
+    }
     metric = {"adult": "auc", "heart": "auc", "ved": "rmse"}.get(config["data"], "accuracy")
     epochs = [
         {
@@ -78,13 +88,20 @@ def finish(out, config, steps):
             "epsilon": 0.4 * epoch if private else None,
             "accuracy": accuracy - 0.1 / epoch,
             "clip": 1.0,
-            "seconds": {"train": 8.0 + 2.0 * epoch, "eval": 0.5 * epoch, "probe": 0.1 * epoch * spectral},
+            "seconds": {
+                "train": 8.0 + 2.0 * epoch,
+                "eval": 0.5 * epoch,
+                "probe": 0.1 * epoch * spectral,
+            },
         }
         for epoch in range(1, 5)
     ]
     (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in epochs))
     if spectral:
-        probes = [{"probe": p, "step": 50 * p, "clip": clips[p], "smoothed": 4 + 0.1 * p} for p in range(1, 5)]
+        probes = [
+            {"probe": p, "step": 50 * p, "clip": clips[p], "smoothed": 4 + 0.1 * p}
+            for p in range(1, 5)
+        ]
         (out / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in probes))
     result = {
         "zetaclip_result": 1,
@@ -104,7 +121,9 @@ def finish(out, config, steps):
             "hits_min": 0,
             "hits_max": 1 if spectral else 0,
         },
-        "probes": {"count": 4, "in_zone_share": 1.0, "weak_fits": 0, "failed_fits": 0} if spectral else None,
+        "probes": {"count": 4, "in_zone_share": 1.0, "weak_fits": 0, "failed_fits": 0}
+        if spectral
+        else None,
         "seconds": {"total": 3.0, "train": 2.0, "eval": 0.5, "probe": 0.0, "setup": 0.5},
         "commit": "0000000",
     }

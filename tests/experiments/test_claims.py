@@ -21,14 +21,19 @@ def a_table(cells, good=1, rows=("A", "B"), baseline="B", measure="accuracy", na
         "baseline": baseline,
         "columns": ["x"],
         "column_details": [{"condition": "", "measure": measure, "x": None, "good": good}],
-        "rows": [{"label": row, "group": "", "method": "m", "cells": [cell]} for row, cell in zip(rows, cells)],
+        "rows": [
+            {"label": row, "group": "", "method": "m", "cells": [cell]}
+            for row, cell in zip(rows, cells)
+        ],
     }
 
 
 def a_cell(mean, low=None, high=None, better=None, values=None):
     """Three seeds around a mean, or the given values by seed. Two means differ by a hair more in the third: equal differences tell nothing."""
     values = values or {"1": mean - 0.1, "2": mean, "3": mean + 0.1 + 1e-6 * mean}
-    difference = None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
+    difference = (
+        None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
+    )
     std = np.std(list(values.values()), ddof=1) if len(values) > 1 else None
     ours = {"mean": mean, "std": std, "n": len(values)}
     return {"ours": ours, "values": values, "difference": difference, "better": better}
@@ -67,7 +72,11 @@ def test_the_tally_counts_every_comparison_once(tmp_path):
     single = a_cell(2) | {"difference": {"mean": 1.0, "low": None, "high": None, "n": 1}}
     tables = {
         "rates": [a_cell(2, 0.5, 1.5, True), a_cell(0, -1.5, -0.5, False), a_cell(1)],
-        "iid": [a_cell(2, 0.5, 1.5, True), a_cell(3, -1.5, 0.5, None), a_cell(1)],  # the first one's runs again
+        "iid": [
+            a_cell(2, 0.5, 1.5, True),
+            a_cell(3, -1.5, 0.5, None),
+            a_cell(1),
+        ],  # the first one's runs again
         "noniid": [single, NOTHING, a_cell(1)],
     }
     for name, cells in tables.items():
@@ -98,16 +107,26 @@ def test_below(tmp_path):
     assert verdict(tmp_path, below, a_table([a_cell(1), a_cell(9)])) == "holds"
     assert verdict(tmp_path, below, a_table([a_cell(2), a_cell(0)])) == "does not hold"
     # 0.1 / sqrt(3) times Student's 4.303 for two degrees of freedom: 0.248 to either side.
-    for mean, word in ((1.24, "holds"), (1.26, "can't be told"), (1.74, "can't be told"), (1.76, "does not hold")):
+    for mean, word in (
+        (1.24, "holds"),
+        (1.26, "can't be told"),
+        (1.74, "can't be told"),
+        (1.76, "does not hold"),
+    ):
         assert verdict(tmp_path, below, a_table([a_cell(mean), a_cell(9)])) == word
-    assert verdict(tmp_path, below, a_table([a_cell(1, values={"1": 1.0}), a_cell(9)])) == "can't be told"
+    assert (
+        verdict(tmp_path, below, a_table([a_cell(1, values={"1": 1.0}), a_cell(9)]))
+        == "can't be told"
+    )
 
 
 def test_rising_and_falling(tmp_path):
     rising = {"rule": "rising", "rows": ["A", "B"]}
     assert verdict(tmp_path, rising, a_table([a_cell(1), a_cell(2)])) == "holds"
     assert verdict(tmp_path, rising, a_table([a_cell(2), a_cell(1)])) == "does not hold"
-    assert verdict(tmp_path, {**rising, "rule": "falling"}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    assert (
+        verdict(tmp_path, {**rising, "rule": "falling"}, a_table([a_cell(2), a_cell(1)])) == "holds"
+    )
     # The means rise by 0.5, seed by seed by -1, 0.5 and 2.
     noisy = a_cell(1.5, values={"1": -0.1, "2": 1.5, "3": 3.1})
     assert verdict(tmp_path, rising, a_table([a_cell(1), noisy])) == "can't be told"
@@ -140,7 +159,12 @@ def test_comparable_is_narrower_and_near(tmp_path):
     cells = [a_cell(1), a_cell(1.5), a_cell(1), a_cell(9)]
     assert verdict(tmp_path, rule, a_table(cells, rows=rows)) == "holds"
     assert verdict(tmp_path, rule, a_table(cells[::-1], rows=rows)) == "does not hold"
-    far = [a_cell(1), a_cell(8.0), a_cell(1), a_cell(12)]  # narrower than 11, and seven points apart
+    far = [
+        a_cell(1),
+        a_cell(8.0),
+        a_cell(1),
+        a_cell(12),
+    ]  # narrower than 11, and seven points apart
     assert verdict(tmp_path, rule, a_table(far, rows=rows)) == "does not hold"
     found = claims.judge({"experiment": "clip-sweep", "measure": "accuracy", **rule}, tmp_path)
     assert "range 7.00 against 11.00, up to 7.00 from A (limit 1)" in found.measured
@@ -156,18 +180,30 @@ SWEEP = ("WW-DP-SGD, C_0=1.00", "DP-SGD, C=1.00", "practical form, C_0=1.00")
 def test_best_is_among_the_papers_private_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "_published_rivals", lambda claim, table, group: [SWEEP[1]])
     best = {"rule": "best", "row": SWEEP[0]}
-    assert verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=SWEEP)) == "holds"
-    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=SWEEP)) == "does not hold"
-    assert verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=SWEEP)) == "holds"
+    assert (
+        verdict(tmp_path, best, a_table([a_cell(2), a_cell(1), a_cell(9)], rows=SWEEP)) == "holds"
+    )
+    assert (
+        verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], rows=SWEEP))
+        == "does not hold"
+    )
+    assert (
+        verdict(tmp_path, best, a_table([a_cell(1), a_cell(2), a_cell(0)], good=-1, rows=SWEEP))
+        == "holds"
+    )
     monkeypatch.undo()
     table = a_table([a_cell(2), a_cell(1), a_cell(9)], rows=SWEEP)
-    assert claims._published_rivals(best, table, "") == [SWEEP[1]]  # the practical form is ours, not the paper's
+    assert claims._published_rivals(best, table, "") == [
+        SWEEP[1]
+    ]  # the practical form is ours, not the paper's
 
 
 def test_best_is_told_by_common_seeds_and_by_all_rivals(tmp_path):
     rows = ("A", "B", "C")
     best = {"rule": "best", "row": "A", "against": ["B", "C"]}
-    close = a_cell(1.99, values={"1": 2.09, "2": 1.99, "3": 1.89})  # 0.2 above to 0.2 below, seed by seed
+    close = a_cell(
+        1.99, values={"1": 2.09, "2": 1.99, "3": 1.89}
+    )  # 0.2 above to 0.2 below, seed by seed
     for cells, word in (
         ((a_cell(2), a_cell(1), a_cell(0)), "holds"),
         ((a_cell(2), close, a_cell(0)), "can't be told"),
@@ -209,7 +245,11 @@ def test_the_full_protocol_speaks_first(tmp_path):
 def test_a_diverged_row_proves_nothing(tmp_path):
     rows = SWEEP[:2]
     table = a_table([a_cell(2) | {"diverged": 1}, a_cell(1)], rows=rows)
-    for rule in ({"rule": "best"}, {"rule": "below", "limit": 3.0}, {"rule": "rising", "rows": rows[::-1]}):
+    for rule in (
+        {"rule": "best"},
+        {"rule": "below", "limit": 3.0},
+        {"rule": "rising", "rows": rows[::-1]},
+    ):
         assert verdict(tmp_path, {"row": rows[0], **rule}, table) == "not tested here"
 
 
@@ -219,8 +259,12 @@ def test_claims_name_rows_and_columns_that_exist():
             continue
         experiment = spec.load(claim["experiment"])
         rows = {row["label"] for row in experiment.rows}
-        assert {claim.get("row"), *claim.get("rows", []), *claim.get("against", [])} - {None} <= rows
-        assert claim["measure"] in {column.measure for column in plan.make_plan(experiment, "lite").columns}
+        assert {claim.get("row"), *claim.get("rows", []), *claim.get("against", [])} - {
+            None
+        } <= rows
+        assert claim["measure"] in {
+            column.measure for column in plan.make_plan(experiment, "lite").columns
+        }
         assert set(claim.get("groups", [])) <= {group["label"] for group in experiment.groups}
         assert claim["rule"] in claims._RULES
 
@@ -228,10 +272,14 @@ def test_claims_name_rows_and_columns_that_exist():
 PAPER = ROOT.parent / "shared/seed/000_32f4d8cacd2adeeb.txt"
 
 
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+@pytest.mark.skipif(
+    not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout"
+)
 def test_claims_name_the_section_of_their_table():
     numbers, where = [0, 0, 0], {}
-    for level, label in re.findall(r"\\((?:sub)*section)\{|\\label\{tab:(\w+)\}", PAPER.read_text(encoding="utf-8")):
+    for level, label in re.findall(
+        r"\\((?:sub)*section)\{|\\label\{tab:(\w+)\}", PAPER.read_text(encoding="utf-8")
+    ):
         if label:
             where[label] = ".".join(str(number) for number in numbers if number)
         else:
@@ -244,13 +292,15 @@ def test_claims_name_the_section_of_their_table():
 
 
 def test_the_papers_epsilon(tmp_path):
-    claim = next(c for c in spec.read_toml(spec.FOLDER / "_claims.toml")["claims"] if c["rule"] == "epsilon")
+    claim = next(
+        c for c in spec.read_toml(spec.FOLDER / "_claims.toml")["claims"] if c["rule"] == "epsilon"
+    )
     found = claims.judge(claim, tmp_path)
     assert found.word == "does not hold" and "0.83" in found.measured and "1.02" in found.measured
     assert claims.judge({**claim, "sigma": 0.5068}, tmp_path).word == "holds"
 
 
 def test_the_page_of_claims_is_up_to_date():
-    assert (ROOT / "docs/reproduction.md").read_text(encoding="utf-8") == claims.markdown(ROOT / "results"), (
-        "run: zetaclip reproduce --claims docs/reproduction.md"
-    )
+    assert (ROOT / "docs/reproduction.md").read_text(encoding="utf-8") == claims.markdown(
+        ROOT / "results"
+    ), "run: zetaclip reproduce --claims docs/reproduction.md"

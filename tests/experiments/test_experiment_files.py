@@ -58,7 +58,9 @@ def test_its_controllers_can_be_built(name):
             assert set(options) <= known
             literal = options.pop("paper", False)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # a start outside the bounds is what the sweep is about
+                warnings.simplefilter(
+                    "ignore", UserWarning
+                )  # a start outside the bounds is what the sweep is about
                 (Spectral.paper if literal else Spectral)(run.config.get("clip", 1.0), **options)
 
 
@@ -76,7 +78,11 @@ def test_lite_is_what_it_says():
         for run in plan.make_plan(spec.load(name), "lite").runs:
             if run.config["data"] == "mnist":
                 # the skewed sets are small, and train as many steps as four epochs of the whole one
-                assert (run.config["steps"] == 940) if "skew" in run.config else (run.config["epochs"] == 4)
+                assert (
+                    (run.config["steps"] == 940)
+                    if "skew" in run.config
+                    else (run.config["epochs"] == 4)
+                )
             if run.config["data"].startswith("cifar"):
                 assert run.config["model"] == "resnet-small" and run.config["steps"] == 300
             assert run.config["data"] != "emnist-letters"  # what is here is another split
@@ -169,11 +175,16 @@ def read_smoothing():
 
 def read_layers():
     rows = latex_rows("tab:cifar10_probe_layer_summary")[1:]
-    return {row[0]: [row[3], *re.split(r"\s*/\s*", row[4]), *re.split(r"\s*/\s*", row[5])] for row in rows}
+    return {
+        row[0]: [row[3], *re.split(r"\s*/\s*", row[4]), *re.split(r"\s*/\s*", row[5])]
+        for row in rows
+    }
 
 
 def read_calibration():
-    return by_label([row for row in latex_rows("tab:calibration_points") if "±" in row[1]], 1, 2, 3, 4, 5, 6)
+    return by_label(
+        [row for row in latex_rows("tab:calibration_points") if "±" in row[1]], 1, 2, 3, 4, 5, 6
+    )
 
 
 def read_runtime():
@@ -195,14 +206,18 @@ READERS = {
 }
 
 
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+@pytest.mark.skipif(
+    not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout"
+)
 @pytest.mark.parametrize("name", READERS)
 def test_published_cells_are_the_papers(name):
     ours = spec.read_toml(spec.FOLDER / f"{name}.toml")["published"]
     assert ours == READERS[name]()
 
 
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout")
+@pytest.mark.skipif(
+    not PAPER.exists(), reason="the paper's LaTeX source is not beside this checkout"
+)
 def test_published_trajectories_are_the_papers():
     (series,) = spec.load("probe-layer").series
     rows = latex_rows("tab:cifar10_probe_layer_C_values")[1:]
@@ -267,7 +282,11 @@ def test_a_name_that_is_taken_is_refused(tmp_path, name, message):
 
 
 def test_a_key_that_train_does_not_know_is_refused(tmp_path):
-    text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8").replace("decouple = true", "decuple = true")
+    text = (
+        (spec.FOLDER / "controls.toml")
+        .read_text(encoding="utf-8")
+        .replace("decouple = true", "decuple = true")
+    )
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CommandError, match="decuple"):
         plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
@@ -300,7 +319,10 @@ method = "half-clip"
 def test_a_method_and_a_data_set_of_ones_own(tmp_path):
     (tmp_path / "own.toml").write_text(OWN, encoding="utf-8")
     planned = plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
-    assert [(run.labels["row"], run.config["clip"]) for run in planned.runs] == [("DP-SGD", 1.0), ("half", 0.5)] * 2
+    assert [(run.labels["row"], run.config["clip"]) for run in planned.runs] == [
+        ("DP-SGD", 1.0),
+        ("half", 0.5),
+    ] * 2
     assert planned.runs[0].config["target"] == "y"
 
 
@@ -308,7 +330,10 @@ def test_a_method_and_a_data_set_of_ones_own(tmp_path):
     ("without", "message"),
     [
         ("size = 1000", "the data set 'mine' has no size"),
-        ("seeds = { lite = 2, paper = 2 }", "nor the data set 'mine' has seeds for the profile lite"),
+        (
+            "seeds = { lite = 2, paper = 2 }",
+            "nor the data set 'mine' has seeds for the profile lite",
+        ),
         ("lite = 2, ", "has seeds for the profile lite"),
         ('data = "table.csv", ', "the set of the data set 'mine' has no data"),
         ('model = "mlp", ', "'mine' has no model"),

@@ -56,7 +56,10 @@ def ended(fork, seconds=60):
 
 
 def test_exit_codes_logs_and_processes_are_their_own(nursery, tmp_path):
-    good = nursery.start(["account", "--sigma", "1", "--sample-rate", "0.01", "--steps", "10"], str(tmp_path / "good"))
+    good = nursery.start(
+        ["account", "--sigma", "1", "--sample-rate", "0.01", "--steps", "10"],
+        str(tmp_path / "good"),
+    )
     wrong = nursery.start(["train", "--data", "no-such-data"], str(tmp_path / "wrong"))
     usage = nursery.start(["train", "--no-such-flag"], str(tmp_path / "usage"))
     assert len({good.pid, wrong.pid, usage.pid, os.getpid()}) == 4
@@ -71,7 +74,9 @@ def test_exit_codes_logs_and_processes_are_their_own(nursery, tmp_path):
 def test_forks_carry_the_commit_that_was_loaded():
     result.commit.cache_clear()
     _preload()
-    assert result.commit.cache_info().currsize == 1  # what a fork stamps was asked before it was forked
+    assert (
+        result.commit.cache_info().currsize == 1
+    )  # what a fork stamps was asked before it was forked
 
 
 def long_run(nursery, folder):
@@ -94,7 +99,9 @@ def long_run(nursery, folder):
     fork = nursery.start([*words, "--out", str(folder)], str(folder) + ".log")
     deadline = time.monotonic() + 60
     while not list((folder / "checkpoint").glob("*.journal")):  # it takes steps
-        assert fork.poll() is None and time.monotonic() < deadline, Path(f"{folder}.log").read_text(encoding="utf-8")
+        assert fork.poll() is None and time.monotonic() < deadline, Path(f"{folder}.log").read_text(
+            encoding="utf-8"
+        )
         time.sleep(0.05)
     return fork
 
@@ -111,7 +118,9 @@ def test_a_polite_signal_saves_and_a_rude_one_is_seen(nursery, tmp_path):
 def test_an_answer_that_was_not_read_is_not_taken_for_the_next(nursery, tmp_path):
     fork = nursery.start(["--version"], str(tmp_path / "log"))
     process = nursery._process
-    process.stdin.write(json.dumps({"number": -1, "poll": fork.pid}) + "\n")  # as if Ctrl-C had come before the answer
+    process.stdin.write(
+        json.dumps({"number": -1, "poll": fork.pid}) + "\n"
+    )  # as if Ctrl-C had come before the answer
     process.stdin.flush()
     late = nursery.start(["--version"], str(tmp_path / "late"))
     assert late.pid != fork.pid and ended(late) == 0
@@ -135,14 +144,26 @@ def test_a_warm_training_is_a_cold_one(tmp_path, monkeypatch):
     run = planned[0]
     config = json.loads((store.folder(run.key) / "config.json").read_text(encoding="utf-8"))
     assert config["seed"] == run.config["seed"]
-    cold = [sys.executable, "-m", "zetaclip", "train", "--config", str(tmp_path / "out/configs" / f"{run.key}.json")]
+    cold = [
+        sys.executable,
+        "-m",
+        "zetaclip",
+        "train",
+        "--config",
+        str(tmp_path / "out/configs" / f"{run.key}.json"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     subprocess.run(
-        [*cold, "--out", str(tmp_path / "cold"), "--quiet"], check=True, env=environment, capture_output=True
+        [*cold, "--out", str(tmp_path / "cold"), "--quiet"],
+        check=True,
+        env=environment,
+        capture_output=True,
     )
     reference = load_file(tmp_path / "cold/model.safetensors")
     assert all((weights[0][name] == value).all() for name, value in reference.items())
-    assert any((weights[1][name] != value).any() for name, value in reference.items())  # another seed
+    assert any(
+        (weights[1][name] != value).any() for name, value in reference.items()
+    )  # another seed
 
 
 def test_no_training_outlives_its_nursery(tmp_path):
@@ -150,7 +171,10 @@ def test_no_training_outlives_its_nursery(tmp_path):
     fork = long_run(nursery, tmp_path / "a")
     nursery._process.kill()
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{fork.pid}").exists() and " Z " not in Path(f"/proc/{fork.pid}/stat").read_text():
+    while (
+        Path(f"/proc/{fork.pid}").exists()
+        and " Z " not in Path(f"/proc/{fork.pid}/stat").read_text()
+    ):
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.02)
     with pytest.raises(CommandError, match=r"exit code -9.*run the same command again"):

@@ -20,9 +20,19 @@ def runs_of(name, row, profile="lite", rates=RATES):
 
 def test_a_hash_is_pinned():
     # Whoever changes this loses every run that has been done.
-    config = {"data": "mnist", "method": "dp-sgd", "clip": 1.0, "spectral": {"bounds": [0.5, 3.0]}, "seed": 1}
+    config = {
+        "data": "mnist",
+        "method": "dp-sgd",
+        "clip": 1.0,
+        "spectral": {"bounds": [0.5, 3.0]},
+        "seed": 1,
+    }
     text = '{"config":{"clip":1,"data":"mnist","method":"dp-sgd","seed":1,"spectral":{"bounds":[0.5,3]}}}'
-    assert plan.config_key(config) == hashlib.sha256(text.encode()).hexdigest()[:16] == "2eee824d4773a1ca"
+    assert (
+        plan.config_key(config)
+        == hashlib.sha256(text.encode()).hexdigest()[:16]
+        == "2eee824d4773a1ca"
+    )
     assert plan.config_key(config, alone=True) != plan.config_key(config)
 
 
@@ -33,7 +43,12 @@ def test_a_hash_depends_on_values_alone():
     same = {key: json.loads(json.dumps(config[key])) for key in keys}
     same["a"] = 1
     assert plan.config_key(config) == plan.config_key(same)
-    for other in ({**config, "a": 1.5}, {**config, "e": False}, {**config, "e": 0}, {**config, "b": {}}):
+    for other in (
+        {**config, "a": 1.5},
+        {**config, "e": False},
+        {**config, "e": 0},
+        {**config, "b": {}},
+    ):
         assert plan.config_key(config) != plan.config_key(other)
 
 
@@ -90,7 +105,11 @@ def test_a_replay_follows_another_seed(mini):
 
 def test_controls_follow_their_own_seed_where_they_should():
     planned = plan.make_plan(spec.load("controls"), "lite", RATES)
-    for row in ("Straight line in log C, same mean", "Constant at the mean C", "C=1, step of the mean C"):
+    for row in (
+        "Straight line in log C, same mean",
+        "Constant at the mean C",
+        "C=1, step of the mean C",
+    ):
         for run in (run for run in planned.runs if run.labels["row"] == row):
             (needed,) = (planned.by_key[key] for key in run.after)
             assert needed.labels["row"] == "Spectral feedback"
@@ -104,8 +123,14 @@ def test_controls_follow_their_own_seed_where_they_should():
 def test_random_signals_are_other_numbers_in_every_seed():
     """Otherwise three seeds are three trainings along one random path, and their interval says nothing about chance."""
     made = plan.make_plan(spec.load("controls"), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
-    seeds = {run.labels["seed"]: run.config["spectral"] for run in made.runs if run.labels["row"] == "Random ζ"}
-    assert len(seeds) == 5 and all(options["signal_seed"] == seed for seed, options in seeds.items())
+    seeds = {
+        run.labels["seed"]: run.config["spectral"]
+        for run in made.runs
+        if run.labels["row"] == "Random ζ"
+    }
+    assert len(seeds) == 5 and all(
+        options["signal_seed"] == seed for seed, options in seeds.items()
+    )
     others = [run.config for run in made.runs if run.labels["row"] != "Random ζ"]
     assert others and not any("signal_seed" in config.get("spectral", {}) for config in others)
 
@@ -118,14 +143,18 @@ def test_all_controls_share_one_learning_rate():
 
 def test_equal_runs_are_shared_between_experiments():
     sweep = runs_of("clip-sweep", "DP-SGD, C=1.00")
-    assert [run.key for run in sweep] == [run.key for run in runs_of("components", "DP-SGD (fixed C)")]
+    assert [run.key for run in sweep] == [
+        run.key for run in runs_of("components", "DP-SGD (fixed C)")
+    ]
     assert {run.key for run in sweep} <= {run.key for run in runs_of("controls", "DP-SGD, C=1")}
 
 
 def test_timed_runs_are_shared_with_none():
     timed = runs_of("runtime", "DP-SGD (fixed C)")
     shared = {run.key: run.config for run in runs_of("clip-sweep", "DP-SGD, C=1.00")}
-    assert all(run.config in shared.values() and run.key not in shared and run.alone for run in timed)
+    assert all(
+        run.config in shared.values() and run.key not in shared and run.alone for run in timed
+    )
 
 
 def test_plain_training_ignores_the_budget():
@@ -144,7 +173,9 @@ def test_grids_are_short_runs_on_held_out_records():
             assert run.config["validation"] == 0.1 and run.config["seed"] == plan.TUNING_SEED
             assert run.config.get("epochs") == 2 or run.config.get("steps") == 150
     middles = {tuning.name: tuning.runs[1].config["lr"] for tuning in planned.tunings}
-    assert middles["lite/mnist/paper/dp-sgd"] == 0.25 and middles["lite/cifar10/paper/dp-sgd"] == 0.5
+    assert (
+        middles["lite/mnist/paper/dp-sgd"] == 0.25 and middles["lite/cifar10/paper/dp-sgd"] == 0.5
+    )
     assert middles["lite/mnist/paper/dp-adam"] == 1e-3
     assert plan.TUNING_SEED not in {run.config["seed"] for run in planned.runs}
 
@@ -153,7 +184,9 @@ def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise
     shared = {"clip-sweep", "zone", "components", "smoothing", "probe-layer", "runtime", "controls"}
     for name in spec.names():
         planned = plan.make_plan(spec.load(name), "lite")
-        rates = {(run.labels["method"], plan.tuning_of(run).rpartition("/")[2]) for run in planned.runs}
+        rates = {
+            (run.labels["method"], plan.tuning_of(run).rpartition("/")[2]) for run in planned.runs
+        }
         if name in shared:
             assert {rate for _, rate in rates} == {"dp-sgd"}
         elif name == "rates":  # its columns are the rates
@@ -165,11 +198,16 @@ def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise
 def test_every_run_of_a_grid_has_a_description_of_its_own():
     planned = plan.make_plan(spec.load("budget"), "lite")
     told = [run.describe() for tuning in planned.tunings for run in tuning.runs]
-    assert len(set(told)) == len(told) and "learning rate · mnist, default recipe · dp-sgd, lr 1 · seed 1000" in told
+    assert (
+        len(set(told)) == len(told)
+        and "learning rate · mnist, default recipe · dp-sgd, lr 1 · seed 1000" in told
+    )
 
 
 def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
-    assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {"@tuned:lite/mnist/paper/dp-sgd"}
+    assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {
+        "@tuned:lite/mnist/paper/dp-sgd"
+    }
 
 
 def test_only():
@@ -199,7 +237,8 @@ def test_only_takes_labels_with_commas_in_them():
 def test_only_knows_every_place_of_a_run():
     planned = plan.make_plan(spec.load("iid"), "lite")
     rows = [
-        {run.labels["row"] for run in session.select(planned, {"reading": [name]})} for name in ("sigma", "epsilon")
+        {run.labels["row"] for run in session.select(planned, {"reading": [name]})}
+        for name in ("sigma", "epsilon")
     ]
     assert rows[0] == rows[1] and "Non-private (SGD)" in rows[1]
 
@@ -208,7 +247,10 @@ def test_only_selects(mini):
     planned = plan.make_plan(mini, "lite", RATES)
     chosen = session.select(planned, {"row": ["Replay"], "seed": ["1"]})
     assert [run.describe() for run in chosen] == ["σ = 1.1 · Replay · seed 1"]
-    assert [run.labels["row"] for run in plan.with_dependencies(planned, chosen)] == ["Spectral", "Replay"]
+    assert [run.labels["row"] for run in plan.with_dependencies(planned, chosen)] == [
+        "Spectral",
+        "Replay",
+    ]
     with pytest.raises(CommandError, match="there are: DP-SGD, Replay, Spectral"):
         session.select(planned, {"row": ["Spectrum"]})
     with pytest.raises(CommandError, match="nothing to run"):
@@ -231,8 +273,13 @@ def test_a_run_that_needs_itself_is_refused(mini_file):
 
 def test_a_rate_that_is_said_is_not_tuned(mini):
     """And a run with a rate that a grid happens to choose is the same run."""
-    columns = ({**mini.columns[0], "label": "lr=1", "set": {"lr": 1.0}}, {**mini.columns[0], "label": "tuned"})
-    mixed = plan.make_plan(replace(mini, columns=columns, published={}), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
+    columns = (
+        {**mini.columns[0], "label": "lr=1", "set": {"lr": 1.0}},
+        {**mini.columns[0], "label": "tuned"},
+    )
+    mixed = plan.make_plan(
+        replace(mini, columns=columns, published={}), "lite", {"lite/mnist/paper/dp-sgd": 1.0}
+    )
     said, tuned = (
         {
             run.key

@@ -25,15 +25,24 @@ ray.shutdown()
 """
 
 # A token of this test's own, for its cluster and its client: nobody else on the network may run code there.
-SECURED = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+SECURED = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 
 
 @pytest.fixture(scope="module")
 def cluster():
     pytest.importorskip("ray", reason="ray is not installed: pip install 'zetaclip[ray]'")
     environment = {**os.environ, **SECURED}
-    environment["ZETACLIP_TRAIN_COMMAND"] = f"{sys.executable} -I {Path(__file__).with_name('stand_in.py')}"
-    environment |= {"STAND_IN_PAUSE": "0.1", "STAND_IN_STEPS": "40"}  # workers inherit it from the cluster
+    environment["ZETACLIP_TRAIN_COMMAND"] = (
+        f"{sys.executable} -I {Path(__file__).with_name('stand_in.py')}"
+    )
+    environment |= {
+        "STAND_IN_PAUSE": "0.1",
+        "STAND_IN_STEPS": "40",
+    }  # workers inherit it from the cluster
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER],
         stdin=subprocess.PIPE,
@@ -98,17 +107,23 @@ def test_a_killed_worker_loses_nothing(cluster, mini_file, tmp_path):
         process.kill()
         process.communicate()
     assert process.returncode == 0, errors
-    assert not Path(f"/proc/{first['pid']}").exists()  # the leash ended the training of the dead worker
+    assert not Path(
+        f"/proc/{first['pid']}"
+    ).exists()  # the leash ended the training of the dead worker
     again = attempts(victim)
     assert len(again) == 2 and again[1]["from"] >= 5 and again[1]["resume"]
     folders = list(out.glob("runs/*"))
-    assert len(folders) == 3 + 4  # the grid, and three runs of seed 1 with the one of seed 2 that is replayed
+    assert (
+        len(folders) == 3 + 4
+    )  # the grid, and three runs of seed 1 with the one of seed 2 that is replayed
     assert all((folder / "result.json").exists() for folder in folders)
     assert sum(len(attempts(folder)) for folder in folders) == len(folders) + 1
     assert "4 of 9 runs" in said
 
 
-@pytest.mark.parametrize(("address", "message"), [("127.0.0.1:1", "no Ray cluster answers"), ("there:x", "HOST:PORT")])
+@pytest.mark.parametrize(
+    ("address", "message"), [("127.0.0.1:1", "no Ray cluster answers"), ("there:x", "HOST:PORT")]
+)
 def test_no_cluster_there(address, message):
     with pytest.raises(CommandError, match=message):
         ray_backend._check_reachable(address)

@@ -14,7 +14,10 @@ from zetaclip.experiments.store import Store
 @pytest.fixture
 def request_(mini_file, mini, tmp_path):
     """Every kind of measure and series, so that a record must hold what all of them read."""
-    timed = {**mini.columns[0], "measures": ["accuracy", "clip_mean", "time_total", "probe_share", "overhead"]}
+    timed = {
+        **mini.columns[0],
+        "measures": ["accuracy", "clip_mean", "time_total", "probe_share", "overhead"],
+    }
     epochs = {
         "name": "epochs",
         "kind": "epochs",
@@ -36,7 +39,10 @@ def trained(out):
 
 
 def recorded(out):
-    return [json.loads(line)["run"] for line in (out / records.FILE).read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)["run"]
+        for line in (out / records.FILE).read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def planned(request, out):
@@ -46,7 +52,11 @@ def planned(request, out):
 def drop(out, keys):
     """Takes runs out of the records, as if they had never been made."""
     path = out / records.FILE
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["run"] not in keys]
+    kept = [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if json.loads(line)["run"] not in keys
+    ]
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
@@ -60,17 +70,25 @@ def test_without_the_folders_everything_comes_out_the_same(request_, done):
         path = done / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     text, failed = session.reproduce(request_)
-    assert failed == 0 and text.startswith("9 of 9 runs") and not trained(done), "nothing is trained again"
+    assert failed == 0 and text.startswith("9 of 9 runs") and not trained(done), (
+        "nothing is trained again"
+    )
     assert before == {name: (done / "mini" / name).read_bytes() for name in names}
     again = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
     assert again.pop("runs") == {"finished": 9, "planned": 9, "recorded": 9, "unsigned": 9}
     assert table.pop("runs")["recorded"] == 0
     assert again == table
-    assert "9 of 9 runs, 9 of them from `records.jsonl`" in (done / "mini/table.md").read_text(encoding="utf-8")
+    assert "9 of 9 runs, 9 of them from `records.jsonl`" in (done / "mini/table.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_seed_is_added_to_recorded_ones(request_, done):
-    third = [run for run in planned(request_, done).runs if run.labels["seed"] == 3 and run.labels["row"] == "DP-SGD"]
+    third = [
+        run
+        for run in planned(request_, done).runs
+        if run.labels["seed"] == 3 and run.labels["row"] == "DP-SGD"
+    ]
     before = (done / "mini/runs.csv").read_bytes()
     shutil.rmtree(done / "runs")
     drop(done, {run.key for run in third})
@@ -110,7 +128,9 @@ def test_a_run_is_recorded_when_it_ends(request_, tmp_path, monkeypatch):
     counts = []
     plain = session.Store.record
     monkeypatch.setattr(
-        session.Store, "record", lambda store, runs: (plain(store, runs), counts.append(recorded(store.out)))
+        session.Store,
+        "record",
+        lambda store, runs: (plain(store, runs), counts.append(recorded(store.out))),
     )
     session.reproduce(request_)
     assert [len(keys) for keys in counts] == [*range(1, 13), 12]
@@ -131,7 +151,9 @@ def test_the_folder_counts_where_there_is_one(request_, done):
     """A folder that can't be trusted is not replaced by its record: somebody has to look."""
     first = planned(request_, done).runs[0]
     (done / "verified.json").unlink()
-    store = Store.open(done, verify=lambda folder: ["it was edited"] if folder.name == first.key else [])
+    store = Store.open(
+        done, verify=lambda folder: ["it was edited"] if folder.name == first.key else []
+    )
     found = results.collect(planned(request_, done), store)
     assert len(found) == 8 and first.key not in found
     assert all(run.folder is not None for run in found.values())
@@ -154,7 +176,9 @@ def test_an_edited_line_is_refused(request_, done, old, new):
     path.write_text("\n".join([*rest, first.replace(old, new, 1)]) + "\n", encoding="utf-8")
     with pytest.raises(CommandError, match=r"records.jsonl, line 12.*not as it was written"):
         session.tables_only(request_)
-    path.write_text("\n".join(rest) + "\n", encoding="utf-8")  # as it advises; the folder is still here
+    path.write_text(
+        "\n".join(rest) + "\n", encoding="utf-8"
+    )  # as it advises; the folder is still here
     assert session.tables_only(request_).startswith("9 of 9 runs")
     assert len(recorded(done)) == (12 if json.loads(first)["run"] in keys else 11)
 
@@ -163,7 +187,9 @@ def test_a_sealed_record_must_have_its_own_name(request_, done):
     path = done / records.FILE
     first, second = path.read_text(encoding="utf-8").splitlines()[:2]
     swapped = {**json.loads(first), "run": json.loads(second)["run"]}
-    path.write_text(json.dumps({**swapped, "seal": records._seal(swapped)}) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({**swapped, "seal": records._seal(swapped)}) + "\n", encoding="utf-8"
+    )
     with pytest.raises(CommandError, match="line 1"):
         records.read(done)
 
@@ -182,10 +208,17 @@ def test_lines_that_measured_nothing_are_not_kept(tmp_path, mini):
     """A set of short epochs is evaluated at every tenth of them: the others tell nothing but the time."""
     run = plan.make_plan(mini, "lite", {"lite/mnist/paper/dp-sgd": 0.25}).runs[0]
     epochs = [
-        {"epoch": n, "metric": 0.5 if n % 3 == 0 else None, "seconds": {"train": float(n)}, "odd": 1}
+        {
+            "epoch": n,
+            "metric": 0.5 if n % 3 == 0 else None,
+            "seconds": {"train": float(n)},
+            "odd": 1,
+        }
         for n in range(1, 9)
     ]
-    whole = results.Run(None, {"metric": None, "reliability": [1, 2]}, {}, {"metrics.jsonl": epochs})
+    whole = results.Run(
+        None, {"metric": None, "reliability": [1, 2]}, {}, {"metrics.jsonl": epochs}
+    )
     records.write(tmp_path, [(run, whole)])
     found = records.read(tmp_path)[run.key]
     assert [line["epoch"] for line in found.lines("metrics.jsonl")] == [1, 3, 6, 8]

@@ -39,7 +39,9 @@ def test_the_interval_is_students(count):
     found = results.paired_difference(dict(enumerate(ours)), dict(enumerate(base)))
     reference = stats.ttest_rel(ours, base).confidence_interval(0.95)
     assert found.n == count
-    assert found.low == pytest.approx(reference.low, rel=1e-9) and found.high == pytest.approx(reference.high, rel=1e-9)
+    assert found.low == pytest.approx(reference.low, rel=1e-9) and found.high == pytest.approx(
+        reference.high, rel=1e-9
+    )
     assert found.mean == pytest.approx(np.mean(ours - base))
 
 
@@ -55,11 +57,17 @@ def test_equal_differences_are_no_interval():
     """One test record of ten thousand in each of three seeds: the grid of accuracies does not scatter, and proves nothing."""
     base = {1: 95.12, 2: 94.87, 3: 95.33}
     found = results.paired_difference({seed: value - 0.01 for seed, value in base.items()}, base)
-    assert found.mean == pytest.approx(-0.01) and (found.low, found.high, found.n) == (None, None, 3)
+    assert found.mean == pytest.approx(-0.01) and (found.low, found.high, found.n) == (
+        None,
+        None,
+        3,
+    )
     assert results._better(found, 1) is None
     assert results.difference_text(vars(found), 2) == "-0.01 (the same in every seed)"
     same = results.paired_difference(base, base)
-    assert (same.low, same.high) == (0, 0) and results.difference_text(vars(same), 2) == "0, the same in every seed"
+    assert (same.low, same.high) == (0, 0) and results.difference_text(
+        vars(same), 2
+    ) == "0, the same in every seed"
     other = results.paired_difference({**base, 3: 95.34}, base)
     assert other.low is not None and other.low < 0 < other.high
 
@@ -79,7 +87,13 @@ def test_the_interval_covers_as_often_as_it_says():
 
 @pytest.mark.parametrize(
     ("low", "high", "good", "expected"),
-    [(0.1, 0.3, 1, True), (-0.3, -0.1, 1, False), (-0.1, 0.3, 1, None), (0.1, 0.3, -1, False), (-0.3, -0.1, -1, True)],
+    [
+        (0.1, 0.3, 1, True),
+        (-0.3, -0.1, 1, False),
+        (-0.1, 0.3, 1, None),
+        (0.1, 0.3, -1, False),
+        (-0.3, -0.1, -1, True),
+    ],
 )
 def test_better_only_where_the_interval_says_so(low, high, good, expected):
     assert results._better(results.Difference((low + high) / 2, low, high, 3), good) is expected
@@ -96,7 +110,8 @@ def test_the_table_is_the_csv(done):
         and table["commit"] == "0000000"
     )
     values = {
-        name: [100 * float(row["accuracy"]) for row in rows if row["row"] == name] for name in ("DP-SGD", "Spectral")
+        name: [100 * float(row["accuracy"]) for row in rows if row["row"] == name]
+        for name in ("DP-SGD", "Spectral")
     }
     by_label = {line["label"]: line["cells"] for line in table["rows"]}
     ours = by_label["Spectral"][0]["ours"]
@@ -120,7 +135,9 @@ def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch)
     text = mini_file.read_text(encoding="utf-8")
     plain = '[[rows]]\nlabel = "Plain"\nmethod = "sgd"\n[[series]]'
     mini_file.write_text(text.replace("[[series]]", plain), encoding="utf-8")
-    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    session.reproduce(
+        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
+    )
     table = json.loads((tmp_path / "out/mini/table.json").read_text(encoding="utf-8"))
     cells = {line["label"]: line["cells"][0] for line in table["rows"]}
     assert cells["Plain"]["ours"]["n"] == 3
@@ -138,16 +155,22 @@ def test_the_page_says_what_it_must(done):
     for picture in re.findall(r"\]\(([^)]+\.png)\)", page):
         assert (done / "mini" / picture).read_bytes().startswith(b"\x89PNG")
     assert (
-        "cells.png" in page and (done / "mini/clip.csv").exists() and "| probe |" in (done / "mini/clip.md").read_text()
+        "cells.png" in page
+        and (done / "mini/clip.csv").exists()
+        and "| probe |" in (done / "mini/clip.md").read_text()
     )
 
 
 def test_a_page_tells_what_its_runs_can_not_prove():
     signed, older = ({"runs": {"recorded": 5, "unsigned": count}} for count in (0, 3))
-    assert "digests" not in tables._recorded(signed) and "3 were taken over" in tables._recorded(older)
+    assert "digests" not in tables._recorded(signed) and "3 were taken over" in tables._recorded(
+        older
+    )
     commit = "0123456789abcdef"
     assert tables._commits(commit) == "commit 0123456789"
-    assert tables._commits(f"{commit}, f{commit}+").startswith("commits 0123456789, f012345678+ (+: with changes")
+    assert tables._commits(f"{commit}, f{commit}+").startswith(
+        "commits 0123456789, f012345678+ (+: with changes"
+    )
 
 
 def test_a_metric_of_mixed_kind_is_named_by_group():
@@ -158,7 +181,10 @@ def test_a_metric_of_mixed_kind_is_named_by_group():
         return {"metric": metric, "ours": ours, "difference": difference, **common}
 
     table = {"columns": ["ε=1: metric"], "column_details": [{"measure": "metric"}], "baseline": "B"}
-    for metric, title, value in (("accuracy", "ε=1: accuracy, %", "95.00"), ("auc", "ε=1: AUC", "95.000")):
+    for metric, title, value in (
+        ("accuracy", "ε=1: accuracy, %", "95.00"),
+        ("auc", "ε=1: AUC", "95.000"),
+    ):
         shown = "\n".join(tables._values(table, [{"label": "A", "cells": [cell(metric)]}], [0]))
         assert title in shown and f"{value} ± 1.0" in shown
     mixed = [{"label": "A", "cells": [cell("auc")]}, {"label": "C", "cells": [cell("accuracy")]}]
@@ -183,7 +209,11 @@ def test_a_seed_that_diverged_is_counted(mini, done, row):
     session.tables_only(session.Request(mini, "lite", str(done)))
     table = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
     cells = {line["label"]: line["cells"] for line in table["rows"]}
-    assert cells[row][0]["ours"]["n"] == 2 and cells[row][0]["diverged"] == 1 and cells[row][0]["finished"] == 3
+    assert (
+        cells[row][0]["ours"]["n"] == 2
+        and cells[row][0]["diverged"] == 1
+        and cells[row][0]["finished"] == 3
+    )
     assert cells["Spectral"][0]["difference"] is None and cells["Spectral"][0]["better"] is None
     page = (done / "mini/table.md").read_text(encoding="utf-8")
     assert "(1 of 3 diverged)" in page and "a seed that diverged has no value" in page
@@ -201,11 +231,17 @@ def test_each_profile_has_its_own_folder(mini, done):
     lite = (done / "mini/table.json").read_text(encoding="utf-8")
     session.tables_only(session.Request(mini, "paper", str(done)))
     assert (done / "mini/table.json").read_text(encoding="utf-8") == lite
-    assert json.loads((done / "mini-paper/table.json").read_text(encoding="utf-8"))["profile"] == "paper"
+    assert (
+        json.loads((done / "mini-paper/table.json").read_text(encoding="utf-8"))["profile"]
+        == "paper"
+    )
 
 
 def test_what_a_run_was_never_asked_for_is_no_divergence():
-    run = Run(Path(), {"metric": {"name": "accuracy", "value": 0.9}, "metrics": {"accuracy": 0.9, "ece": None}})
+    run = Run(
+        Path(),
+        {"metric": {"name": "accuracy", "value": 0.9}, "metrics": {"accuracy": 0.9, "ece": None}},
+    )
     told = {name: diverged(run, measure) for name, measure in MEASURES.items()}
     assert [name for name, value in told.items() if value] == ["ece"]
 
@@ -214,7 +250,9 @@ def test_the_command_is_one_that_works(mini, mini_file):
     request = session.Request(mini, "lite", "results")
     assert session.command_line(request) == f"zetaclip reproduce {mini_file} --profile lite"
     request = session.Request(spec.load("iid"), "paper", "my results")
-    assert session.command_line(request) == "zetaclip reproduce iid --profile paper --out 'my results'"
+    assert (
+        session.command_line(request) == "zetaclip reproduce iid --profile paper --out 'my results'"
+    )
 
 
 def test_a_finished_run_that_is_not_used_is_named(mini, done):
@@ -228,7 +266,9 @@ def test_a_finished_run_that_is_not_used_is_named(mini, done):
 
 def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
-    request = session.Request(mini, "lite", str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
+    request = session.Request(
+        mini, "lite", str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2
+    )
     session.reproduce(request)
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
     assert f"8 of 9 runs: `{session.command_line(request)}`, about" in page
@@ -242,11 +282,25 @@ def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
 def test_what_is_missing_is_told_by_data_set_and_reading(store):
     experiment = spec.load("iid")
     planned = plan.make_plan(experiment, "lite")
-    left = [run for run in planned.runs if run.labels["data"] != "mnist" or run.labels["reading"] != "sigma"]
-    found = {part["what"]: part for part in missing.parts(planned, left, "go", store, lambda runs: float(len(runs)))}
-    assert set(found) == {"MNIST, ε = 8.33", "EMNIST letters, ε = 8", "CIFAR-10, ε = 8", "CIFAR-100, ε = 8"}
+    left = [
+        run
+        for run in planned.runs
+        if run.labels["data"] != "mnist" or run.labels["reading"] != "sigma"
+    ]
+    found = {
+        part["what"]: part
+        for part in missing.parts(planned, left, "go", store, lambda runs: float(len(runs)))
+    }
+    assert set(found) == {
+        "MNIST, ε = 8.33",
+        "EMNIST letters, ε = 8",
+        "CIFAR-10, ε = 8",
+        "CIFAR-100, ε = 8",
+    }
     for part in found.values():
-        only = session.parse_only(part["command"].removeprefix("go --only "), session.known_labels(experiment, "lite"))
+        only = session.parse_only(
+            part["command"].removeprefix("go --only "), session.known_labels(experiment, "lite")
+        )
         # Plain training is the same run under both readings of MNIST, and is done.
         chosen = [run for run in session.select(planned, only) if run in left]
         assert len(chosen) == part["left"] == part["planned"]
@@ -263,20 +317,29 @@ def test_a_grid_that_two_parts_share_is_counted_once(store):
 def test_the_first_page_names_every_experiment_and_what_is_left(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     out = tmp_path / "out"
-    request = session.Request(mini, "lite", str(out), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
+    request = session.Request(
+        mini, "lite", str(out), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2
+    )
     session.reproduce(request)
     session.tables_only(session.Request(spec.load("zone"), "lite", str(out)))
     page = (out / "README.md").read_text(encoding="utf-8")
     assert "| [mini](mini/table.md): Mini | lite | 1 of 9 |" in page
     assert f"- mini: 8 of 9 runs: `{session.command_line(request)}`, about" in page
-    assert "| lite | 0 of 30 | not known |" in page and "time not known (`--dry-run` measures it)" in page
+    assert (
+        "| lite | 0 of 30 | not known |" in page
+        and "time not known (`--dry-run` measures it)" in page
+    )
     assert all(
-        f"- {name}: nothing of it, `zetaclip reproduce {name}`" in page for name in spec.names() if name != "zone"
+        f"- {name}: nothing of it, `zetaclip reproduce {name}`" in page
+        for name in spec.names()
+        if name != "zone"
     )
     assert "- zone: nothing" not in page
     session.tables_only(session.Request(mini, "paper", str(out)))
     page = (out / "README.md").read_text(encoding="utf-8")
-    assert "[mini-paper](mini-paper/table.md)" in page and "has not been run" in page  # a table without runs
+    assert (
+        "[mini-paper](mini-paper/table.md)" in page and "has not been run" in page
+    )  # a table without runs
     session.reproduce(session.Request(mini, "paper", str(out), workers=2))
     assert "has not been run" not in (out / "README.md").read_text(encoding="utf-8")
 
@@ -286,7 +349,9 @@ def test_the_first_page_names_what_it_can_not_read(mini, done, content):
     (done / "mine").mkdir()
     (done / "mine/table.json").write_text(content)
     session.tables_only(session.Request(mini, "lite", str(done)))
-    assert "- mine: its table.json can't be read" in (done / "README.md").read_text(encoding="utf-8")
+    assert "- mine: its table.json can't be read" in (done / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_rows_are_shown_by_the_seeds_that_the_baseline_has(mini, tmp_path, monkeypatch):
@@ -294,22 +359,32 @@ def test_rows_are_shown_by_the_seeds_that_the_baseline_has(mini, tmp_path, monke
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     out = tmp_path / "out"
     session.reproduce(session.Request(mini, "lite", str(out), only={"seed": ["1"]}, workers=2))
-    values = {(row["row"], row["seed"]): row["value"] for row in lines(out / "mini/runs.csv") if row["value"]}
+    values = {
+        (row["row"], row["seed"]): row["value"]
+        for row in lines(out / "mini/runs.csv")
+        if row["value"]
+    }
     assert ("Spectral", "2") in values and ("DP-SGD", "2") not in values
     table = json.loads((out / "mini/table.json").read_text(encoding="utf-8"))
     cell = next(line["cells"][0] for line in table["rows"] if line["label"] == "Spectral")
-    assert cell["ours"]["mean"] == pytest.approx(100 * float(values["Spectral", "1"])) and cell["finished"] == 1
+    assert (
+        cell["ours"]["mean"] == pytest.approx(100 * float(values["Spectral", "1"]))
+        and cell["finished"] == 1
+    )
 
 
-def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(mini, tmp_path, monkeypatch):
+def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(
+    mini, tmp_path, monkeypatch
+):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")
     request = session.Request(mini, "lite", str(tmp_path / "out"), workers=2)
     assert session.reproduce(request)[1]
     session.tables_only(request)
-    assert "- when last tried, failed: σ = 1.1 · Spectral · seed 1: zetaclip: the stand-in was told" in (
-        tmp_path / "out/mini/table.md"
-    ).read_text(encoding="utf-8")
+    assert (
+        "- when last tried, failed: σ = 1.1 · Spectral · seed 1: zetaclip: the stand-in was told"
+        in (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+    )
     monkeypatch.delenv("STAND_IN_FAIL")
     session.reproduce(request)
     assert "when last tried" not in (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
@@ -317,16 +392,25 @@ def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(mini
 
 def test_rates_at_the_edge_are_told_before_the_numbers(mini_file, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
-    text = mini_file.read_text(encoding="utf-8").replace("factors = [0.25, 1.0, 4.0]", "factors = [1.0, 4.0]")
-    mini_file.write_text(text, encoding="utf-8")  # the stand-in is best at the middle, which now is an end
-    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    text = mini_file.read_text(encoding="utf-8").replace(
+        "factors = [0.25, 1.0, 4.0]", "factors = [1.0, 4.0]"
+    )
+    mini_file.write_text(
+        text, encoding="utf-8"
+    )  # the stand-in is best at the middle, which now is an end
+    session.reproduce(
+        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
+    )
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert page.index("**1 of 1 learning rates lie at the edge of their grid**") < page.index("| DP-SGD |")
+    assert page.index("**1 of 1 learning rates lie at the edge of their grid**") < page.index(
+        "| DP-SGD |"
+    )
     assert "a tenth of the training records held out, at σ = 1.1 (mnist)." in page
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "least", "digits"), [(-0.5, 0.7, 2, 2), (-0.000218, -0.00015, 3, 6), (-2, 3, 3, 3), (0, 0, 2, 2)]
+    ("low", "high", "least", "digits"),
+    [(-0.5, 0.7, 2, 2), (-0.000218, -0.00015, 3, 6), (-2, 3, 3, 3), (0, 0, 2, 2)],
 )
 def test_intervals_are_shown_to_two_figures_of_their_width(low, high, least, digits):
     assert results.digits_of(low, high, least) == digits
@@ -341,12 +425,15 @@ def test_nothing_published_is_promised_where_there_is_nothing():
 
 
 @pytest.mark.parametrize(
-    ("spectral", "zone"), [("gain = 0.2", ["zone 2 to 6"]), ("center = 5.0", []), ('zone = "relative"', [])]
+    ("spectral", "zone"),
+    [("gain = 0.2", ["zone 2 to 6"]), ("center = 5.0", []), ('zone = "relative"', [])],
 )
 def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch, spectral, zone):
     other = f'[[rows]]\nlabel = "Other"\nmethod = "ww-practical"\nset = {{ spectral = {{ {spectral} }} }}\n[[series]]'
     text = mini_file.read_text(encoding="utf-8").replace("[[series]]", other)
-    mini_file.write_text(text.replace('values = ["clip"]', 'values = ["smoothed"]'), encoding="utf-8")
+    mini_file.write_text(
+        text.replace('values = ["clip"]', 'values = ["smoothed"]'), encoding="utf-8"
+    )
     legends = {}
     save = plots._save
 
@@ -355,7 +442,9 @@ def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch
         return save(figure, folder, name)
 
     monkeypatch.setattr(plots, "_save", look)
-    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2))
+    session.reproduce(
+        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
+    )
     (legend,) = (texts for name, texts in legends.items() if "smoothed" in name)
     assert legend == ["Spectral", "Other", *zone]
 
@@ -364,13 +453,17 @@ def test_a_subset_is_not_put_beside_published_cells():
     experiment = spec.load("noniid")
     planned = plan.make_plan(experiment, "lite")
     cells = {
-        line["group"]: line["cells"] for line in results.table(planned, {}, "")["rows"] if line["label"] == "DP-SGD"
+        line["group"]: line["cells"]
+        for line in results.table(planned, {}, "")["rows"]
+        if line["label"] == "DP-SGD"
     }
     assert all(cell["published"] is None for cell in cells["EMNIST"])
     assert cells["MNIST"][0]["published"] == {"mean": 94.53, "std": 0.20}
     assert "ImageNet" not in cells
     for name in ("iid", "noniid"):
-        assert any("lite profile EMNIST is another data set" in note for note in spec.load(name).notes)
+        assert any(
+            "lite profile EMNIST is another data set" in note for note in spec.load(name).notes
+        )
 
 
 def test_time_leaves_out_the_first_epoch(store):
@@ -384,7 +477,9 @@ def test_time_leaves_out_the_first_epoch(store):
     assert plain[3] is None
     page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])
     assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
-    assert [cell["mean"] for cell in spectral] == pytest.approx([7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3])
+    assert [cell["mean"] for cell in spectral] == pytest.approx(
+        [7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3]
+    )
 
 
 @pytest.mark.slow
@@ -399,7 +494,9 @@ def test_every_experiment_makes_its_page(store, monkeypatch):
             tuning.key(grid): {
                 "rate": grid.runs[1].config["lr"],
                 "at_edge_of_grid": False,
-                "grid": [{"lr": run.config["lr"], "value": 0.5, "run": run.key} for run in grid.runs],
+                "grid": [
+                    {"lr": run.config["lr"], "value": 0.5, "run": run.key} for run in grid.runs
+                ],
             }
             for grid in planned.tunings
         }
@@ -420,7 +517,12 @@ def test_a_metric_in_per_cent_only_if_it_is_an_accuracy():
     assert read(Run(Path(), {"metric": {"name": "accuracy", "value": 0.9}})) == pytest.approx(90)
     assert read(Run(Path(), {"metric": {"name": "auc", "value": 0.9}})) == 0.9
     assert read(Run(Path(), {"metric": {"name": "auc", "value": None}})) is None
-    assert results.direction(MEASURES["metric"], [Run(Path(), {"metric": {"name": "rmse", "value": 1.0}})]) == -1
+    assert (
+        results.direction(
+            MEASURES["metric"], [Run(Path(), {"metric": {"name": "rmse", "value": 1.0}})]
+        )
+        == -1
+    )
 
 
 # The claims.

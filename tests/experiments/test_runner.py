@@ -28,7 +28,9 @@ def go(mini, store, workers=2, threads=1):
 
 
 def attempts(store, key):
-    return [json.loads(line) for line in (store.folder(key) / "attempts.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (store.folder(key) / "attempts.jsonl").read_text().splitlines()
+    ]
 
 
 def states(outcomes):
@@ -42,7 +44,9 @@ def test_all_run_once_and_are_then_reused(mini, store):
     times = {key: (store.folder(key) / "result.json").stat().st_mtime_ns for key in outcomes}
     _, again, said = go(mini, store)
     assert states(again) == ["reused"] * 9 and "9 reused, 0 to run" in said
-    assert times == {key: (store.folder(key) / "result.json").stat().st_mtime_ns for key in outcomes}
+    assert times == {
+        key: (store.folder(key) / "result.json").stat().st_mtime_ns for key in outcomes
+    }
     assert all(len(attempts(store, run.key)) == 1 for run in planned.runs)
 
 
@@ -73,7 +77,9 @@ def test_a_cut_run_is_resumed_where_it_was(mini, store):
     (folder / "status.json").write_text('{"state": "running", "step": 5}')
     cut_at_once = store.folder(planned.runs[1].key)
     cut_at_once.mkdir(parents=True)
-    (cut_at_once / "private").write_text("0")  # before it wrote its configuration: there is nothing to resume
+    (cut_at_once / "private").write_text(
+        "0"
+    )  # before it wrote its configuration: there is nothing to resume
     _, outcomes, _ = go(mini, store)
     assert states(outcomes) == ["done"] * 9
     (attempt,) = attempts(store, planned.runs[0].key)
@@ -117,7 +123,10 @@ def test_an_edited_run_is_not_trusted(mini, store):
     config.write_text(config.read_text().replace('"sigma": 1.1', '"sigma": 0.9'))
     _, outcomes, _ = go(mini, store)
     assert outcomes[key].state == "failed" and states(outcomes).count("reused") == 8
-    assert "another sigma: 0.9, not 1.1" in outcomes[key].message and "Delete the folder" in outcomes[key].message
+    assert (
+        "another sigma: 0.9, not 1.1" in outcomes[key].message
+        and "Delete the folder" in outcomes[key].message
+    )
 
 
 def test_a_results_folder_may_be_moved(mini, store, tmp_path):
@@ -176,7 +185,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         Store.open(tmp_path)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(3, "3 s"), (600, "10 min"), (7200, "2.0 h"), (864000, "10.0 days")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3, "3 s"), (600, "10 min"), (7200, "2.0 h"), (864000, "10.0 days")]
+)
 def test_durations(seconds, text):
     assert duration(seconds) == text
 
@@ -191,7 +202,18 @@ def test_workers_must_be_positive(mini, tmp_path):
 
 
 def command(mini_file, out, *words):
-    return [sys.executable, "-m", "zetaclip", "reproduce", str(mini_file), "--out", str(out), "--workers", "2", *words]
+    return [
+        sys.executable,
+        "-m",
+        "zetaclip",
+        "reproduce",
+        str(mini_file),
+        "--out",
+        str(out),
+        "--workers",
+        "2",
+        *words,
+    ]
 
 
 def wait_for(condition, seconds=30):
@@ -253,16 +275,20 @@ def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     cut = {path.parent: int(path.read_text()) for path in out.glob("runs/*/private")}
     assert len(cut) == 2 and all(step > 0 for step in cut.values())
     monkeypatch.setenv("STAND_IN_PAUSE", "0")
-    request = session.Request(spec.load(str(mini_file)), "lite", str(out), only={"seed": ["1"]}, workers=2)
+    request = session.Request(
+        spec.load(str(mini_file)), "lite", str(out), only={"seed": ["1"]}, workers=2
+    )
     text, failed = session.reproduce(request)
     assert failed == 0 and "of 9 runs" in text
     for folder, step in cut.items():
-        first, second = (json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines())
+        first, second = (
+            json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()
+        )
         assert first["from"] == 0 and second["from"] == step
 
 
 def test_list_and_dry_run(mini_file, tmp_path, capsys):
-    from zetaclip import cli
+    from zetaclip.cli import _main as cli
 
     assert cli.main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
@@ -282,7 +308,9 @@ def test_the_estimate_is_steps_times_speed(mini, store):
     # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half of nine tenths 2 x 211
     for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
     planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
-    seconds, sources = session._clock(mini, "lite", store)([*planned.runs, *planned.tunings[0].runs])
+    seconds, sources = session._clock(mini, "lite", store)(
+        [*planned.runs, *planned.tunings[0].runs]
+    )
     assert seconds == pytest.approx(9 * for_runs + 3 * for_grid) and sources == {"finished runs"}
     assert "12 runs to do" in session.dry_run(request)
 
@@ -307,15 +335,26 @@ def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):
 def test_the_estimate_takes_the_size_of_the_profiles_data(store):
     experiment = spec.load("iid")
     runs = {
-        profile: [run for run in plan.make_plan(experiment, profile).runs if run.labels["data"] == "emnist"][:1]
+        profile: [
+            run
+            for run in plan.make_plan(experiment, profile).runs
+            if run.labels["data"] == "emnist"
+        ][:1]
         for profile in spec.PROFILES
     }
-    speeds = {(run.config["data"], "cnn", "sgd"): estimate.Speed(0.0, 1.0, "") for (run,) in runs.values()}
+    speeds = {
+        (run.config["data"], "cnn", "sgd"): estimate.Speed(0.0, 1.0, "") for (run,) in runs.values()
+    }
     found = {
-        profile: estimate.estimate(runs[profile], session._sizes(experiment, profile), {}, speeds)[0]
+        profile: estimate.estimate(runs[profile], session._sizes(experiment, profile), {}, speeds)[
+            0
+        ]
         for profile in runs
     }
-    assert found == {"lite": 4 * 229, "paper": 8 * 488}  # 58,405 and 124,800 records in batches of 256
+    assert found == {
+        "lite": 4 * 229,
+        "paper": 8 * 488,
+    }  # 58,405 and 124,800 records in batches of 256
 
 
 def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, monkeypatch):
@@ -326,21 +365,41 @@ def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, mo
     text, failed = session.reproduce(request)
     assert failed == 3 + 1 + 3 and "3 of 9 runs" in text
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid have no result" in page
+    assert (
+        "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid have no result"
+        in page
+    )
     assert "- left out: σ = 1.1 · Replay · seed 2: it follows a run without a learning rate" in page
 
 
 def test_every_failure_is_kept(mini):
-    runs = [plan.PlannedRun(key, {}, plan.make_plan(mini, "lite").runs[0].labels) for key in ("a", "b")]
-    told = session._failures({run.key: run for run in runs}, {key: Outcome("failed", f"{key}!") for key in ("a", "b")})
-    assert list(told.values()) == [f"failed: σ = 1.1 · DP-SGD · seed 1: {key}!" for key in ("a", "b")]
+    runs = [
+        plan.PlannedRun(key, {}, plan.make_plan(mini, "lite").runs[0].labels) for key in ("a", "b")
+    ]
+    told = session._failures(
+        {run.key: run for run in runs}, {key: Outcome("failed", f"{key}!") for key in ("a", "b")}
+    )
+    assert list(told.values()) == [
+        f"failed: σ = 1.1 · DP-SGD · seed 1: {key}!" for key in ("a", "b")
+    ]
 
 
 def test_the_command_reports_failures(mini_file, tmp_path, monkeypatch, capsys):
-    from zetaclip import cli
+    from zetaclip.cli import _main as cli
 
     monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")
-    code = cli.main(["reproduce", str(mini_file), "--out", str(tmp_path / "out"), "--only", "seed=1", "--workers", "2"])
+    code = cli.main(
+        [
+            "reproduce",
+            str(mini_file),
+            "--out",
+            str(tmp_path / "out"),
+            "--only",
+            "seed=1",
+            "--workers",
+            "2",
+        ]
+    )
     said = capsys.readouterr().out
     assert code == 1
     assert "seed 1: zetaclip: the stand-in was told to fail" in said
@@ -349,16 +408,24 @@ def test_the_command_reports_failures(mini_file, tmp_path, monkeypatch, capsys):
 
 
 def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "missing_data", lambda runs: {"mnist": "the data set mnist is not here"})
+    monkeypatch.setattr(
+        session, "missing_data", lambda runs: {"mnist": "the data set mnist is not here"}
+    )
     request = session.Request(mini, "lite", str(tmp_path / "out"))
     with pytest.raises(CommandError, match="mnist is not here"):
         session.reproduce(request)
-    monkeypatch.setattr(session, "missing_data", lambda runs: {"heart": "the data set heart is not here"})
+    monkeypatch.setattr(
+        session, "missing_data", lambda runs: {"heart": "the data set heart is not here"}
+    )
     tabular = spec.load("tabular")
     with pytest.raises(CommandError, match="heart is not here"):
         session.reproduce(session.Request(tabular, "lite", str(tmp_path / "out"), strict=True))
     request = session.Request(
-        tabular, "lite", str(tmp_path / "out"), only={"method": ["dp-sgd"], "seed": ["1"]}, workers=2
+        tabular,
+        "lite",
+        str(tmp_path / "out"),
+        only={"method": ["dp-sgd"], "seed": ["1"]},
+        workers=2,
     )
     text, failed = session.reproduce(request)
     assert failed == 0 and "heart is not here" in text
@@ -398,7 +465,7 @@ def test_a_file_is_no_results_folder(mini, tmp_path):
 
 
 def test_claims_need_tables(tmp_path, capsys):
-    from zetaclip import cli
+    from zetaclip.cli import _main as cli
 
     page = tmp_path / "page.md"
     page.write_text("as it was")
@@ -427,10 +494,12 @@ def test_speeds_are_measured_on_a_workers_threads(mini, tmp_path, monkeypatch):
 
 
 def test_the_usual_mistakes(capsys, tmp_path):
-    from zetaclip import cli
+    from zetaclip.cli import _main as cli
 
     assert cli.main(["reproduce"]) == 2
     assert cli.main(["reproduce", "idd"]) == 2
-    assert cli.main(["reproduce", "zone", "--only", "colour=red", "--out", str(tmp_path / "o")]) == 2
+    assert (
+        cli.main(["reproduce", "zone", "--only", "colour=red", "--out", str(tmp_path / "o")]) == 2
+    )
     said = capsys.readouterr().err
     assert "--list" in said and "did you mean iid" in said and "KEY=VALUE" in said

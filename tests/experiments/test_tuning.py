@@ -15,7 +15,9 @@ def test_rates_are_chosen_on_the_grid_and_kept(mini, store):
     run_all(grid.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
     assert tuning.decide([grid], store) == {}
     rates = tuning.load_rates(store)
-    assert tuning.values([grid], rates) == {"lite/mnist/paper/dp-sgd": 0.25}  # the stand-in is best there
+    assert tuning.values([grid], rates) == {
+        "lite/mnist/paper/dp-sgd": 0.25
+    }  # the stand-in is best there
     entry = rates[tuning.key(grid)]
     values = {point["lr"]: point["value"] for point in entry["grid"]}
     assert list(values) == [0.0625, 0.25, 1.0] and max(values, key=values.get) == 0.25
@@ -52,17 +54,23 @@ def test_a_diverged_run_has_finished_and_cannot_win(store, diverged):
     assert tuning.decide([grid], store) == {}
     rates = tuning.load_rates(store)
     entry = rates[tuning.key(grid)]
-    assert entry["rate"] == 2.0 and entry["at_edge_of_grid"] is False and tuning.settled(grid, rates)
+    assert (
+        entry["rate"] == 2.0 and entry["at_edge_of_grid"] is False and tuning.settled(grid, rates)
+    )
     assert [point["value"] for point in entry["grid"]] == [None, 0.6, None]
 
 
 def test_a_grid_that_diverged_is_undecided(store):
-    assert tuning.decide([a_grid(store, "accuracy", None, None)], store) == {"x": "every run of its grid diverged"}
+    assert tuning.decide([a_grid(store, "accuracy", None, None)], store) == {
+        "x": "every run of its grid diverged"
+    }
 
 
 def test_a_grid_with_a_failed_run_is_not_settled(store):
     grid = a_grid(store, "accuracy", 0.5, 0.6, 0.7)
-    assert tuning.decide([grid], store) == {} and tuning.values([grid], tuning.load_rates(store)) == {"x": 3.0}
+    assert tuning.decide([grid], store) == {} and tuning.values(
+        [grid], tuning.load_rates(store)
+    ) == {"x": 3.0}
     (store.folder(grid.runs[2].key) / "result.json").unlink()
     assert tuning.decide([grid], store) == {
         "x": "1 of 3 runs of its grid have no result (the rate 3, chosen before, is dropped)"
@@ -72,8 +80,13 @@ def test_a_grid_with_a_failed_run_is_not_settled(store):
 
 def test_a_choice_without_a_failed_run_is_made_again(store):
     grid = a_grid(store, "accuracy", 0.5, 0.6)
-    points = [{"lr": 1.0, "value": 0.5, "run": grid.runs[0].key}, {"lr": 2.0, "value": None, "run": grid.runs[1].key}]
-    assert not tuning.settled(grid, {tuning.key(grid): {"rate": 1.0, "at_edge_of_grid": True, "grid": points}})
+    points = [
+        {"lr": 1.0, "value": 0.5, "run": grid.runs[0].key},
+        {"lr": 2.0, "value": None, "run": grid.runs[1].key},
+    ]
+    assert not tuning.settled(
+        grid, {tuning.key(grid): {"rate": 1.0, "at_edge_of_grid": True, "grid": points}}
+    )
 
 
 def test_a_grid_with_an_edited_run_is_not_decided(store):
@@ -83,11 +96,15 @@ def test_a_grid_with_an_edited_run_is_not_decided(store):
     assert "1 of 2 runs" in tuning.decide([grid], store)["x"] and tuning.load_rates(store) == {}
 
 
-def test_experiments_with_other_grids_leave_each_others_rates_alone(mini_file, tmp_path, monkeypatch):
+def test_experiments_with_other_grids_leave_each_others_rates_alone(
+    mini_file, tmp_path, monkeypatch
+):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     other = mini_file.with_name("other.toml")
     text = mini_file.read_text(encoding="utf-8")
-    other.write_text(text.replace("factors = [0.25, 1.0, 4.0]", "factors = [8.0, 16.0]"), encoding="utf-8")
+    other.write_text(
+        text.replace("factors = [0.25, 1.0, 4.0]", "factors = [8.0, 16.0]"), encoding="utf-8"
+    )
     out = tmp_path / "out"
     pages = []
     for path in (mini_file, other, mini_file):

@@ -8,7 +8,9 @@ import pytest
 from helpers import ROOT, code_of
 
 
-@pytest.mark.parametrize(("page", "package"), [("lightning", "lightning"), ("transformers", "transformers")])
+@pytest.mark.parametrize(
+    ("page", "package"), [("lightning", "lightning"), ("transformers", "transformers")]
+)
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own
 def test_code_blocks_run(page, package, capsys, own_rules):
     pytest.importorskip(package, reason=f"the extra `{package}` is not installed")
@@ -25,5 +27,7 @@ def test_adapters_learn_private_text(capsys, monkeypatch, own_rules):
     runpy.run_path(str(ROOT / "examples/lora_text.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert float(re.search(r"ε = ([\d.]+) at", printed)[1]) <= 8.0
-    before, after = map(float, re.search(r"([\d.]+) without the adapters, ([\d.]+) with them", printed).groups())
+    before, after = map(
+        float, re.search(r"([\d.]+) without the adapters, ([\d.]+) with them", printed).groups()
+    )
     assert after < before - 0.05

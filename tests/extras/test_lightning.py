@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
+lightning = pytest.importorskip(
+    "lightning.pytorch", reason="the extra `lightning` is not installed"
+)
 
 from lightning.pytorch.callbacks import (  # noqa: E402
     BatchSizeFinder,
@@ -24,9 +26,9 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from zetaclip import PrivacyLeakWarning, Spectral  # noqa: E402
-from zetaclip.accounting import epsilon  # noqa: E402
+from zetaclip.accounting._accounting import epsilon  # noqa: E402
 from zetaclip.integrations.lightning import Privacy  # noqa: E402
-from zetaclip.ledger import Event  # noqa: E402
+from zetaclip.ledger._ledger import Event  # noqa: E402
 
 pytestmark = [
     # Lightning's own advice, and what it touches in torch.
@@ -58,7 +60,9 @@ class Net(lightning.LightningModule):
     def __init__(self, lr=0.5, dropout=0.0, log=False, interval=None):
         super().__init__()
         torch.manual_seed(3)
-        self.body = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3))
+        self.body = nn.Sequential(
+            nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3)
+        )
         self.lr, self.log_loss, self.interval = lr, log, interval
         self.seen = []
 
@@ -78,7 +82,10 @@ class Net(lightning.LightningModule):
         if self.interval is None:
             return optimizer
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": self.interval},
+        }
 
 
 def data(size=N):
@@ -92,13 +99,29 @@ def loader(size=N):
 
 
 def privacy(**terms):
-    given = {"noise_multiplier": 1.0, "target_delta": 1e-5, "clipping": 1.0, "accountant": "rdp", "seed": 0}
+    given = {
+        "noise_multiplier": 1.0,
+        "target_delta": 1e-5,
+        "clipping": 1.0,
+        "accountant": "rdp",
+        "seed": 0,
+    }
     return Privacy(**{**given, "num_examples": N, **terms})
 
 
 def trainer(tmp_path, *callbacks, **options):
-    given = {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
-    given |= {"enable_model_summary": False, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    given = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+    }
+    given |= {
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "default_root_dir": tmp_path,
+    }
     return lightning.Trainer(callbacks=list(callbacks), **{**given, **options})
 
 
@@ -139,11 +162,17 @@ def test_the_update_has_the_right_noise(tmp_path):
 
     net = Still(lr=1.0)
     before = flat(net)
-    trainer(tmp_path, privacy(noise_multiplier=3.0, clipping=2.0), max_steps=40, max_epochs=-1).fit(net, loader())
+    trainer(tmp_path, privacy(noise_multiplier=3.0, clipping=2.0), max_steps=40, max_epochs=-1).fit(
+        net, loader()
+    )
     moved = (flat(net) - before) / (3.0 * 2.0 / L * 40**0.5)
     spread = float(moved.square().mean())
     limit = 4 * (2 / len(moved)) ** 0.5
-    assert abs(spread - 1) < limit and abs(spread * 4 / 9 - 1) > limit and abs(spread * 9 / 4 - 1) > limit
+    assert (
+        abs(spread - 1) < limit
+        and abs(spread * 4 / 9 - 1) > limit
+        and abs(spread * 9 / 4 - 1) > limit
+    )
 
 
 def test_a_wrong_loss_is_found_before_the_first_update(tmp_path):
@@ -215,7 +244,9 @@ def test_a_loop_past_the_optimizer_is_an_error(tmp_path):
             optimizer_closure()
             optimizer.optimizer.inner.step()
 
-    with pytest.raises(RuntimeError, match="would move the weights by gradients without clipping or noise"):
+    with pytest.raises(
+        RuntimeError, match="would move the weights by gradients without clipping or noise"
+    ):
         trainer(tmp_path, privacy()).fit(Past(), loader())
 
 
@@ -239,7 +270,9 @@ class Rates(Callback):
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize("terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str)
+@pytest.mark.parametrize(
+    "terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str
+)
 def test_steps_epochs_and_schedulers_count_updates(tmp_path, terms):
     net, told, rates = Net(interval="step"), privacy(**terms), Rates()
     fitted = trainer(tmp_path, told, rates)
@@ -258,7 +291,9 @@ def test_max_steps_and_epoch_schedulers(tmp_path, interval):
     fitted = trainer(tmp_path, told, max_steps=11, max_epochs=-1)
     fitted.fit(net, loader())
     assert fitted.global_step == told.engine.updates == 11
-    assert fitted.optimizers[0].param_groups[0]["lr"] == 0.5 * 0.5 ** (11 if interval == "step" else 1)
+    assert fitted.optimizers[0].param_groups[0]["lr"] == 0.5 * 0.5 ** (
+        11 if interval == "step" else 1
+    )
 
 
 def test_limited_epochs(tmp_path):
@@ -306,7 +341,9 @@ def test_epsilon_and_clip_are_in_the_progress_bar(tmp_path):
         fitted.fit(Net(), loader())
     shown = fitted.progress_bar_metrics
     assert shown["clip"] == pytest.approx(0.7, rel=1e-4)
-    assert shown["epsilon"] == pytest.approx(told.engine.get_epsilon(1e-5), rel=1e-6)  # Lightning keeps float32
+    assert shown["epsilon"] == pytest.approx(
+        told.engine.get_epsilon(1e-5), rel=1e-6
+    )  # Lightning keeps float32
 
 
 def test_no_line_of_a_log_tells_less_than_was_spent(tmp_path):
@@ -318,7 +355,9 @@ def test_no_line_of_a_log_tells_less_than_was_spent(tmp_path):
     assert len(lines) == fitted.global_step > 5
     (event,) = told.engine.ledger.events()
     for line in lines:
-        spent = epsilon([Event(event.sample_rate, event.noise_multiplier, int(line["step"]) + 1)], 1e-5, "rdp")
+        spent = epsilon(
+            [Event(event.sample_rate, event.noise_multiplier, int(line["step"]) + 1)], 1e-5, "rdp"
+        )
         assert float(line["epsilon"]) >= spent * (1 - 1e-6)
     assert float(lines[-1]["epsilon"]) == pytest.approx(told.engine.get_epsilon(1e-5), rel=1e-6)
 
@@ -352,7 +391,9 @@ def test_training_metrics_are_warned_of_once_and_noted(tmp_path):
     assert sum("train_loss" in str(w.message) for w in caught) == 1
     assert "not covered: logged in training: train_loss" in told.engine.ledger.header.notes
     silent = privacy()
-    trainer(tmp_path, silent).fit(Net(), loader(), loader())  # validation metrics are the user's own affair
+    trainer(tmp_path, silent).fit(
+        Net(), loader(), loader()
+    )  # validation metrics are the user's own affair
     assert not any("not covered" in note for note in silent.engine.ledger.header.notes)
 
 
@@ -380,14 +421,20 @@ def test_a_second_fit_goes_on_in_the_same_ledger_with_other_noise(tmp_path, monk
 
 
 def saving(folder, **options):
-    return ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=5, **options)
+    return ModelCheckpoint(
+        dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=5, **options
+    )
 
 
-@pytest.mark.parametrize("terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str)
+@pytest.mark.parametrize(
+    "terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str
+)
 def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
     whole = Net(dropout=0.3, interval="step")
     torch.manual_seed(9)
-    trainer(tmp_path, privacy(seed=None, **terms), saving(tmp_path), enable_checkpointing=True).fit(whole, loader())
+    trainer(tmp_path, privacy(seed=None, **terms), saving(tmp_path), enable_checkpointing=True).fit(
+        whole, loader()
+    )
     path = tmp_path / "step=10.ckpt"
     assert path.with_name("step=10.ckpt.private").stat().st_mode & 0o777 == 0o600
     again, told = Net(dropout=0.3, interval="step"), privacy(seed=None, **terms)
@@ -405,8 +452,12 @@ def test_resume_is_bit_equal_from_any_folder_and_hears_of_the_others(tmp_path):
 
     def fit(net, folder, **options):
         told = privacy(seed=None)
-        last = ModelCheckpoint(dirpath=folder, filename="last-{step}", save_top_k=1, every_n_train_steps=5)
-        best = ModelCheckpoint(dirpath=folder / "best", filename="{step}", save_top_k=1, every_n_train_steps=7)
+        last = ModelCheckpoint(
+            dirpath=folder, filename="last-{step}", save_top_k=1, every_n_train_steps=5
+        )
+        best = ModelCheckpoint(
+            dirpath=folder / "best", filename="{step}", save_top_k=1, every_n_train_steps=7
+        )
         trainer(tmp_path, told, last, best, enable_checkpointing=True).fit(net, loader(), **options)
         return told
 
@@ -422,7 +473,9 @@ def test_resume_is_bit_equal_from_any_folder_and_hears_of_the_others(tmp_path):
         trainer(tmp_path, told).fit(other, loader(), ckpt_path=start)
         assert torch.equal(flat(whole), flat(other)) and told.engine.ledger.steps == 16
         with pytest.raises(RuntimeError, match="another gradient"):
-            trainer(tmp_path, privacy(seed=None)).fit(Halved(dropout=0.3), loader(), ckpt_path=start)
+            trainer(tmp_path, privacy(seed=None)).fit(
+                Halved(dropout=0.3), loader(), ckpt_path=start
+            )
 
 
 class Halved(Net):
@@ -437,18 +490,25 @@ def test_resume_without_the_home_of_the_run_says_what_to_do(tmp_path):
     for journal in (tmp_path / "a").glob("*.journal"):
         journal.unlink()
     path = tmp_path / "b" / "step=10.ckpt"
-    with pytest.raises(ValueError, match=r"journal in \.\./a .*resume without step=10\.ckpt\.private"):
+    with pytest.raises(
+        ValueError, match=r"journal in \.\./a .*resume without step=10\.ckpt\.private"
+    ):
         trainer(tmp_path, privacy(seed=None)).fit(Net(), loader(), ckpt_path=path)
     path.with_name(path.name + ".private").unlink()
     told = privacy(seed=None)
-    with pytest.warns(UserWarning, match="can't be counted"), pytest.warns(UserWarning, match="fresh noise"):
+    with (
+        pytest.warns(UserWarning, match="can't be counted"),
+        pytest.warns(UserWarning, match="fresh noise"),
+    ):
         trainer(tmp_path, told).fit(Net(), loader(), ckpt_path=path)
     assert told.engine.ledger.steps == 16 + 6  # the journal beside the checkpoint is still there
 
 
 def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     whole = Net()
-    trainer(tmp_path, privacy(seed=None), saving(tmp_path), enable_checkpointing=True).fit(whole, loader())
+    trainer(tmp_path, privacy(seed=None), saving(tmp_path), enable_checkpointing=True).fit(
+        whole, loader()
+    )
     path = tmp_path / "step=10.ckpt"
     path.with_name(path.name + ".private").unlink()
     again, told = Net(), privacy(seed=None)
@@ -503,7 +563,9 @@ def test_a_checkpoint_of_ordinary_training_is_told(tmp_path):
     ordinary = trainer(tmp_path, saving(tmp_path), enable_checkpointing=True)
     ordinary.fit(Net(), loader())
     with pytest.warns(UserWarning, match="holds no private state"):
-        trainer(tmp_path, privacy(), max_epochs=3).fit(Net(), loader(), ckpt_path=tmp_path / "step=10.ckpt")
+        trainer(tmp_path, privacy(), max_epochs=3).fit(
+            Net(), loader(), ckpt_path=tmp_path / "step=10.ckpt"
+        )
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -544,7 +606,9 @@ def test_finders_are_refused_in_any_order(tmp_path, finder, first):
     callbacks = (finder(), privacy()) if first else (privacy(), finder())
     net = Loads()
     before = flat(net).clone()
-    with pytest.raises(ValueError, match=f"{finder.__name__} trains on the private records.*public data"):
+    with pytest.raises(
+        ValueError, match=f"{finder.__name__} trains on the private records.*public data"
+    ):
         trainer(tmp_path, *callbacks).fit(net)
     assert torch.equal(flat(net), before)
 
@@ -588,7 +652,10 @@ def test_manual_optimization_and_several_optimizers_are_refused(tmp_path):
 
     class Two(Net):
         def configure_optimizers(self):
-            return [torch.optim.SGD(self.body[0].parameters()), torch.optim.SGD(self.body[3].parameters())]
+            return [
+                torch.optim.SGD(self.body[0].parameters()),
+                torch.optim.SGD(self.body[3].parameters()),
+            ]
 
     with pytest.raises(ValueError, match=r"manual optimization.*automatic"):
         trainer(tmp_path, privacy()).fit(Manual(), loader())

@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+transformers = pytest.importorskip(
+    "transformers", reason="the extra `transformers` is not installed"
+)
 
 from transformers import TrainerCallback  # noqa: E402
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity  # noqa: E402
-from zetaclip.accounting import epsilon  # noqa: E402
+from zetaclip.accounting._accounting import epsilon  # noqa: E402
 from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
 
@@ -30,7 +32,14 @@ PER_EPOCH = 5
 
 def gpt2(**options):
     torch.manual_seed(0)
-    given = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 2, "bos_token_id": 0}
+    given = {
+        "vocab_size": WORDS,
+        "n_positions": 16,
+        "n_embd": 24,
+        "n_layer": 2,
+        "n_head": 2,
+        "bos_token_id": 0,
+    }
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**given, **dropout, **options}))
 
@@ -55,17 +64,32 @@ def llama(**options):
 
 def small(name):
     """Further families whose positions or norms are their own."""
-    common = {"vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    common = {
+        "vocab_size": WORDS,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     sized = {**common, "intermediate_size": 30, "max_position_embeddings": 16}
     torch.manual_seed(0)
     if name == "electra":
-        return transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sized, embedding_size=12))
+        return transformers.ElectraForMaskedLM(
+            transformers.ElectraConfig(**sized, embedding_size=12)
+        )
     if name == "albert":
         return transformers.AlbertForMaskedLM(transformers.AlbertConfig(**sized, embedding_size=12))
     if name == "gpt_neo":
         kinds = [[["global", "local"], 1]]
-        neo = {"vocab_size": WORDS, "hidden_size": 24, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 16}
-        return transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**neo, attention_types=kinds))
+        neo = {
+            "vocab_size": WORDS,
+            "hidden_size": 24,
+            "num_layers": 2,
+            "num_heads": 2,
+            "max_position_embeddings": 16,
+        }
+        return transformers.GPTNeoForCausalLM(
+            transformers.GPTNeoConfig(**neo, attention_types=kinds)
+        )
     if name == "openai-gpt":
         sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 2}
         return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes))
@@ -82,7 +106,11 @@ def rows(size=N, length=T, seed=1):
     ids = torch.randint(1, WORDS, (size, length), generator=generator)
     lengths = torch.randint(3, length + 1, (size,), generator=generator)
     mask = torch.arange(length) < lengths.unsqueeze(1)
-    return {"input_ids": ids * mask, "attention_mask": mask.long(), "labels": torch.where(mask, ids, -100)}
+    return {
+        "input_ids": ids * mask,
+        "attention_mask": mask.long(),
+        "labels": torch.where(mask, ids, -100),
+    }
 
 
 def dataset(size=N, **options):
@@ -112,7 +140,9 @@ def test_parity(make):
     assert all(make is bert and ("cls." in name or "word_embeddings" in name) for name in slow)
     paths = {layer.parameter: layer.path for layer in found.layers}
     if make is gpt2:
-        assert paths["transformer.wte.weight"] == "embedding, linear"  # tied: one gradient, both uses
+        assert (
+            paths["transformer.wte.weight"] == "embedding, linear"
+        )  # tied: one gradient, both uses
         assert paths["transformer.h.0.attn.c_attn.weight"] == "linear"
     if make is llama:
         assert paths["model.norm.weight"] == "rms norm"
@@ -139,7 +169,9 @@ def test_the_models_own_loss_mixes_records_and_is_found_out():
     found = parity(model, rows(6), lambda m, batch: m(**batch).loss)
     assert not found
     with pytest.raises(RuntimeError, match="one record must be one row"):
-        check_parity(model, rows(6), lambda m, batch: m(**batch).loss)  # the shared row of positions
+        check_parity(
+            model, rows(6), lambda m, batch: m(**batch).loss
+        )  # the shared row of positions
 
 
 @torch.no_grad()
@@ -147,7 +179,9 @@ def assert_mean_of_own_losses(model):
     """Against the model's own loss, one record at a time."""
     model.eval()
     batch = rows(6)
-    each = [model(**{name: value[i : i + 1] for name, value in batch.items()}).loss for i in range(6)]
+    each = [
+        model(**{name: value[i : i + 1] for name, value in batch.items()}).loss for i in range(6)
+    ]
     assert torch.allclose(record_loss(model, batch), torch.stack(each).mean(), atol=1e-6)
 
 
@@ -184,7 +218,9 @@ def test_rules_are_for_norms_that_are_what_they_seem():
             self.weight, self.eps = nn.Parameter(torch.full((4,), 0.5)), 1e-6
 
         def forward(self, x):
-            return self.weight.square() * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+            return (
+                self.weight.square() * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+            )
 
     assert not _is_rms_norm(OddRMSNorm())
     assert _is_rms_norm(llama().model.norm)
@@ -235,7 +271,9 @@ def test_one_long_record_moves_the_sum_by_no_more_than_the_sensitivity(make, sid
         model = make()
         register_rules(model)
         before, engine = flat(model), PrivacyEngine(accountant="rdp", seed=0)
-        loader = torch.utils.data.DataLoader(rows, batch_size=8, collate_fn=lambda rows: padded(rows, side))
+        loader = torch.utils.data.DataLoader(
+            rows, batch_size=8, collate_fn=lambda rows: padded(rows, side)
+        )
         _, optimizer, private = engine.make_private(
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), data_loader=loader,
             noise_multiplier=0.0, clipping=0.5, sample_rate=1.0, num_examples=8,
@@ -253,18 +291,34 @@ def test_one_long_record_moves_the_sum_by_no_more_than_the_sensitivity(make, sid
         pytest.warns(UserWarning, match="num_examples = 8 was declared"),
     ):
         other, _ = release([*short, long])
-    assert float((one - other).norm()) == pytest.approx(sensitivity, rel=1e-3)  # the long one's own part
+    assert float((one - other).norm()) == pytest.approx(
+        sensitivity, rel=1e-3
+    )  # the long one's own part
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
-    "name", ["gpt2", "bert", "llama", "roberta", "albert", "electra", "gpt_neo", "openai-gpt", "gemma", "qwen2"]
+    "name",
+    [
+        "gpt2",
+        "bert",
+        "llama",
+        "roberta",
+        "albert",
+        "electra",
+        "gpt_neo",
+        "openai-gpt",
+        "gemma",
+        "qwen2",
+    ],
 )
 def test_a_record_does_not_see_its_padding(name, side):
     own = {"gpt2": gpt2, "bert": bert, "llama": llama, "roberta": roberta}
     model = (own[name]() if name in own else small(name)).eval()
     register_rules(model)
-    assert check_parity(model, texts([4, 11, 6, 3]), record_loss, collate_fn=lambda rows: padded(rows, side))
+    assert check_parity(
+        model, texts([4, 11, 6, 3]), record_loss, collate_fn=lambda rows: padded(rows, side)
+    )
 
 
 def test_labels_on_padding_do_not_count():
@@ -276,7 +330,9 @@ def test_labels_on_padding_do_not_count():
 def test_padding_on_the_left_is_refused_where_positions_can_not_be_told():
     config = transformers.BloomConfig(vocab_size=WORDS, hidden_size=24, n_layer=1, n_head=2)
     model = transformers.BloomForCausalLM(config)
-    with pytest.raises(ValueError, match=r"padded on the left, and BloomForCausalLM takes no position_ids.*'right'"):
+    with pytest.raises(
+        ValueError, match=r"padded on the left, and BloomForCausalLM takes no position_ids.*'right'"
+    ):
         record_loss(model, padded(texts([4, 9]), "left"))
     record_loss(model, padded(texts([4, 9]), "right"))
 
@@ -288,7 +344,9 @@ class Uneven(PrivateTrainer):
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
-        loader.collate_fn.collate = lambda rows: padded([row["input_ids"] for row in rows], self.side)
+        loader.collate_fn.collate = lambda rows: padded(
+            [row["input_ids"] for row in rows], self.side
+        )
         return loader
 
 
@@ -316,14 +374,33 @@ def test_the_trainer_finds_out_whether_padding_matters(tmp_path, side):
 
 
 def privacy(**terms):
-    given = {"noise_multiplier": 1.0, "target_delta": 1e-5, "clipping": 1.0, "accountant": "rdp", "seed": 0}
+    given = {
+        "noise_multiplier": 1.0,
+        "target_delta": 1e-5,
+        "clipping": 1.0,
+        "accountant": "rdp",
+        "seed": 0,
+    }
     return Privacy(**{**given, "num_examples": N, **terms})
 
 
 def arguments(tmp_path, **options):
-    given = {"per_device_train_batch_size": L, "num_train_epochs": 2, "learning_rate": 0.1, "optim": "sgd"}
-    given |= {"report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "use_cpu": True}
-    return transformers.TrainingArguments(str(tmp_path), **{**given, "lr_scheduler_type": "linear", **options})
+    given = {
+        "per_device_train_batch_size": L,
+        "num_train_epochs": 2,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+    }
+    given |= {
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return transformers.TrainingArguments(
+        str(tmp_path), **{**given, "lr_scheduler_type": "linear", **options}
+    )
 
 
 def trainer(tmp_path, model, terms=None, data=None, **options):
@@ -335,7 +412,9 @@ def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
     """Nothing is warned of (here every warning is an error) and nothing noted: the mean is undone before gradients are rounded."""
     made = trainer(tmp_path, gpt2(), bf16=True)
     made.train()
-    assert made.engine.updates == 2 * PER_EPOCH and not any("half" in n for n in made.engine.ledger.header.notes)
+    assert made.engine.updates == 2 * PER_EPOCH and not any(
+        "half" in n for n in made.engine.ledger.header.notes
+    )
     assert made.engine._private().settings.loss_reduction == "sum"
     assert not any(
         "samples_per_second" in name for line in made.state.log_history for name in line
@@ -379,7 +458,9 @@ def test_it_is_the_engines_own_training(tmp_path):
     by_hand, engine = gpt2(), PrivacyEngine(accountant="rdp", seed=5)
     register_rules(by_hand)
     batch = rows()
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch.values()), batch_size=L)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*batch.values()), batch_size=L
+    )
     _, optimizer, private = engine.make_private(
         module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.1), data_loader=loader,
         noise_multiplier=1.0, clipping=1.0, num_examples=N,
@@ -406,28 +487,40 @@ def test_the_update_has_the_right_noise(tmp_path):
     model = llama(tie_word_embeddings=False)
     before = flat(model)
     args = arguments(tmp_path, learning_rate=1.0, lr_scheduler_type="constant", max_steps=12)
-    Still(model, args, train_dataset=dataset(), privacy=privacy(noise_multiplier=3.0, clipping=2.0)).train()
+    Still(
+        model, args, train_dataset=dataset(), privacy=privacy(noise_multiplier=3.0, clipping=2.0)
+    ).train()
     moved = (flat(model) - before) / (3.0 * 2.0 / L * 12**0.5)
     spread = float(moved.square().mean())
     limit = 4 * (2 / len(moved)) ** 0.5
-    assert abs(spread - 1) < limit and abs(spread * 4 / 9 - 1) > limit and abs(spread * 9 / 4 - 1) > limit
+    assert (
+        abs(spread - 1) < limit
+        and abs(spread * 4 / 9 - 1) > limit
+        and abs(spread * 9 / 4 - 1) > limit
+    )
 
 
 def test_noise_destroys_what_is_learned(tmp_path):
     def loss_after(sigma):
         model = llama()
-        trainer(tmp_path, model, privacy(noise_multiplier=sigma), learning_rate=1.0, num_train_epochs=10).train()
+        trainer(
+            tmp_path, model, privacy(noise_multiplier=sigma), learning_rate=1.0, num_train_epochs=10
+        ).train()
         return float(record_loss(model.eval(), rows()).detach())
 
     start = float(record_loss(llama().eval(), rows()).detach())
     assert loss_after(0.01) < start - 0.2 and not loss_after(1000.0) < start
 
 
-@pytest.mark.parametrize("terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str)
+@pytest.mark.parametrize(
+    "terms", [{}, {"physical_batch_size": 3}, {"method": "dp-sam", "clipping": None}], ids=str
+)
 def test_steps_epochs_and_schedulers_count_updates(tmp_path, terms):
     made = trainer(tmp_path, llama(), privacy(**terms), logging_steps=1)
     made.train()
-    assert made.state.global_step == made.engine.updates == 2 * PER_EPOCH and made.state.epoch == 2.0
+    assert (
+        made.state.global_step == made.engine.updates == 2 * PER_EPOCH and made.state.epoch == 2.0
+    )
     rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
     assert rates == pytest.approx([0.1 * (1 - k / 10) for k in range(10)])
     assert made.engine.ledger.steps == (20 if "method" in terms else 10)
@@ -441,7 +534,9 @@ def test_physical_batches_change_nothing_but_memory(tmp_path):
 
 
 def test_target_epsilon_is_for_the_trainers_own_steps(tmp_path):
-    made = trainer(tmp_path, llama(), privacy(noise_multiplier=None, target_epsilon=3.0), max_steps=7)
+    made = trainer(
+        tmp_path, llama(), privacy(noise_multiplier=None, target_epsilon=3.0), max_steps=7
+    )
     made.train()
     assert made.engine.updates == 7 and 2.9 < made.engine.get_epsilon(1e-5) <= 3.0
 
@@ -486,12 +581,16 @@ def test_diagnostics_are_logged_on_request_and_noted(tmp_path):
 def test_evaluation_inside_training(tmp_path):
     model = bert()
     args = arguments(tmp_path, eval_strategy="epoch")
-    made = PrivateTrainer(model, args, train_dataset=dataset(), eval_dataset=dataset(10, seed=3), privacy=privacy())
+    made = PrivateTrainer(
+        model, args, train_dataset=dataset(), eval_dataset=dataset(10, seed=3), privacy=privacy()
+    )
     made.train()
     logged = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
     assert len(logged) == 2
     held = rows(10, seed=3)
-    assert made.evaluate()["eval_loss"] == pytest.approx(float(record_loss(model.eval(), held).detach()), abs=1e-5)
+    assert made.evaluate()["eval_loss"] == pytest.approx(
+        float(record_loss(model.eval(), held).detach()), abs=1e-5
+    )
 
 
 def test_the_users_arguments_are_left_alone(tmp_path):
@@ -522,7 +621,10 @@ def test_a_compute_loss_that_adds_up_is_refused(tmp_path, monkeypatch, tried):
     if not tried:
         monkeypatch.setattr("zetaclip.integrations.transformers.rehearse", lambda *_: None)
     made = Summed(llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy())
-    with pytest.raises(LossError, match="made-up records" if tried else "compute_loss return the mean over the rows"):
+    with pytest.raises(
+        LossError,
+        match="made-up records" if tried else "compute_loss return the mean over the rows",
+    ):
         made.train()
     assert len(made.engine.ledger) == 0
 
@@ -560,11 +662,15 @@ def test_lora(tmp_path, make, options):
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     made = trainer(tmp_path, model)
     made.train()
-    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+    assert all(
+        torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen
+    )
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sum(torch.Size(line.shape).numel() for line in made.engine.describe()) == trained
     inner = model.get_base_model()
-    assert (inner.get_output_embeddings().weight is inner.get_input_embeddings().weight) == (make is gpt2)
+    assert (inner.get_output_embeddings().weight is inner.get_input_embeddings().weight) == (
+        make is gpt2
+    )
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -582,7 +688,9 @@ def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
     assert hidden.stat().st_mode & 0o777 == 0o600
     secret = next(iter(json.loads(hidden.read_text()).values()))
     for file in (tmp_path / "checkpoint-6").iterdir():
-        assert secret["noise"].encode() not in file.read_bytes() and not file.name.endswith(".private")
+        assert secret["noise"].encode() not in file.read_bytes() and not file.name.endswith(
+            ".private"
+        )
     torch.manual_seed(99)
     again = gpt2(**options)
     made = trainer(tmp_path, again, privacy(seed=None, **terms), **{**sgd, "save_strategy": "no"})
@@ -604,7 +712,9 @@ def test_resume_is_bit_equal_where_older_checkpoints_were_removed(tmp_path):
     made = trainer(tmp_path / "third", again, privacy(seed=None), **limited)
     made.train(resume_from_checkpoint=str(tmp_path / "second" / "checkpoint-9"))
     other = llama()
-    made = trainer(tmp_path / "fourth", other, privacy(seed=None), **{**SAVED, "save_strategy": "no"})
+    made = trainer(
+        tmp_path / "fourth", other, privacy(seed=None), **{**SAVED, "save_strategy": "no"}
+    )
     made.train(resume_from_checkpoint=str(tmp_path / "third" / "checkpoint-10"))
     assert torch.equal(flat(again), flat(other)) and made.engine.ledger.steps == 10
 
@@ -637,8 +747,14 @@ def test_secrets_of_removed_checkpoints_go_too(tmp_path):
         ({"fp16": True}, "fp16.*bf16"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing.*physical_batch_size"),
         ({"torch_compile": True}, "torch_compile"),
-        ({"include_num_input_tokens_seen": "all"}, "counts the tokens of batches whose size is private"),
-        ({"include_num_input_tokens_seen": True}, "counts the tokens of batches whose size is private"),
+        (
+            {"include_num_input_tokens_seen": "all"},
+            "counts the tokens of batches whose size is private",
+        ),
+        (
+            {"include_num_input_tokens_seen": True},
+            "counts the tokens of batches whose size is private",
+        ),
     ],
 )
 def test_arguments_that_are_refused(tmp_path, options, message):
@@ -679,9 +795,15 @@ def test_a_loss_of_the_whole_batch_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match="compute_loss_func sees a whole batch"):
         PrivateTrainer(
-            llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy(), compute_loss_func=whole
+            llama(),
+            arguments(tmp_path),
+            train_dataset=dataset(),
+            privacy=privacy(),
+            compute_loss_func=whole,
         )
     with pytest.raises(ValueError, match="leave loss_reduction out"):
         privacy(loss_reduction="sum")
     with pytest.raises(TypeError, match="privacy must be"):
-        PrivateTrainer(llama(), arguments(tmp_path), train_dataset=dataset(), privacy={"clipping": 1.0})
+        PrivateTrainer(
+            llama(), arguments(tmp_path), train_dataset=dataset(), privacy={"clipping": 1.0}
+        )

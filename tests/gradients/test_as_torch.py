@@ -19,8 +19,8 @@ from torch import nn
 from torch.func import functional_call
 
 from zetaclip import ValidationError, check_parity
+from zetaclip.engine._guard import OrderError
 from zetaclip.gradients import CaptureError
-from zetaclip.guard import OrderError
 
 
 def _x(*shape):

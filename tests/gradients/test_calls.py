@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from zetaclip import ValidationError
+from zetaclip.engine._guard import OrderError
 from zetaclip.gradients import CaptureError
-from zetaclip.guard import OrderError
 
 
 def _x(*shape):

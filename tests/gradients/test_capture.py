@@ -9,7 +9,16 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_parity, looped_gradients, mean_loss, private, recorded, tiny, toy_data, train
+from helpers import (
+    assert_parity,
+    looped_gradients,
+    mean_loss,
+    private,
+    recorded,
+    tiny,
+    toy_data,
+    train,
+)
 from networks import MODELS, Encoder, Scaled, Words
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -34,7 +43,10 @@ def test_the_module_comes_back_as_it_was():
     engine, same, *_ = private(module, toy_data())
     assert same is module
     assert [type(part) for part in module.modules()] == kinds
-    assert list(module.state_dict()) == keys and [p.requires_grad for p in module.parameters()] == flags
+    assert (
+        list(module.state_dict()) == keys
+        and [p.requires_grad for p in module.parameters()] == flags
+    )
     engine.detach()
     assert all("forward" not in part.__dict__ for part in module.modules())
 
@@ -78,7 +90,9 @@ def test_copies_are_plain(name):
         out = other(x)
         torch.testing.assert_close(out, expected)
         out.sum().backward()
-        assert all(p.grad is not None for p in other.parameters())  # ordinary autograd, not our engine
+        assert all(
+            p.grad is not None for p in other.parameters()
+        )  # ordinary autograd, not our engine
         assert not recorder.received and not recorder.forwards
         assert not any(p is q for p in other.parameters() for q in module.parameters())
 
@@ -167,7 +181,9 @@ class Checkpointed(nn.Module):
 def test_gradient_checkpointing_passes_parity(reentrant):
     module = Checkpointed(reentrant=False).double()
     batch = (torch.randn(5, 6).double(), torch.randint(0, 10, (5,)))
-    loop = looped_gradients(module, batch, mean_loss)  # torch refuses autograd.grad through the reentrant kind
+    loop = looped_gradients(
+        module, batch, mean_loss
+    )  # torch refuses autograd.grad through the reentrant kind
     module.reentrant = reentrant
     chunk, *_ = recorded(module, batch, mean_loss)
     with torch.no_grad():
@@ -203,10 +219,16 @@ def test_two_backwards_of_one_batch_add_up():
                 part.backward()
 
     def split(module, batch):
-        return Twice(F.cross_entropy(module(batch[0]), batch[1]), 0.1 * module(batch[0]).square().sum(1).mean())
+        return Twice(
+            F.cross_entropy(module(batch[0]), batch[1]),
+            0.1 * module(batch[0]).square().sum(1).mean(),
+        )
 
     def whole(module, batch):
-        return F.cross_entropy(module(batch[0]), batch[1]) + 0.1 * module(batch[0]).square().sum(1).mean()
+        return (
+            F.cross_entropy(module(batch[0]), batch[1])
+            + 0.1 * module(batch[0]).square().sum(1).mean()
+        )
 
     found, *_ = recorded(module, (x, y), split)
     expected, *_ = recorded(module, (x, y), whole)
@@ -263,7 +285,12 @@ def test_uses_of_one_parameter_are_added_before_the_norm():
     recorder.open(5)
     mean_loss(module, (x, y)).backward()
     with torch.no_grad():
-        apart = sum(part.norms().square() for parts in recorder.received.values() for part in parts).sqrt() * 5
+        apart = (
+            sum(
+                part.norms().square() for parts in recorder.received.values() for part in parts
+            ).sqrt()
+            * 5
+        )
         assert (apart - chunk.norms()).abs().min() > 1e-3
 
 
@@ -302,22 +329,31 @@ def test_autocast_and_a_low_precision_together(precision):
     precision("medium")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with exact(torch.device("cpu")):
-            assert torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled("cpu")
+            assert (
+                torch.get_float32_matmul_precision() == "highest"
+                and not torch.is_autocast_enabled("cpu")
+            )
         assert torch.is_autocast_enabled("cpu")
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-needs_settings = pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="an older torch")
+needs_settings = pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="an older torch"
+)
 
 
 @needs_settings
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("place", ["generic", "cuda", "mkldnn", "cuda matmul", "mkldnn matmul", "mkldnn conv"])
+@pytest.mark.parametrize(
+    "place", ["generic", "cuda", "mkldnn", "cuda matmul", "mkldnn matmul", "mkldnn conv"]
+)
 def test_the_settings_of_single_kernels_are_put_back_too(device, place):
     """Flags alone, so that those of a GPU can be looked at without one."""
     backend, kind = (place.split() + ["all"])[:2]
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    kinds = [("generic", "all")] + [(b, k) for b in ("cuda", "mkldnn") for k in ("all", "matmul", "conv", "rnn")]
+    kinds = [("generic", "all")] + [
+        (b, k) for b in ("cuda", "mkldnn") for k in ("all", "matmul", "conv", "rnn")
+    ]
     for one in ("cuda", "mkldnn"):
         write(one, "matmul", "none")  # what another test has left
     start = [read(*one) for one in kinds]

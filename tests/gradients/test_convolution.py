@@ -8,10 +8,22 @@ import torch.nn.functional as F
 
 from zetaclip.gradients import convolution
 from zetaclip.gradients.contributions import TRUSTED_GRAM, Dense, gram_norms
-from zetaclip.gradients.convolution import ConvGram, ConvPieces, Geometry, _folded, _shifted, convolution_contribution
+from zetaclip.gradients.convolution import (
+    ConvGram,
+    ConvPieces,
+    Geometry,
+    _folded,
+    _shifted,
+    convolution_contribution,
+)
 
 GEOMETRIES = list(
-    itertools.product([(3, 3), (1, 1), (2, 5)], [(1, 1), (2, 3), (3, 2)], [(0, 0), (1, 1), (2, 1)], [(1, 1), (2, 1)])
+    itertools.product(
+        [(3, 3), (1, 1), (2, 5)],
+        [(1, 1), (2, 3), (3, 2)],
+        [(0, 0), (1, 1), (2, 1)],
+        [(1, 1), (2, 1)],
+    )
 )
 
 
@@ -24,7 +36,9 @@ def test_all_kernels_agree(monkeypatch, piece):
         g = torch.randn_like(F.conv2d(x, weight, None, stride, padding, dilation))
         expected = torch.stack(
             [
-                torch.nn.grad.conv2d_weight(x[i : i + 1], weight.shape, g[i : i + 1], stride, padding, dilation)
+                torch.nn.grad.conv2d_weight(
+                    x[i : i + 1], weight.shape, g[i : i + 1], stride, padding, dilation
+                )
                 for i in range(4)
             ]
         )
@@ -36,7 +50,9 @@ def test_all_kernels_agree(monkeypatch, piece):
             ConvPieces(x, g, geometry),
         ):
             torch.testing.assert_close(found.dense(), expected, rtol=1e-10, atol=1e-10)
-            torch.testing.assert_close(found.norms(), expected.flatten(1).norm(dim=1), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(
+                found.norms(), expected.flatten(1).norm(dim=1), rtol=1e-10, atol=1e-10
+            )
             factors = torch.rand(4, dtype=torch.float64)
             total = torch.ones_like(weight)
             found.add_to(total, factors)

@@ -64,7 +64,12 @@ def test_what_cannot_be_vectorised_is_looped_and_said_so():
         _, _, shadows = recorded(module, (_x(6),), square_loss)
     assert shadows[0].path == "per example (loop)"
     x = _x(6)
-    loop = torch.stack([torch.autograd.grad(square_loss(module, (x[i : i + 1],)), module.weight)[0] for i in range(5)])
+    loop = torch.stack(
+        [
+            torch.autograd.grad(square_loss(module, (x[i : i + 1],)), module.weight)[0]
+            for i in range(5)
+        ]
+    )
     with pytest.warns(UserWarning, match="loop"):
         chunk, *_ = recorded(module, (x,), square_loss)
     with torch.no_grad():
@@ -78,7 +83,9 @@ def test_recurrent_states_are_sliced_along_their_own_dimension():
             self.rnn = nn.LSTM(6, 4, 2, batch_first=True)
 
         def forward(self, x, h, c):
-            out, (h, c) = self.rnn(x, (h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous()))
+            out, (h, c) = self.rnn(
+                x, (h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous())
+            )
             return torch.cat([out[:, -1], h[-1], c[0]], 1)
 
     assert_parity(Stateful().double(), (_x(3, 6), _x(2, 4), _x(2, 4)), square_loss, 1e-11)
@@ -132,9 +139,9 @@ class Cut(nn.Module):
         self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
 
     def forward(self, x, lengths, *settings):
-        return torch.stack([(row * self.weight)[: int(n)].sum() for row, n in zip(x, lengths, strict=True)]).unsqueeze(
-            1
-        )
+        return torch.stack(
+            [(row * self.weight)[: int(n)].sum() for row, n in zip(x, lengths, strict=True)]
+        ).unsqueeze(1)
 
 
 class Lengths:
@@ -179,7 +186,9 @@ def test_values_for_each_record_that_are_no_tensors_are_refused(form):
 
 @pytest.mark.filterwarnings("ignore:.*loop over examples")
 @pytest.mark.parametrize(
-    "meta", [lambda v: (v, v), lambda v: {"lengths": [v]}, lambda v: numpy.array([v, v])], ids=["pair", "dict", "array"]
+    "meta",
+    [lambda v: (v, v), lambda v: {"lengths": [v]}, lambda v: numpy.array([v, v])],
+    ids=["pair", "dict", "array"],
 )
 def test_values_for_each_record_are_found_at_any_depth(meta):
     class Inner(Cut):
@@ -228,7 +237,9 @@ def test_what_is_returned_beside_tensors_must_be_the_same_for_all(returned):
 
 
 @pytest.mark.parametrize(
-    "build", [Scaled, lambda: torch.nn.utils.weight_norm(nn.Linear(6, 4))], ids=["raw", "old weight norm"]
+    "build",
+    [Scaled, lambda: torch.nn.utils.weight_norm(nn.Linear(6, 4))],
+    ids=["raw", "old weight norm"],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 def test_hooks_on_a_unit_run_once(build):
@@ -326,7 +337,9 @@ def used_twice():
     "build",
     [
         lambda: parametrizations.weight_norm(nn.Linear(6, 4, bias=False)),
-        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), parametrizations.weight_norm(nn.Conv1d(2, 3, 2, bias=False))),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 3)), parametrizations.weight_norm(nn.Conv1d(2, 3, 2, bias=False))
+        ),
         lambda: parametrizations.orthogonal(nn.Linear(6, 4, bias=False)),
         mixed,
         lambda: mixed(frozen=True),

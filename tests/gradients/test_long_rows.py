@@ -35,6 +35,8 @@ def test_a_record_adds_the_same_beside_any_others(make):
         total = torch.zeros(4, 3, dtype=torch.float64)
         parts.add_to(total, factors)
         sums.append(total)
-    torch.testing.assert_close(sums[1] - sums[0], torch.full((4, 3), 2.0**-13).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        sums[1] - sums[0], torch.full((4, 3), 2.0**-13).double(), rtol=1e-6, atol=0
+    )
     kept = torch.full((4, 3), float(count - 1)) + 2.0**-13
     assert torch.equal(kept, torch.full((4, 3), float(count - 1)))  # one float32 addition loses it

@@ -9,7 +9,9 @@ from zetaclip import check_parity
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 3e-5)], ids=["f64", "f32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 3e-5)], ids=["f64", "f32"]
+)
 def test_network_agrees_with_the_loop(name, dtype, tolerance):
     build, inputs = MODELS[name]
     x = inputs(6)
@@ -39,9 +41,13 @@ def test_check_parity_sees_through_reentrant_checkpointing():
             self.inner, self.out = torch.nn.Linear(6, 6), torch.nn.Linear(6, 10)
 
         def forward(self, x):
-            return self.out(torch.tanh(checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=True)))
+            return self.out(
+                torch.tanh(checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=True))
+            )
 
-    assert check_parity(Checkpointed(), (torch.randn(4, 6), torch.randint(0, 10, (4,))), mean_loss).ok
+    assert check_parity(
+        Checkpointed(), (torch.randn(4, 6), torch.randint(0, 10, (4,))), mean_loss
+    ).ok
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
@@ -91,7 +97,9 @@ def test_autocast_records_in_float32(name, inside):
         exact = torch.cat([chunk._flat(torch.tensor([i]), torch.float64) for i in range(6)])
     torch.testing.assert_close(norms, exact.norm(dim=1), rtol=1e-5, atol=0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = looped_gradients(module, (x, y), lambda m, b: torch.nn.functional.cross_entropy(m(b[0]).float(), b[1]))
+        rough = looped_gradients(
+            module, (x, y), lambda m, b: torch.nn.functional.cross_entropy(m(b[0]).float(), b[1])
+        )
     wide = (x.double() if x.is_floating_point() else x, y)
     loop = looped_gradients(module.double(), wide, mean_loss)
     assert 0 < (exact - loop).norm() <= 1.5 * (rough - loop).norm()

@@ -7,12 +7,14 @@ import torch
 from helpers import assert_parity, mean_loss, recorded
 from torch import nn
 
-from zetaclip.clipping import check_columns, check_factors
+from zetaclip.clipping._base import check_columns, check_factors
+from zetaclip.engine._weights import Weights
 from zetaclip.gradients import Layout, compiled, rows
 from zetaclip.gradients.contributions import Dense, Outer, Single
-from zetaclip.weights import Weights
 
-needs_compiler = pytest.mark.skipif(compiled.rows is None, reason="zetaclip was built without a C compiler")
+needs_compiler = pytest.mark.skipif(
+    compiled.rows is None, reason="zetaclip was built without a C compiler"
+)
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -48,7 +50,9 @@ def values(*shape, seed=0):
 
 def mlp():
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(37, 70), nn.ReLU(), nn.Linear(70, 20, bias=False), nn.Tanh(), nn.Linear(20, 3))
+    return nn.Sequential(
+        nn.Linear(37, 70), nn.ReLU(), nn.Linear(70, 20, bias=False), nn.Tanh(), nn.Linear(20, 3)
+    )
 
 
 def batch(count=9):
@@ -63,7 +67,9 @@ def test_norms_agree_with_float64(width):
     found, finite = rows.norms(tasks, None, 5, 0.0, 2.0)
     lengths = x.double().norm(dim=1), g.double().norm(dim=1)
     assert finite
-    torch.testing.assert_close(found, 2 * torch.hypot(lengths[0] * lengths[1], lengths[1]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        found, 2 * torch.hypot(lengths[0] * lengths[1], lengths[1]), rtol=1e-6, atol=0
+    )
 
 
 @needs_compiler
@@ -80,9 +86,14 @@ def test_two_matrices_at_one_address_are_told_apart():
     whole = values(4, 6)
     part = whole.flatten()[:12].view(4, 3)
     assert part.data_ptr() == whole.data_ptr()
-    tasks = [*rows.norm_task(Dense(whole, whole.shape[1:]), 4), *rows.norm_task(Dense(part, part.shape[1:]), 4)]
+    tasks = [
+        *rows.norm_task(Dense(whole, whole.shape[1:]), 4),
+        *rows.norm_task(Dense(part, part.shape[1:]), 4),
+    ]
     found, _ = rows.norms(tasks, None, 4, 0.0, 1.0)
-    torch.testing.assert_close(found, torch.hypot(whole.norm(dim=1), part.norm(dim=1)).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        found, torch.hypot(whole.norm(dim=1), part.norm(dim=1)).double(), rtol=1e-6, atol=0
+    )
 
 
 @needs_compiler
@@ -98,7 +109,9 @@ def test_an_underflow_does_not_pass_for_zero(way):
     """|x| is lost to underflow, and |g| is huge: the product is a whole record."""
     layer = nn.Linear(4, 2, bias=False)
     x = torch.full((2, 4), 1e-25)
-    chunk, _, _ = recorded(layer, (x,), lambda module, batch: (module(batch[0]) * 1e24).sum(), scale=1.0)
+    chunk, _, _ = recorded(
+        layer, (x,), lambda module, batch: (module(batch[0]) * 1e24).sum(), scale=1.0
+    )
     assert (chunk.norms() >= 0.2 * 2**0.5).all()
 
 
@@ -110,7 +123,16 @@ def test_weighing_agrees_with_float64(count):
     expected = total.clone()
     expected[5:42] += 0.3 * factors @ matrix.double()
     scaled = torch.empty(matrix.shape, dtype=torch.float64)
-    tasks = [matrix.data_ptr(), 37, scaled.data_ptr(), 0, matrix.data_ptr(), 37, 0, total.data_ptr() + 8 * 5]
+    tasks = [
+        matrix.data_ptr(),
+        37,
+        scaled.data_ptr(),
+        0,
+        matrix.data_ptr(),
+        37,
+        0,
+        total.data_ptr() + 8 * 5,
+    ]
     rows.weigh(tasks, factors, 0.3)
     torch.testing.assert_close(scaled, 0.3 * factors.unsqueeze(1) * matrix, rtol=1e-14, atol=0)
     torch.testing.assert_close(total, expected, rtol=1e-13, atol=1e-13)
@@ -167,7 +189,9 @@ def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
     chunk, layout, _ = recorded(mlp(), batch(), mean_loss)
     with torch.no_grad():
         norms = chunk.norms()
-        chunk.add_weighted_sum(torch.zeros(layout.numel, dtype=torch.float64), torch.ones_like(norms))
+        chunk.add_weighted_sum(
+            torch.zeros(layout.numel, dtype=torch.float64), torch.ones_like(norms)
+        )
     assert compiled.rows.called == ["norms", "weigh"]
 
 
@@ -180,7 +204,9 @@ def test_a_gradient_near_the_largest_float_stays_within_c(way, clip):
     shares = []
     for length in [1e3, *torch.linspace(1e18, 1.2e19, 40).tolist()]:
         x = torch.tensor([[length, 0.0, 0.0, 0.0]])
-        chunk, layout, _ = recorded(module, (x,), lambda module, batch: module(batch[0]).square().sum())
+        chunk, layout, _ = recorded(
+            module, (x,), lambda module, batch: module(batch[0]).square().sum()
+        )
         with torch.no_grad():
             factors = rows.flat_factors(chunk.norms(), clip)
             total = torch.zeros(layout.numel, dtype=torch.float64)
@@ -234,7 +260,9 @@ def test_lengths_of_rows_with_their_columns(way, width):
     assert rows.longest(columns[:0]) == 0.0
     if width:
         columns[3, width - 1] = float("nan")
-        assert math.isnan(rows.longest(columns)) and math.isnan(rows.farthest(norms, factors, columns))
+        assert math.isnan(rows.longest(columns)) and math.isnan(
+            rows.farthest(norms, factors, columns)
+        )
 
 
 @pytest.mark.parametrize("kind", ["plain", "strided", "empty"])
@@ -252,7 +280,9 @@ def test_halves_say_who_is_short(way, kind):
 @pytest.mark.parametrize(("clip", "width"), [(1.0, 1), (0.7, 4), (3.0, 10)])
 def test_slots_are_filled_one_after_the_other(way, clip, width):
     """By the rule itself, a number at a time: what is left is poured into the slots in order, each up to λ."""
-    norms = torch.cat([torch.linspace(0.0, 1.3 * clip, 40, dtype=torch.float64), torch.tensor([1e30, clip])])
+    norms = torch.cat(
+        [torch.linspace(0.0, 1.3 * clip, 40, dtype=torch.float64), torch.tensor([1e30, clip])]
+    )
     columns = rows.slots(norms, clip, width)
     assert columns.shape == (len(norms), width) and columns.dtype == torch.float64
     for norm, filled in zip(norms.tolist(), columns.tolist(), strict=True):
@@ -269,7 +299,9 @@ def test_sums_of_columns(way):
     columns = values(300, 3).double()
     expected = [math.fsum(column) for column in columns.t().tolist()]
     assert rows.sums(columns) == pytest.approx(expected, abs=1e-12)
-    assert rows.sums(columns.t().contiguous().t()) == pytest.approx(expected, abs=1e-12)  # not by address
+    assert rows.sums(columns.t().contiguous().t()) == pytest.approx(
+        expected, abs=1e-12
+    )  # not by address
     assert rows.sums(columns[:0]) == [0.0, 0.0, 0.0]
 
 
@@ -294,7 +326,9 @@ def held(*parameters):
 @pytest.mark.parametrize("kind", ["contiguous", "strided", "viewed"])
 def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
     shapes = [(3, 4), (5,), (2, 3, 2, 2), ()]
-    parameters = [nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)]
+    parameters = [
+        nn.Parameter(values(*shape, seed=place).to(dtype)) for place, shape in enumerate(shapes)
+    ]
     if kind == "strided":
         parameters.append(nn.Parameter(values(6, 5, seed=9).to(dtype).t()))
     module, layout = held(*parameters)
@@ -306,7 +340,9 @@ def test_weights_move_and_come_back_bit_for_bit(way, dtype, kind):
         direction = values(layout.numel, seed=seed).to(layout.dtype)
         versions = [p._version for p in parameters]
         weights.move(direction, 0.3)
-        parts = (direction * (0.3 / direction.double().norm().item())).split([p.numel() for p in parameters])
+        parts = (direction * (0.3 / direction.double().norm().item())).split(
+            [p.numel() for p in parameters]
+        )
         for p, old, part, version in zip(parameters, before, parts, versions, strict=True):
             torch.testing.assert_close(p.detach(), old + part.view(p.shape).to(dtype))
             assert not torch.equal(p, old)

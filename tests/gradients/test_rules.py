@@ -82,7 +82,10 @@ CASES = {
     ],
     nn.Conv2d: [
         (lambda: nn.Conv2d(2, 4, 3, padding=1), (2, 6, 7)),
-        (lambda: nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(2, 0), dilation=(1, 2)), (2, 8, 7)),
+        (
+            lambda: nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(2, 0), dilation=(1, 2)),
+            (2, 8, 7),
+        ),
         (lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False), (4, 5, 5)),
         (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), (2, 6, 6)),
         (lambda: nn.Conv2d(2, 4, 2, padding="same", padding_mode="reflect"), (2, 6, 6)),
@@ -126,7 +129,12 @@ CASES = {
         (lambda: Attend(), (6, 8)),
         (lambda: Attend(bias=False, call={"need_weights": lambda x: False}), (6, 8)),
         (lambda: Attend(call={"attn_mask": _causal, "need_weights": lambda x: False}), (6, 8)),
-        (lambda: Attend(call={"key_padding_mask": _padding, "average_attn_weights": lambda x: False}), (6, 8)),
+        (
+            lambda: Attend(
+                call={"key_padding_mask": _padding, "average_attn_weights": lambda x: False}
+            ),
+            (6, 8),
+        ),
         (lambda: Attend(cross=True), (6, 8), (4, 8), (4, 8)),
         (lambda: Attend(cross=True, kdim=5, vdim=3), (6, 8), (4, 5), (4, 3)),
         (lambda: Attend(add_bias_kv=True), (6, 8)),  # the general path
@@ -219,7 +227,9 @@ def test_rule_agrees_with_the_loop_in_float32(case):
     assert_parity(module, inputs, square_loss, 2e-5)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm], ids=lambda k: k.__name__
+)
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_a_frozen_half_of_a_layer_is_left_out(kind, frozen):
     build, *shapes = CASES[kind][0]
@@ -251,7 +261,12 @@ def test_attention_agrees_with_torch_itself():
     from zetaclip.gradients import Recorder, make_shadows
 
     x = _x(6, 8)
-    for options in ({}, {"need_weights": False}, {"attn_mask": _causal(x)}, {"key_padding_mask": _padding(x)}):
+    for options in (
+        {},
+        {"need_weights": False},
+        {"attn_mask": _causal(x)},
+        {"key_padding_mask": _padding(x)},
+    ):
         attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
         expected = attention(x, x, x, **options)
         recorder = Recorder()

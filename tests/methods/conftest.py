@@ -1,6 +1,6 @@
 import pytest
 
-from zetaclip import plans
+from zetaclip.methods import _plans as plans
 
 _SOLVED = {}
 

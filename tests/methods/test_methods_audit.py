@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 from torch import nn
 
-from zetaclip.accounting import epsilon
-from zetaclip.clip_rules import AutoS, Counted, Psac, Slack, Thinned
-from zetaclip.clipping import Affine, Flat
+from zetaclip.accounting._accounting import epsilon
+from zetaclip.clipping._base import Affine, Flat
+from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
 from zetaclip.gradients import Chunk, Layout
 from zetaclip.gradients.contributions import Dense
-from zetaclip.ledger import Event
+from zetaclip.ledger._ledger import Event
 from zetaclip.mechanism import Draw, Mechanism
 
 DRAWS, DELTA, CLIP = 800, 0.05, 2.0
@@ -53,7 +53,10 @@ def releases(rule, multipliers, gradient, affine, present, weakening, seed):
         values += released.gradient.tolist()
         stds.append(rows[0]["noise_std"] * (1.0 if affine is None else float(affine.scale)))
         for name, extra in released.extras.items():
-            own = next((row["noise_std"] for row in rows[1:] if row["query"].endswith(name)), rows[0]["noise_std"])
+            own = next(
+                (row["noise_std"] for row in rows[1:] if row["query"].endswith(name)),
+                rows[0]["noise_std"],
+            )
             values += extra.tolist()
             stds += [own] * len(extra)
     return torch.tensor(values), torch.tensor(stds)
@@ -72,10 +75,16 @@ def measured_epsilon(kind, weakening):
     rule = weakened(rule, weakening)
     outputs = {}
     for present in (False, True):
-        made = [releases(rule, multipliers, gradient, affine, present, weakening, i) for i in range(DRAWS)]
+        made = [
+            releases(rule, multipliers, gradient, affine, present, weakening, i)
+            for i in range(DRAWS)
+        ]
         outputs[present], stds = torch.stack([values for values, _ in made]), made[0][1]
     # How the record moves the release, without noise; the most powerful test projects on it.
-    silent = [releases(weakened(rule, 0.0), multipliers, gradient, affine, there, 0.0, 0)[0] for there in (False, True)]
+    silent = [
+        releases(weakened(rule, 0.0), multipliers, gradient, affine, there, 0.0, 0)[0]
+        for there in (False, True)
+    ]
     direction = (silent[1] - silent[0]) / stds
     shift = float(direction.norm())
     score = {there: (outputs[there] / stds) @ direction / shift for there in outputs}
@@ -97,7 +106,8 @@ ALIKE = ("normalised", "psac", "direction", "normalised sum and count", "slots")
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in ALIKE else kind for kind in QUERIES]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if kind in ALIKE else kind for kind in QUERIES],
 )
 def test_measured_epsilon_is_below_the_claim_and_above_it_with_half_the_noise(kind):
     rule, multipliers, _, _ = QUERIES[kind]

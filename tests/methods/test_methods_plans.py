@@ -6,23 +6,32 @@ import pytest
 from helpers import private, tiny, toy_data, train
 from toys import Counting
 
-from zetaclip import Method, Pass, Plan, methods, plans
-from zetaclip.accounting import epsilon
-from zetaclip.guard import OrderError
-from zetaclip.ledger import Event
-from zetaclip.methods import Budget
+from zetaclip import Method, Pass, Plan
+from zetaclip.accounting._accounting import epsilon
+from zetaclip.engine._guard import OrderError
+from zetaclip.ledger._ledger import Event
+from zetaclip.methods import _plans as plans
+from zetaclip.methods import _table as methods
+from zetaclip.methods._table import Budget
 
 # 60000 records, batches of 256, 8 epochs.
 Q, STEPS, EPOCH, DELTA = 256 / 60000, 1880, 235, 1e-5
 
 
 def mnist(z, accountant="rdp", **change):
-    values = {"sample_rate": Q, "steps": STEPS, "expected_batch_size": 256.0, "steps_per_epoch": EPOCH, **change}
+    values = {
+        "sample_rate": Q,
+        "steps": STEPS,
+        "expected_batch_size": 256.0,
+        "steps_per_epoch": EPOCH,
+        **change,
+    }
     return Budget(z, delta=DELTA, accountant=accountant, **values)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "first", "last"), [pytest.param(0.99, 0.5601, 0.5221, marks=pytest.mark.slow), (0.9, 0.9907, 0.4739)]
+    ("ratio", "first", "last"),
+    [pytest.param(0.99, 0.5601, 0.5221, marks=pytest.mark.slow), (0.9, 0.9907, 0.4739)],
 )
 def test_a_falling_sigma_is_composed_as_it_is(ratio, first, last):
     """At ε = 8 by RDP; DP-SGD's σ is 0.5386. Accounting every step at the first σ would say 7.01 or 1.30 instead."""
@@ -82,26 +91,45 @@ def test_what_is_planned_for_two_passes_is_what_the_ledger_says():
     """Also with a query beside each sum: four Gaussians on the records of one batch."""
     own = (2.2, 1.7)
     method = Method(
-        "two", rule=Counting(3.0), passes=(Pass("ascent"), Pass("descent", batch="same")), plan=lambda budget: Plan(own)
+        "two",
+        rule=Counting(3.0),
+        passes=(Pass("ascent"), Pass("descent", batch="same")),
+        plan=lambda budget: Plan(own),
     )
-    engine, module, optimizer, loader = private(tiny(), toy_data(40), q=0.1, method=method, clipping=1.0)
+    engine, module, optimizer, loader = private(
+        tiny(), toy_data(40), q=0.1, method=method, clipping=1.0
+    )
     done = train(module, optimizer, loader, epochs=3)
-    told = [epsilon(events, DELTA, "rdp") for events in (engine.planned_events(0, done), engine.ledger.events())]
+    told = [
+        epsilon(events, DELTA, "rdp")
+        for events in (engine.planned_events(0, done), engine.ledger.events())
+    ]
     assert told == [pytest.approx(elsewhere(0.1, [*own, 3.0, 3.0], done), rel=1e-3)] * 2
     sam = methods.get("dp-sam", ascent_batch="same")
-    engine, *_ = private(tiny(), toy_data(40), q=0.1, method=sam, clipping=None, epochs=4, target_delta=DELTA)
-    assert epsilon(engine.planned_events(0, 40), DELTA, "rdp") == pytest.approx(elsewhere(0.1, [1.0], 40), rel=1e-3)
+    engine, *_ = private(
+        tiny(), toy_data(40), q=0.1, method=sam, clipping=None, epochs=4, target_delta=DELTA
+    )
+    assert epsilon(engine.planned_events(0, 40), DELTA, "rdp") == pytest.approx(
+        elsewhere(0.1, [1.0], 40), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("z", "batch", "sigma_b", "wanted"),
-    [(0.5124, 256.0, None, 0.5125), (1.1, 256.0, None, 1.1010), (1.345, 16.0, 0.8, 2.4833), (1.345, 16.0, None, 1.389)],
+    [
+        (0.5124, 256.0, None, 0.5125),
+        (1.1, 256.0, None, 1.1010),
+        (1.345, 16.0, 0.8, 2.4833),
+        (1.345, 16.0, None, 1.389),
+    ],
 )
 def test_a_count_beside_the_sum(z, batch, sigma_b, wanted):
     for name in ("quantile", "bounded-adaptive", "dp-adam-ac"):
         found = methods.get(name, sigma_b=sigma_b).multipliers(mnist(z, expected_batch_size=batch))
         assert found["sum"][0] == pytest.approx(wanted, rel=1e-3)
-        assert found["sum"][0] ** -2 + found["sum: count"][0] ** -2 == pytest.approx(z**-2, rel=1e-12)
+        assert found["sum"][0] ** -2 + found["sum: count"][0] ** -2 == pytest.approx(
+            z**-2, rel=1e-12
+        )
 
 
 def test_more_candidates_are_paid_for_at_the_most_that_a_record_is_included():
@@ -118,7 +146,12 @@ def test_more_candidates_are_paid_for_at_the_most_that_a_record_is_included():
 
 def test_a_schedule_of_noise_goes_through_every_plan():
     falling = lambda step: 2.0 - step / STEPS  # noqa: E731
-    for name, options in (("quantile", {}), ("dp-sam", {"ascent_batch": "same"}), ("auto-s", {}), ("slaclip", {})):
+    for name, options in (
+        ("quantile", {}),
+        ("dp-sam", {"ascent_batch": "same"}),
+        ("auto-s", {}),
+        ("slaclip", {}),
+    ):
         first, last = methods.get(name, **options).multipliers(mnist(falling))[
             "descent sum" if name == "dp-sam" else "sum"
         ]
@@ -132,7 +165,9 @@ def test_a_schedule_of_noise_goes_through_every_plan():
 def test_no_noise_stays_no_noise():
     for name in methods.names(private=True):
         found = methods.get(name).multipliers(mnist(0.0))
-        assert all(first == last == 0 for query, (first, last) in found.items() if "count" not in query)
+        assert all(
+            first == last == 0 for query, (first, last) in found.items() if "count" not in query
+        )
 
 
 @pytest.mark.parametrize("name", ["adp-adamw", "dp-sam"])
@@ -142,7 +177,9 @@ def test_noise_that_depends_on_the_steps_needs_them_and_ends_with_them(name):
 
     def made(**options):
         optimizer = method.optimizer(module.parameters())
-        return private(module, toy_data(), method=method, optimizer=optimizer, clipping=None, **options)
+        return private(
+            module, toy_data(), method=method, optimizer=optimizer, clipping=None, **options
+        )
 
     for missing in ({}, {"epochs": 2}, {"target_delta": 1e-5}):
         with pytest.raises(ValueError, match=r"epochs= and target_delta="):

@@ -6,13 +6,24 @@ import pytest
 import torch
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
 
-from zetaclip import methods
 from zetaclip.control import ClipState, Replay, Spectral
-from zetaclip.methods import get
+from zetaclip.methods import _table as methods
+from zetaclip.methods._table import get
 from zetaclip.randomness import normals
 
 
-def run(method, *, sigma=1.1, steps=6, lr=0.3, q=0.5, data=None, module=None, torch_options=None, **options):
+def run(
+    method,
+    *,
+    sigma=1.1,
+    steps=6,
+    lr=0.3,
+    q=0.5,
+    data=None,
+    module=None,
+    torch_options=None,
+    **options,
+):
     """Weights after some updates with a fixed seed, and every gradient that the optimizer got."""
     method = get(*method[:1], **method[1]) if isinstance(method, tuple) else method
     module = tiny() if module is None else module
@@ -50,7 +61,9 @@ def test_equals_dp_sgd_bit_for_bit(name):
 def test_a_count_that_moves_nothing_leaves_dp_sgd_with_the_sums_own_noise(method):
     """C_lb = C_ub does the same as a gain of 0; normalised, the step is divided by C."""
     options = {"clip": 0.5, "sigma_b": 2.0}
-    options |= {"gain": 0.0} if method == "quantile" else {"lower": 0.5, "upper": 0.5, "normalised": False}
+    options |= (
+        {"gain": 0.0} if method == "quantile" else {"lower": 0.5, "upper": 0.5, "normalised": False}
+    )
     reference = run(("dp-sgd", {"clip": 0.5}), sigma=remaining(1.1, 2.0))[0]
     assert torch.equal(run((method, options))[0], reference)
     if method == "bounded-adaptive":
@@ -97,7 +110,11 @@ def test_sam_without_rho_is_dp_sgd_given_the_same_noise(batch, monkeypatch):
     (_, _), (draw, released) = seen
     loop = looped_gradients(start, data, mean_loss)
     total = (loop * (1 / loop.norm(dim=1, keepdim=True).clamp_min(1))).sum(0)
-    noise = torch.from_numpy(normals(draw.sum_key, len(total))).float() * draw.noise_multiplier * (1 + 2**-9)
+    noise = (
+        torch.from_numpy(normals(draw.sum_key, len(total))).float()
+        * draw.noise_multiplier
+        * (1 + 2**-9)
+    )
     torch.testing.assert_close(released.gradient, (total + noise) / 24, rtol=1e-4, atol=1e-6)
 
 
@@ -136,7 +153,11 @@ def test_without_noise_and_clipping_it_is_torchs_own(name):
     options |= {"probe": "0", "bounds": None} if name == "ww-dp-sgd" else {}
     lr = 0.01 if "adam" in name else 0.3
     found, _ = run(
-        (name, options), lr=lr, data=toy_data(dtype=torch.float64), module=tiny(dtype=torch.float64), **EXACT
+        (name, options),
+        lr=lr,
+        data=toy_data(dtype=torch.float64),
+        module=tiny(dtype=torch.float64),
+        **EXACT,
     )
     torch.testing.assert_close(found, reference(PLAIN[name]), rtol=1e-7, atol=1e-9)
 
@@ -144,7 +165,10 @@ def test_without_noise_and_clipping_it_is_torchs_own(name):
 def test_momentum_and_weight_decay_are_torchs_own():
     extra = {"momentum": 0.9, "weight_decay": 0.01}
     wanted = reference(lambda p: torch.optim.SGD(p, lr=0.1, **extra))
-    for method, torch_options in ((("dp-sgd", {"clip": 1e6, **extra}), {}), (("dp-sgd", {"clip": 1e6}), extra)):
+    for method, torch_options in (
+        (("dp-sgd", {"clip": 1e6, **extra}), {}),
+        (("dp-sgd", {"clip": 1e6}), extra),
+    ):
         found, _ = run(
             method,
             lr=0.1,
@@ -184,7 +208,12 @@ def sharp(steps, rho, lr, last):
 @pytest.mark.parametrize("name", ["dp-sam", "dp-sat"])
 def test_without_noise_and_clipping_it_is_sharpness_aware_minimisation(name):
     options = {"clip": 1e6, "rho": 0.1}
-    found, _ = run((name, options), data=toy_data(dtype=torch.float64), module=tiny(dtype=torch.float64), **EXACT)
+    found, _ = run(
+        (name, options),
+        data=toy_data(dtype=torch.float64),
+        module=tiny(dtype=torch.float64),
+        **EXACT,
+    )
     torch.testing.assert_close(found, sharp(6, 0.1, 0.3, name == "dp-sat"), rtol=1e-7, atol=1e-9)
     # The comparison sees a perturbation of another length.
     assert (found - sharp(6, 0.11, 0.3, name == "dp-sat")).abs().max() > 1e-6
@@ -203,7 +232,9 @@ def test_what_is_remembered_is_not_in_the_users_hands(decouple_lr):
                 parameter.grad.fill_(7.0)
         ends.append(flat(module))
     assert torch.equal(*ends)
-    assert not torch.equal(ends[0], run(("dp-sgd", {}), sigma=1.0, steps=3, lr=1.0, decouple_lr=decouple_lr)[0])
+    assert not torch.equal(
+        ends[0], run(("dp-sgd", {}), sigma=1.0, steps=3, lr=1.0, decouple_lr=decouple_lr)[0]
+    )
 
 
 class Pushing:
@@ -227,8 +258,14 @@ def test_an_optimizer_that_writes_into_the_gradient_changes_nothing_that_was_rel
     ends = []
     for each in (True, False):
         module = tiny()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=each)
-        options = {"clipping": Pushing() if name == "dp-sgd" else None, "epochs": 8, "target_delta": 1e-5}
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=each
+        )
+        options = {
+            "clipping": Pushing() if name == "dp-sgd" else None,
+            "epochs": 8,
+            "target_delta": 1e-5,
+        }
         made = private(module, toy_data(), method=get(name), optimizer=optimizer, **options)
         for _ in range(3):
             train(*made[1:], steps=2)
@@ -247,7 +284,13 @@ def test_spectral_control_combines_with_other_updates(name):
     optimizer = method.optimizer(module.parameters(), lr=0.01)
     spectral = Spectral(probe="0", period=2, gain=0.3)
     _, module, optimizer, loader = private(
-        module, toy_data(), method=method, optimizer=optimizer, clipping=spectral, epochs=8, target_delta=1e-5
+        module,
+        toy_data(),
+        method=method,
+        optimizer=optimizer,
+        clipping=spectral,
+        epochs=8,
+        target_delta=1e-5,
     )
     for _ in range(3):
         train(module, optimizer, loader, steps=2)
@@ -257,7 +300,9 @@ def test_spectral_control_combines_with_other_updates(name):
     assert torch.equal(flat(module), again)
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "auto-s", "dp-psac", "quantile", "slaclip", "dp-is", "adaclip"])
+@pytest.mark.parametrize(
+    "name", ["dp-sgd", "auto-s", "dp-psac", "quantile", "slaclip", "dp-is", "adaclip"]
+)
 def test_a_decoupled_step_is_the_gradient_over_the_sensitivity(name):
     """At a fixed C it is DP-SGD with the rate divided by C."""
     options = {"clip": 0.25}
@@ -289,7 +334,12 @@ def test_a_peek_at_the_clip_rate_claims_nothing():
         method = methods.get(name, unsound=True, **options)
         module = tiny()
         engine, module, optimizer, loader = private(
-            module, toy_data(), q=0.25, method=method, clipping=None, optimizer=method.optimizer(module.parameters())
+            module,
+            toy_data(),
+            q=0.25,
+            method=method,
+            clipping=None,
+            optimizer=method.optimizer(module.parameters()),
         )
         train(module, optimizer, loader, steps=2)
         with pytest.raises(NoGuarantee, match=name):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers import private, tiny, toy_data, train
 
-from zetaclip import methods
-from zetaclip.clip_rules import AutoS, Counted, Psac, Slack, Thinned
+from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
+from zetaclip.clipping._whitening import Important, Moments, Whitened
 from zetaclip.control import Paced, Quantile, Released, SlackControl
 from zetaclip.mechanism import Coins
-from zetaclip.whitening import Important, Moments, Whitened
+from zetaclip.methods import _table as methods
 
 
 def norms(*values):
@@ -30,7 +30,9 @@ def test_auto_s_limits():
     n = torch.logspace(-12, 12, 49, dtype=torch.float64)
     torch.testing.assert_close(AutoS().factors(n, 1.0, None) * n, n / (n + 0.01))
     torch.testing.assert_close(AutoS(1e-30).factors(n, 1.0, None) * n, torch.ones_like(n))
-    torch.testing.assert_close(1e30 * AutoS(1e30).factors(n, 1.0, None), torch.ones_like(n), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        1e30 * AutoS(1e30).factors(n, 1.0, None), torch.ones_like(n), rtol=1e-9, atol=0
+    )
 
 
 @pytest.mark.parametrize(("r", "peak", "where"), [(0.1, 1.878, 0.216), (0.01, 5.263, 0.09)])
@@ -39,12 +41,24 @@ def test_psac_weights(r, peak, where):
     assert rule.factors(norms(0.0), 3.0, None).item() == 3.0
     n = torch.linspace(0, 2, 20001, dtype=torch.float64)
     weights = rule.factors(n, 1.0, None)
-    assert float(weights.max()) == pytest.approx(1 / (2 * r**0.5 - r), rel=1e-6) == pytest.approx(peak, abs=1e-3)
-    assert float(n[weights.argmax()]) == pytest.approx(r**0.5 - r, abs=2e-4) == pytest.approx(where, abs=1e-3)
+    assert (
+        float(weights.max())
+        == pytest.approx(1 / (2 * r**0.5 - r), rel=1e-6)
+        == pytest.approx(peak, abs=1e-3)
+    )
+    assert (
+        float(n[weights.argmax()])
+        == pytest.approx(r**0.5 - r, abs=2e-4)
+        == pytest.approx(where, abs=1e-3)
+    )
     long = torch.logspace(2, 12, 11, dtype=torch.float64)
     assert ((rule.factors(long, 1.0, None) * long - 1).abs() <= 1.01 * r / long**2 + 1e-15).all()
-    tiny_ones = torch.logspace(-12, -6, 7, dtype=torch.float64)  # no blow-up: the factor stays near 1
-    torch.testing.assert_close(rule.factors(tiny_ones, 1.0, None), torch.ones(7).double(), rtol=1e-4, atol=0)
+    tiny_ones = torch.logspace(
+        -12, -6, 7, dtype=torch.float64
+    )  # no blow-up: the factor stays near 1
+    torch.testing.assert_close(
+        rule.factors(tiny_ones, 1.0, None), torch.ones(7).double(), rtol=1e-4, atol=0
+    )
 
 
 def test_thinning_joins_in_proportion_and_is_unbiased():
@@ -101,14 +115,21 @@ def test_quantile_finds_the_quantile(target):
 @pytest.mark.parametrize("count", [1e6, -1e6, 0.5, -0.5, 0.0])
 @pytest.mark.parametrize(
     "control",
-    [Quantile(1.0, bounds=(0.5, 2.0)), Quantile(1.0, bounds=(0.1, math.inf)), Paced(), SlackControl(bounds=(0.5, 2.0))],
+    [
+        Quantile(1.0, bounds=(0.5, 2.0)),
+        Quantile(1.0, bounds=(0.1, math.inf)),
+        Paced(),
+        SlackControl(bounds=(0.5, 2.0)),
+    ],
     ids=repr,
 )
 def test_c_stays_inside_its_bounds_whatever_is_released(control, count):
     state = control.init()
     low, high = control.bounds
     for step in range(500):
-        state = control.update(released(step=step, clip=state.clip, count=[count], slack=[count] * 3), state)
+        state = control.update(
+            released(step=step, clip=state.clip, count=[count], slack=[count] * 3), state
+        )
         assert low <= state.clip <= high and math.isfinite(state.clip)
 
 
@@ -127,10 +148,14 @@ def test_the_engine_paces_the_learning_rate_and_gives_it_back():
     """The update is proportional to the factor; scaling the gradient instead would do nothing to Adam."""
     moved = []
     for factor in (1.0, 0.25):
-        method = methods.get("dp-adam-ac", weight_decay=0.0, gain=0.0, up=1.0, down=1.0, sigma_b=5.0)
+        method = methods.get(
+            "dp-adam-ac", weight_decay=0.0, gain=0.0, up=1.0, down=1.0, sigma_b=5.0
+        )
         module = tiny()
         optimizer = method.optimizer(module.parameters(), lr=0.01)
-        _, module, optimizer, loader = private(module, toy_data(), method=method, optimizer=optimizer, clipping=None)
+        _, module, optimizer, loader = private(
+            module, toy_data(), method=method, optimizer=optimizer, clipping=None
+        )
         optimizer._run.control = dataclasses.replace(optimizer._run.control, rate=factor)
         before = torch.cat([p.detach().flatten() for p in module.parameters()])
         train(module, optimizer, loader, steps=1)
@@ -145,8 +170,12 @@ def test_slaclip_moves_towards_the_norms():
         control, rule = SlackControl(1.0), Slack(10)
         state = control.init()
         for step in range(20):
-            slack = rule.extras(torch.full((50,), length, dtype=torch.float64), state.clip)["slack"].columns.mean(0)
-            state = control.update(released(step=step, clip=state.clip, slack=slack.tolist()), state)
+            slack = rule.extras(torch.full((50,), length, dtype=torch.float64), state.clip)[
+                "slack"
+            ].columns.mean(0)
+            state = control.update(
+                released(step=step, clip=state.clip, slack=slack.tolist()), state
+            )
         assert (state.clip > 1.0) == up
 
 
@@ -170,21 +199,27 @@ def test_the_spread_is_found_and_the_noise_left_out():
     """Means of L records with known spreads, and noise: the estimate is of one record's spread, without the noise."""
     generator, batch, noise = torch.Generator().manual_seed(1), 50.0, 0.02
     spread = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64).repeat(200)
-    moments = Moments(beta1=0.999, beta2=0.998, high=1e9, low=-1e9, cap=False)  # no clamp: the mean itself is tested
+    moments = Moments(
+        beta1=0.999, beta2=0.998, high=1e9, low=-1e9, cap=False
+    )  # no clamp: the mean itself is tested
     state = {"mean": torch.zeros(600).double(), "variance": torch.full((600,), 1e-3).double()}
     for _ in range(2000):
         scale = moments.scale(state["variance"].clamp_min(1e-12), None)
         gradient = spread / batch**0.5 * torch.randn(600, generator=generator, dtype=torch.float64)
         gradient += noise * scale * torch.randn(600, generator=generator, dtype=torch.float64)
         one = Released(0, 0, 1.0, 1.0, noise, gradient, {})
-        state = moments.update(one, {**state, "variance": state["variance"].clamp_min(1e-12)}, batch, None)
+        state = moments.update(
+            one, {**state, "variance": state["variance"].clamp_min(1e-12)}, batch, None
+        )
     found = state["variance"].view(200, 3).mean(0).sqrt()
     torch.testing.assert_close(found, spread[:3], rtol=0.1, atol=0.02)
 
 
 def test_capped_scales_never_cost_more_noise_than_dp_sgd():
     for values in (1e-12, 1.0, 1e6):
-        variance = torch.full((1000,), values) * torch.rand(1000, generator=torch.Generator().manual_seed(0))
+        variance = torch.full((1000,), values) * torch.rand(
+            1000, generator=torch.Generator().manual_seed(0)
+        )
         assert float(Moments().scale(variance, None).square().sum()) <= 1000 * (1 + 1e-5)
     assert float(Moments(cap=False).scale(variance, None).square().sum()) > 1e9
 
@@ -202,7 +237,13 @@ def test_the_mask_is_of_released_gradients_and_nothing_outside_moves():
     module = tiny()
     optimizer = method.optimizer(module.parameters(), lr=0.1)
     _, module, optimizer, loader = private(
-        module, toy_data(), method=method, optimizer=optimizer, clipping=None, epochs=3, target_delta=1e-5
+        module,
+        toy_data(),
+        method=method,
+        optimizer=optimizer,
+        clipping=None,
+        epochs=3,
+        target_delta=1e-5,
     )
     run, gradients = optimizer._run, []
     theta = None
@@ -213,7 +254,9 @@ def test_the_mask_is_of_released_gradients_and_nothing_outside_moves():
             theta = torch.cat([p.detach().flatten() for p in module.parameters()])
     mask = run.rule_state["mask"]
     importance = torch.stack(gradients[:3]).abs().sum(0)
-    assert int(mask.sum()) == round(0.4 * len(mask)) and float(importance[mask].min()) >= float(importance[~mask].max())
+    assert int(mask.sum()) == round(0.4 * len(mask)) and float(importance[mask].min()) >= float(
+        importance[~mask].max()
+    )
     after = torch.cat([p.detach().flatten() for p in module.parameters()])
     assert torch.equal(theta[~mask], after[~mask]) and bool((theta[mask] != after[mask]).all())
 
@@ -247,5 +290,11 @@ def test_the_noisy_clip_rate_has_the_level_of_its_row():
         )
         train(module, optimizer, loader, steps=1)
         total, count = engine.ledger.rows()
-        assert (count.query, count.clip, count.noise_std) == ("sum: count", 0.5, pytest.approx(wanted * (1 + 2**-9)))
-        assert total.noise_multiplier**-2 + count.noise_multiplier**-2 == pytest.approx(1.5**-2, rel=1e-12)
+        assert (count.query, count.clip, count.noise_std) == (
+            "sum: count",
+            0.5,
+            pytest.approx(wanted * (1 + 2**-9)),
+        )
+        assert total.noise_multiplier**-2 + count.noise_multiplier**-2 == pytest.approx(
+            1.5**-2, rel=1e-12
+        )

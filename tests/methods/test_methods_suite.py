@@ -11,13 +11,14 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine, methods
-from zetaclip.accounting import epsilon, noise_multiplier_for
+from zetaclip import PrivacyEngine
+from zetaclip.accounting._accounting import epsilon, noise_multiplier_for
+from zetaclip.engine._turns import Turn
 from zetaclip.gradients import Chunk
 from zetaclip.gradients.contributions import Dense
-from zetaclip.ledger import Event
+from zetaclip.ledger._ledger import Event
 from zetaclip.mechanism import Mechanism
-from zetaclip.turns import Turn
+from zetaclip.methods import _table as methods
 
 # The spectral probe looks at every second step, so that C moves in a short run.
 OPTIONS = {"ww-dp-sgd": {"probe": "0", "period": 2}, "adadpigu": {"warmup": 0.4}}
@@ -43,7 +44,9 @@ def method_of(case):
 
 def network(dropout=0.2, dtype=None):
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3)).to(dtype or torch.float32)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3)).to(
+        dtype or torch.float32
+    )
 
 
 def toy(size=24, dtype=torch.float32):
@@ -64,7 +67,9 @@ def build(case, data=None, module=None, **options):
         "target_delta": DELTA,
         **options,
     }
-    return private(module, toy() if data is None else data, method=method, optimizer=optimizer, **options)
+    return private(
+        module, toy() if data is None else data, method=method, optimizer=optimizer, **options
+    )
 
 
 def loss(module, batch):
@@ -76,7 +81,9 @@ def loss(module, batch):
 
 def evolved(case, updates=5):
     """A run whose rule, controller and optimizer have seen some releases; float64, so that rounding decides nothing."""
-    _, module, optimizer, loader = build(case, toy(dtype=torch.float64), network(dtype=torch.float64), clipping=None)
+    _, module, optimizer, loader = build(
+        case, toy(dtype=torch.float64), network(dtype=torch.float64), clipping=None
+    )
     run = optimizer._run
     while run.step_count < updates:
         train(module, optimizer, loader, loss, steps=1)
@@ -159,15 +166,24 @@ def test_every_query_has_the_noise_that_its_row_says(case):
     for phase in range(len(run.method.passes)):
         sums, extras = [], {}
         for i in range(150):
-            mechanism, released, ledger = release(run, nobody, key=i.to_bytes(32, "big"), phase=phase)
+            mechanism, released, ledger = release(
+                run, nobody, key=i.to_bytes(32, "big"), phase=phase
+            )
             sums.append(summed(mechanism, released))
             for name, values in released.extras.items():
                 extras.setdefault(name, []).append(values * mechanism.draw.divisor)
         stds = {row["query"].split(": ")[-1]: row["noise_std"] for row in ledger}
-        assert ledger[0]["noise_std"] == pytest.approx(mechanism.draw.noise_multiplier * mechanism.sensitivity)
-        everything = {"sum": torch.cat(sums), **{name: torch.cat(values) for name, values in extras.items()}}
+        assert ledger[0]["noise_std"] == pytest.approx(
+            mechanism.draw.noise_multiplier * mechanism.sensitivity
+        )
+        everything = {
+            "sum": torch.cat(sums),
+            **{name: torch.cat(values) for name, values in extras.items()},
+        }
         for name, values in everything.items():
-            std = stds.get(name, ledger[0]["noise_std"])  # columns without a row share the sum's noise
+            std = stds.get(
+                name, ledger[0]["noise_std"]
+            )  # columns without a row share the sum's noise
             # 150 values of a count tell 2/3 and 3/2 of the noise from the right one, too.
             ratio = float(values.square().mean()) / std**2
             low, high = (stats.chi2.ppf(p, len(values)) / len(values) for p in (1e-5, 1 - 1e-5))
@@ -201,7 +217,11 @@ def test_an_empty_batch_is_a_step_like_any_other(case, monkeypatch):
 
 def recorded(case, monkeypatch):
     releases, release = [], Mechanism.release
-    monkeypatch.setattr(Mechanism, "release", lambda self, *args: releases.append(release(self, *args)) or releases[-1])
+    monkeypatch.setattr(
+        Mechanism,
+        "release",
+        lambda self, *args: releases.append(release(self, *args)) or releases[-1],
+    )
     return releases
 
 
@@ -233,7 +253,9 @@ def cost(events, accountant):
 
 def kinds(engine):
     """The ledger's events with multipliers to nine digits: methods that cost the same are accounted once."""
-    return tuple((e.sample_rate, float(f"{e.noise_multiplier:.9g}"), e.count) for e in engine.ledger.events())
+    return tuple(
+        (e.sample_rate, float(f"{e.noise_multiplier:.9g}"), e.count) for e in engine.ledger.events()
+    )
 
 
 @every
@@ -243,7 +265,9 @@ def test_the_ledger_holds_what_was_planned_and_costs_no_more_than_the_budget(cas
     method, budget = method_of(case), optimizer._run
     train(module, optimizer, loader, loss, epochs=EPOCHS)
     planned = method.multipliers(
-        methods.Budget(z, 0.5, 2 * EPOCHS, DELTA, "rdp", expected_batch_size=12.0, steps_per_epoch=2)
+        methods.Budget(
+            z, 0.5, 2 * EPOCHS, DELTA, "rdp", expected_batch_size=12.0, steps_per_epoch=2
+        )
     )
     drawn = {}
     for row in engine.ledger.rows():
@@ -253,17 +277,22 @@ def test_the_ledger_holds_what_was_planned_and_costs_no_more_than_the_budget(cas
     if case == "adp-adamw":
         assert len({event.noise_multiplier for event in engine.ledger.events()}) == EPOCHS
     if case == "dp-is cap 2":
-        assert [event.sample_rate for event in engine.ledger.events()] == [1.0] and budget.settings.sample_rate == 1.0
+        assert [event.sample_rate for event in engine.ledger.events()] == [
+            1.0
+        ] and budget.settings.sample_rate == 1.0
     target = cost(((0.5, z, 2 * EPOCHS),), "rdp")
     assert 0.98 * target <= cost(kinds(engine), "rdp") <= target * (1 + 1e-7)
     assert target <= 3.0
 
 
-SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("adp-adamw", "dp-sam uneven", "dp-sam")]
+SLOW = [
+    pytest.param(case, marks=pytest.mark.slow) for case in ("adp-adamw", "dp-sam uneven", "dp-sam")
+]
 
 
 @pytest.mark.parametrize(
-    "case", [*(case for case in CASES if case not in ("adp-adamw", "dp-sam uneven", "dp-sam")), *SLOW]
+    "case",
+    [*(case for case in CASES if case not in ("adp-adamw", "dp-sam uneven", "dp-sam")), *SLOW],
 )
 def test_accountants_agree_on_the_ledger(case):
     """PLD at or below PRV within their stated errors, and RDP an upper bound of both."""
@@ -278,7 +307,9 @@ def test_physical_batches_change_nothing(case):
     results = []
     for size in (None, 5, 1):
         module = network(dropout=0.0, dtype=torch.float64)
-        _, module, optimizer, loader = build(case, toy(dtype=torch.float64), module, physical_batch_size=size)
+        _, module, optimizer, loader = build(
+            case, toy(dtype=torch.float64), module, physical_batch_size=size
+        )
         for _ in range(3):
             train(module, optimizer, loader, loss, steps=2)
         results.append((flat(module), optimizer.clip))

@@ -9,13 +9,14 @@ from helpers import private, tiny, toy_data
 from torch.utils.data import DataLoader, TensorDataset
 
 import zetaclip
-from zetaclip import Flat, PrivacyEngine, Spectral, methods
-from zetaclip.accounting import epsilon
-from zetaclip.cli import main
-from zetaclip.clip_rules import Counted, Slack
+from zetaclip import Flat, PrivacyEngine, Spectral
+from zetaclip.accounting._accounting import epsilon
+from zetaclip.cli._main import main
+from zetaclip.clipping._rules import Counted, Slack
+from zetaclip.clipping._whitening import Moments, Whitened
 from zetaclip.control import Paced, Quantile, SlackControl
-from zetaclip.updates import FAMILIES, AdamBC
-from zetaclip.whitening import Moments, Whitened
+from zetaclip.methods import _table as methods
+from zetaclip.methods._updates import FAMILIES, AdamBC
 
 NAMES = [
     "sgd",
@@ -56,9 +57,17 @@ def test_every_name_is_there_and_described():
 
 def test_options_are_what_they_were_set_to():
     method = methods.get("dp-sam", rho=0.2, momentum=0.9)
-    assert method.chosen["rho"] == 0.2 and method.chosen["clip"] == 1.0 and method.update == {"momentum": 0.9}
-    assert method.optimizer([torch.nn.Parameter(torch.zeros(1))], lr=0.5).defaults["momentum"] == 0.9
-    engine, *_ = private(tiny(), toy_data(), method=method, clipping=None, epochs=1, target_delta=1e-5)
+    assert (
+        method.chosen["rho"] == 0.2
+        and method.chosen["clip"] == 1.0
+        and method.update == {"momentum": 0.9}
+    )
+    assert (
+        method.optimizer([torch.nn.Parameter(torch.zeros(1))], lr=0.5).defaults["momentum"] == 0.9
+    )
+    engine, *_ = private(
+        tiny(), toy_data(), method=method, clipping=None, epochs=1, target_delta=1e-5
+    )
     assert "method options rho=0.2, momentum=0.9" in engine.ledger.header.notes
 
 
@@ -66,7 +75,10 @@ WRONG = {
     "name": (("dp-sgdd", {}), r"no method 'dp-sgdd'; did you mean 'dp-sgd'"),
     "far name": (("resnet", {}), r"no method 'resnet'; there are: sgd, adam"),
     "option": (("dp-sam", {"roh": 0.1}), r"'dp-sam' has no option 'roh'; did you mean 'rho'"),
-    "other family's option": (("dp-adam", {"momentum": 0.9}), r"'dp-adam' has no option 'momentum'; there are: clip"),
+    "other family's option": (
+        ("dp-adam", {"momentum": 0.9}),
+        r"'dp-adam' has no option 'momentum'; there are: clip",
+    ),
     "rho": (("dp-sam", {"rho": -0.1}), r"rho must be at least 0, not -0.1"),
     "rho of sat": (("dp-sat", {"rho": math.nan}), r"rho must be at least 0"),
     "batch": (("dp-sam", {"ascent_batch": "both"}), r"'fresh' or 'same'"),
@@ -109,7 +121,9 @@ def test_every_method_builds_its_own_optimizer():
         assert FAMILIES[method.family].matches(made) and made.param_groups[0]["lr"] == method.lr
         assert method.optimizer(tiny().parameters(), lr=0.123).param_groups[0]["lr"] == 0.123
     assert type(methods.get("dp-adam-bc").optimizer(tiny().parameters())) is AdamBC
-    assert methods.get("dp-adamw", betas=[0.8, 0.9]).optimizer(tiny().parameters()).defaults["betas"] == (0.8, 0.9)
+    assert methods.get("dp-adamw", betas=[0.8, 0.9]).optimizer(tiny().parameters()).defaults[
+        "betas"
+    ] == (0.8, 0.9)
     with pytest.raises(ValueError, match="no option 'momentum' here"):
         methods.get("dp-adam").optimizer(tiny().parameters(), momentum=0.9)
 
@@ -128,7 +142,11 @@ def test_another_family_is_refused(name, kind, message):
     module = tiny()
     with pytest.raises(ValueError, match=message):
         private(
-            module, toy_data(), method=methods.get(name), clipping=None, optimizer=kind(module.parameters(), lr=0.1)
+            module,
+            toy_data(),
+            method=methods.get(name),
+            clipping=None,
+            optimizer=kind(module.parameters(), lr=0.1),
         )
 
 
@@ -137,7 +155,13 @@ def test_methods_that_say_so_take_any_optimizer():
         module = tiny()
         options = {"probe": "0"} if name == "ww-dp-sgd" else {}
         optimizer = torch.optim.RMSprop(module.parameters(), lr=0.1)
-        private(module, toy_data(), method=methods.get(name, **options), clipping=None, optimizer=optimizer)
+        private(
+            module,
+            toy_data(),
+            method=methods.get(name, **options),
+            clipping=None,
+            optimizer=optimizer,
+        )
 
 
 def test_what_is_not_private_is_not_made_private():
@@ -184,16 +208,20 @@ def test_a_rule_that_is_put_in_is_the_one_that_runs():
         engine, *_ = private(tiny(), toy_data(), method=methods.get(name), clipping=rule)
         assert getattr(engine._private().method.rule, field) == value
     assert engine._private().plan.rule is None
-    engine, *_ = private(tiny(), toy_data(), method=methods.get("quantile", sigma_b=9.0), clipping=Counted(tau=3.0))
+    engine, *_ = private(
+        tiny(), toy_data(), method=methods.get("quantile", sigma_b=9.0), clipping=Counted(tau=3.0)
+    )
     assert engine._private().method.rule.noise_multiplier == 18.0
 
 
 @pytest.mark.parametrize(
-    ("name", "controller"), [("dp-sgd", Quantile()), ("dp-sat", Paced()), ("dp-sgd", SlackControl())]
+    ("name", "controller"),
+    [("dp-sgd", Quantile()), ("dp-sat", Paced()), ("dp-sgd", SlackControl())],
 )
 def test_a_controller_without_its_signal_is_refused_before_anything_is_released(name, controller):
     with pytest.raises(
-        ValueError, match=r"reads the query '(count|slack)', which the clip rule 'flat'.* does not release"
+        ValueError,
+        match=r"reads the query '(count|slack)', which the clip rule 'flat'.* does not release",
     ):
         private(tiny(), toy_data(), method=methods.get(name), clipping=controller)
 
@@ -231,7 +259,9 @@ def test_a_target_is_not_exceeded_by_a_query_that_nobody_planned():
 
 def test_a_replay_with_other_options_is_refused(tmp_path):
     def made(rho, seed=0):
-        return private(tiny(), toy_data(), method=methods.get("dp-sat", rho=rho), clipping=None, seed=seed)
+        return private(
+            tiny(), toy_data(), method=methods.get("dp-sat", rho=rho), clipping=None, seed=seed
+        )
 
     engine, *_ = made(0.05)
     engine.save(tmp_path / "run.pt")
@@ -257,7 +287,9 @@ def test_the_command_works_out_a_budget(capsys):
     assert main(["methods", "quantile", "--sigma", "1.1", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert record["multipliers"] == {"sum": pytest.approx(1.1010, abs=1e-4), "sum: count": 25.6}
-    assert main(["methods", "dp-sam", "--epsilon", "4", "--accountant", "rdp", "--epochs", "1"]) == 0
+    assert (
+        main(["methods", "dp-sam", "--epsilon", "4", "--accountant", "rdp", "--epochs", "1"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "ascent sum" in shown and "rho" in shown
 

@@ -8,7 +8,7 @@ import torch
 from helpers import flat, tiny
 from torch import nn
 
-from zetaclip.updates import AdamBC, WeightAverage, scaled_rates
+from zetaclip.methods._updates import AdamBC, WeightAverage, scaled_rates
 
 
 def steps(optimizer, parameter, gradients, stds):
@@ -29,7 +29,9 @@ def literal(theta, given, stds, lr, beta1, beta2, floor, decay):
         ages = torch.arange(t - 1, -1, -1, dtype=torch.float64)
         first = ((1 - beta1) * beta1**ages) @ given[:t] / (1 - beta1**t)
         second = ((1 - beta2) * beta2**ages) @ given[:t].square() / (1 - beta2**t)
-        noise = float(((1 - beta2) * beta2**ages) @ torch.tensor(stds[:t]).double().square() / (1 - beta2**t))
+        noise = float(
+            ((1 - beta2) * beta2**ages) @ torch.tensor(stds[:t]).double().square() / (1 - beta2**t)
+        )
         theta = (1 - lr * decay) * theta - lr * first / (second - noise).clamp_min(floor).sqrt()
     return theta
 
@@ -38,8 +40,15 @@ def test_adam_bc_is_its_formula_also_where_the_noise_moves():
     given, stds = gradients(12), [0.1 * (1 + t % 3) for t in range(12)]
     parameter = nn.Parameter(torch.linspace(-1, 1, 1000).double())
     start = parameter.detach().clone()
-    steps(AdamBC([parameter], lr=0.05, betas=(0.8, 0.95), floor=0.3, weight_decay=0.1), parameter, given, stds)
-    torch.testing.assert_close(parameter.detach(), literal(start, given, stds, 0.05, 0.8, 0.95, 0.3, 0.1))
+    steps(
+        AdamBC([parameter], lr=0.05, betas=(0.8, 0.95), floor=0.3, weight_decay=0.1),
+        parameter,
+        given,
+        stds,
+    )
+    torch.testing.assert_close(
+        parameter.detach(), literal(start, given, stds, 0.05, 0.8, 0.95, 0.3, 0.1)
+    )
     # The last noise in place of its average gives something else.
     wrong = literal(start, given, [stds[-1]] * 12, 0.05, 0.8, 0.95, 0.3, 0.1)
     assert (parameter.detach() - wrong).abs().max() > 1e-3
@@ -47,7 +56,10 @@ def test_adam_bc_is_its_formula_also_where_the_noise_moves():
 
 def test_adam_bc_without_noise_is_adam():
     given = gradients(10)
-    ours, theirs = nn.Parameter(torch.zeros(1000).double()), nn.Parameter(torch.zeros(1000).double())
+    ours, theirs = (
+        nn.Parameter(torch.zeros(1000).double()),
+        nn.Parameter(torch.zeros(1000).double()),
+    )
     steps(AdamBC([ours], lr=0.01, floor=0.0), ours, given, [0.0] * 10)
     adam = torch.optim.Adam([theirs], lr=0.01, eps=0.0)
     for gradient in given:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from zetaclip import PrivacyEngine, methods
-from zetaclip.data_digest import stable_digest
+from zetaclip import PrivacyEngine
+from zetaclip.engine._data_digest import stable_digest
+from zetaclip.methods import _table as methods
 
 SIZE, INPUTS, CLASSES = 40, 12, 4
 
@@ -18,7 +19,12 @@ SIZE, INPUTS, CLASSES = 40, 12, 4
 def network(dropout=0.0):
     torch.manual_seed(5)
     return nn.Sequential(
-        nn.Linear(INPUTS, 24), nn.Tanh(), nn.Dropout(dropout), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, CLASSES)
+        nn.Linear(INPUTS, 24),
+        nn.Tanh(),
+        nn.Dropout(dropout),
+        nn.Linear(24, 24),
+        nn.Tanh(),
+        nn.Linear(24, CLASSES),
     )
 
 
@@ -95,7 +101,12 @@ def train(rank, method, steps, more):
     engine, module, optimizer, loader = make(method, steps=steps, **more)
     loop(module, optimizer, loader, steps)
     clip = optimizer.clip
-    return {"weights": flat(module), "rows": finish(engine), "epsilon": engine.get_epsilon(1e-5), "clip": clip}
+    return {
+        "weights": flat(module),
+        "rows": finish(engine),
+        "epsilon": engine.get_epsilon(1e-5),
+        "clip": clip,
+    }
 
 
 # -- what goes on inside a run
@@ -128,7 +139,9 @@ def counted_collectives(rank, physical):
     import torch.distributed as dist
 
     calls, inside = [], []
-    kept = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "barrier")}
+    kept = {
+        name: getattr(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "barrier")
+    }
 
     def noting(name):
         def call(*arguments, **options):
@@ -293,7 +306,9 @@ def refused(rank, kind):
 
 def literal(rank, steps, more):
     """The paper's literal forms, which claim no ε: weights, and how many updates were released."""
-    engine, module, optimizer, loader = make(steps=steps, normalize="realized", empty="skip", **more)
+    engine, module, optimizer, loader = make(
+        steps=steps, normalize="realized", empty="skip", **more
+    )
     while engine.updates < steps:
         for x, y in loader:
             optimizer.zero_grad()
@@ -413,12 +428,18 @@ def replays_another_loop(rank, path, early):
     refused = flat(module), all(p.grad is None for p in module.parameters()), engine.updates
     other_loss()
     finish(first)
-    return {"before": before, "refused": refused, "said": said, "after": flat(module), "rows": finish(engine)}
+    return {
+        "before": before,
+        "refused": refused,
+        "said": said,
+        "after": flat(module),
+        "rows": finish(engine),
+    }
 
 
 def saves_alone(rank, path):
     """Rank 0 saves and rank 1 goes on training: a mistake that must not hang."""
-    from zetaclip import presence
+    from zetaclip.engine import _presence as presence
 
     presence.POLL = 0.1
     engine, module, optimizer, loader = make(steps=6)
@@ -430,7 +451,7 @@ def saves_alone(rank, path):
 
 def comes_late(rank, late):
     """One rank reaches ``make_private`` long after the others have begun to look around."""
-    from zetaclip import presence
+    from zetaclip.engine import _presence as presence
 
     poll, silent = presence.POLL, presence.SILENT
     presence.POLL, presence.SILENT = 0.1, 0.6
@@ -445,7 +466,7 @@ def comes_late(rank, late):
 
 
 def trains_forever(rank, pipe_path):
-    from zetaclip import presence
+    from zetaclip.engine import _presence as presence
 
     presence.GONE, presence.POLL, presence.BEAT = 1.5, 0.3, 0.2
     _, module, optimizer, loader = make(steps=10**6)
@@ -464,7 +485,7 @@ def command(rank, words, signal_at=None):
     import os
     import signal
 
-    from zetaclip.cli import main
+    from zetaclip.cli._main import main
     from zetaclip.training.steps import PrivateSteps
 
     moved = PrivateSteps.moved

@@ -12,10 +12,22 @@ from pathlib import Path
 import pytest
 import rank_work
 
-from zetaclip.ledger import Ledger
-from zetaclip.verify import verify
+from zetaclip.ledger._ledger import Ledger
+from zetaclip.training.verify import verify
 
-WORDS = ["train", "--data", "digits", "--model", "mlp-2", "--batch-size", "64", "--seed", "7", "--threads", "1"]
+WORDS = [
+    "train",
+    "--data",
+    "digits",
+    "--model",
+    "mlp-2",
+    "--batch-size",
+    "64",
+    "--seed",
+    "7",
+    "--threads",
+    "1",
+]
 WORDS += ["--set", "spectral.period=5"]
 
 
@@ -24,7 +36,10 @@ def read(folder):
 
 
 def contents(folder):
-    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "probes.jsonl")}
+    return {
+        name: (folder / name).read_bytes()
+        for name in ("model.safetensors", "ledger.jsonl", "probes.jsonl")
+    }
 
 
 def test_two_ranks_spend_what_one_process_does_and_only_rank_0_writes(two, tmp_path):
@@ -35,7 +50,15 @@ def test_two_ranks_spend_what_one_process_does_and_only_rank_0_writes(two, tmp_p
     assert "epoch 1/2" in first["err"] and "ε = " in first["out"]
     assert second["out"] == second["err"] == ""
     one, both = read(tmp_path / "one"), read(tmp_path / "two")
-    for name in ("epsilon", "steps", "sample_rate", "sigma", "expected_batch_size", "num_examples", "claim"):
+    for name in (
+        "epsilon",
+        "steps",
+        "sample_rate",
+        "sigma",
+        "expected_batch_size",
+        "num_examples",
+        "claim",
+    ):
         assert both[name] == one[name], name
     assert (one["ranks"], both["ranks"]) == (1, 2)
     ledgers = [Ledger.from_jsonl(tmp_path / name / "ledger.jsonl") for name in ("one", "two")]
@@ -57,12 +80,18 @@ def test_a_signal_to_one_rank_stops_all_and_the_rest_is_bit_equal(two, tmp_path)
     assert status["resume"] == f"torchrun --nproc-per-node 2 -m zetaclip train --out {cut} --resume"
     other = tmp_path / "other"
     shutil.copytree(cut, other)
-    for words in (["train", "--out", str(cut), "--resume"],) * 2:  # the second time it is finished already
+    for words in (
+        ["train", "--out", str(cut), "--resume"],
+    ) * 2:  # the second time it is finished already
         assert [found["code"] for found in two.run(rank_work.command, words)] == [0, 0]
     assert contents(whole) == contents(cut)
 
     refused = rank_work.command(0, ["train", "--out", str(other), "--resume"])
-    assert refused["code"] == 2 and "ranks (2 there, 1 here)" in refused["err"] and "--rekey" in refused["err"]
+    assert (
+        refused["code"] == 2
+        and "ranks (2 there, 1 here)" in refused["err"]
+        and "--rekey" in refused["err"]
+    )
     assert rank_work.command(0, ["train", "--out", str(other), "--resume", "--rekey"])["code"] == 0
     rows = list(Ledger.from_jsonl(other / "ledger.jsonl").rows())
     assert len(rows) == 20 and len({row.stream for row in rows}) == 2
@@ -95,14 +124,32 @@ def test_max_epsilon_stops_every_rank_after_the_same_update(two, tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_with_a_rank_killed_in_the_middle(tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "zetaclip"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "zetaclip",
+    ]
     out = tmp_path / "run"
     words = [*launcher, *WORDS, "--steps", "400", "--sigma", "2", "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
     deadline = time.monotonic() + 120
-    while sum(path.read_bytes().count(b'"noise_std"') for path in (out / "checkpoint").glob("*.journal")) < 40:
+    while (
+        sum(
+            path.read_bytes().count(b'"noise_std"')
+            for path in (out / "checkpoint").glob("*.journal")
+        )
+        < 40
+    ):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     victim = _rank(process.pid, 1)
@@ -119,7 +166,9 @@ def test_torchrun_with_a_rank_killed_in_the_middle(tmp_path):
     assert done.returncode == 0, done.stderr
     assert verify(out) == [] and read(out)["steps"] == 400
     streams = {row.stream for row in Ledger.from_jsonl(out / "ledger.jsonl").rows()}
-    assert len(streams) == 1 and len(Ledger.from_jsonl(out / "ledger.jsonl")) == 400  # replayed: counted once
+    assert (
+        len(streams) == 1 and len(Ledger.from_jsonl(out / "ledger.jsonl")) == 400
+    )  # replayed: counted once
 
 
 def _rank(launcher, rank):
@@ -127,7 +176,10 @@ def _rank(launcher, rank):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == launcher and f"RANK={rank}\0".encode() in b"\0" + (folder / "environ").read_bytes():
+            if (
+                parent == launcher
+                and f"RANK={rank}\0".encode() in b"\0" + (folder / "environ").read_bytes()
+            ):
                 return int(folder.name)
         except OSError:
             continue

@@ -70,7 +70,11 @@ def test_a_killed_worker_is_started_again_and_its_steps_are_replayed(tmp_path):
     script.write_text(SCRIPT)
     folder = tmp_path / "run"
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'examples'}", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'examples'}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(
         [sys.executable, str(script), str(folder)],

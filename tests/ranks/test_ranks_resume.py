@@ -11,7 +11,8 @@ MORE = {"q": 0.25, "sigma": 1.0, "physical_batch_size": 4}
 
 
 @pytest.mark.parametrize(
-    ("count", "method"), [(2, "dp-sam"), (2, "quantile"), (2, "dp-is"), (2, "adaclip"), (3, "ww-dp-sgd")]
+    ("count", "method"),
+    [(2, "dp-sam"), (2, "quantile"), (2, "dp-is"), (2, "adaclip"), (3, "ww-dp-sgd")],
 )
 def test_a_replay_on_as_many_ranks_is_bit_equal(request, tmp_path, count, method):
     pool = request.getfixturevalue({2: "two", 3: "three"}[count])
@@ -23,7 +24,9 @@ def test_a_replay_on_as_many_ranks_is_bit_equal(request, tmp_path, count, method
         assert rows == other_rows
 
 
-def test_another_number_of_ranks_needs_fresh_streams_and_keeps_what_was_executed(two, three, tmp_path):
+def test_another_number_of_ranks_needs_fresh_streams_and_keeps_what_was_executed(
+    two, three, tmp_path
+):
     path = str(tmp_path / "run.pt")
     ((_, rows), _) = two.run(rank_work.saved_and_gone_on, path, "dp-sgd", CUT, STEPS, MORE)
     arguments = (path, "dp-sgd", CUT, STEPS)
@@ -48,7 +51,9 @@ def test_what_is_missing_is_missed_on_every_rank(two, tmp_path):
     shutil.move(f"{path}.private", tmp_path / "elsewhere")
     for error in two.errors(rank_work.loaded_and_gone_on, path, "dp-sgd", CUT, STEPS, True, MORE):
         assert "run.pt.private" in error
-    for error in two.errors(rank_work.loaded_and_gone_on, str(tmp_path / "no.pt"), "dp-sgd", CUT, STEPS, True, MORE):
+    for error in two.errors(
+        rank_work.loaded_and_gone_on, str(tmp_path / "no.pt"), "dp-sgd", CUT, STEPS, True, MORE
+    ):
         assert "no checkpoint at" in error
 
 
@@ -62,7 +67,9 @@ def test_a_replay_that_is_refused_moves_no_rank(two, tmp_path, early):
         weights, untouched, updates = found["refused"]
         assert torch.equal(found["before"], weights) and untouched and updates == 1
         # All of them begin the batch again, with other noise.
-        assert torch.equal(found["after"], ranks[0]["after"]) and not torch.equal(found["after"], weights)
+        assert torch.equal(found["after"], ranks[0]["after"]) and not torch.equal(
+            found["after"], weights
+        )
         assert [row[2] for row in found["rows"]] == ["sum", "sum", "sum, try 2"]
 
 
@@ -74,7 +81,9 @@ def test_ranks_count_and_compare_what_was_done_from_every_folder(two, tmp_path):
     wholes = two.run(rank_work.saved_twice, first, second)
     assert list(folders[0].glob("*.journal")) and list(folders[1].glob("*.journal"))
     for path in (second, first):
-        for (weights, rows), (other, other_rows) in zip(wholes, two.run(rank_work.replays, path), strict=True):
+        for (weights, rows), (other, other_rows) in zip(
+            wholes, two.run(rank_work.replays, path), strict=True
+        ):
             assert torch.equal(weights, other) and rows == other_rows
     shutil.rmtree(folders[0])
     for error in two.errors(rank_work.replays, second):

@@ -7,8 +7,8 @@ import rank_work
 import torch
 import torch.nn.functional as F
 
-from zetaclip import methods
-from zetaclip.distributed import Ranks, deal
+from zetaclip.engine._distributed import Ranks, deal
+from zetaclip.methods import _table as methods
 
 METHODS = methods.names(private=True)
 
@@ -19,7 +19,9 @@ def close(a, b):
 
 @pytest.mark.parametrize("sigma", [0.0, 0.7])
 @pytest.mark.parametrize("method", METHODS)
-def test_any_number_of_ranks_gives_the_weights_and_the_ledger_of_one_process(two, three, method, sigma):
+def test_any_number_of_ranks_gives_the_weights_and_the_ledger_of_one_process(
+    two, three, method, sigma
+):
     # With a noise multiplier and one seed the noise is the same, so it must have been drawn once.
     more = {"q": 1.0, "sigma": sigma, "physical_batch_size": 8}
     one = rank_work.train(0, method, 5, more)
@@ -52,17 +54,23 @@ def test_what_is_released_is_the_clipped_sum_over_all_ranks_records(three):
         expected = torch.zeros(rank_work.flat(module).numel())
         for row in rows:
             loss = F.cross_entropy(module(x[row : row + 1]), y[row : row + 1])
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+            gradient = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+            )
             expected += gradient * min(1.0, clip / float(gradient.norm()))
         for rank in range(3):
             assert close(found[rank][step]["gradient"], expected / (0.2 * size)) < 1e-5
-    assert any(len(set(part)) > 1 for part in counts), "ranks should have had different numbers of chunks"
+    assert any(len(set(part)) > 1 for part in counts), (
+        "ranks should have had different numbers of chunks"
+    )
 
 
 def test_a_rank_without_records_takes_part_all_the_same(three):
     # Five records for three ranks at q = 0.3: most shares of a batch are empty, and some whole batches.
     found = three.run(rank_work.watched, 12, {"q": 0.3, "sigma": 0.0, "size": 5})
-    sizes = [[sum(map(len, found[rank][step]["chunks"])) for rank in range(3)] for step in range(12)]
+    sizes = [
+        [sum(map(len, found[rank][step]["chunks"])) for rank in range(3)] for step in range(12)
+    ]
     assert any(sum(one) and 0 in one for one in sizes) and any(not sum(one) for one in sizes)
     for step, one in enumerate(sizes):
         assert bool(found[0][step]["gradient"].any()) == bool(sum(one))
@@ -74,7 +82,13 @@ def test_one_sum_and_one_message_a_batch_and_none_in_forward_or_backward(two, ph
         assert found["inside"] == 0
         assert found["chunks"] == (1 if physical is None else math.ceil(rank_work.SIZE / 2 / 3))
         # The gradient, the few numbers beside it, and rank 0's word at the end; then the epoch's comparison of weights.
-        assert found["calls"] == ["all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather"]
+        assert found["calls"] == [
+            "all_reduce",
+            "all_reduce",
+            "broadcast",
+            "all_gather",
+            "all_gather",
+        ]
         assert 8 * found["numel"] <= found["payload"] <= 8 * found["numel"] + 100
 
 
@@ -127,7 +141,9 @@ def test_the_noise_is_drawn_once(two):
     for step in range(20):
         assert torch.equal(found[0][step]["gradient"], found[1][step]["gradient"])
     normal = (sums - sums.mean()) / sums.std()
-    assert abs(float((normal[:-1] * normal[1:]).mean())) < 5 / math.sqrt(normal[1:].numel())  # fresh at every step
+    assert abs(float((normal[:-1] * normal[1:]).mean())) < 5 / math.sqrt(
+        normal[1:].numel()
+    )  # fresh at every step
 
 
 # -- sampling, without any process
@@ -163,8 +179,8 @@ def test_the_ranks_keys_differ():
 
 
 def _sizes(made, q, draws, same_key=False):
+    from zetaclip.engine._sampling import poisson_indices
     from zetaclip.randomness import Stream
-    from zetaclip.sampling import poisson_indices
 
     stream = Stream.seeded(1, "test")
     found, hits = [], torch.zeros(sum(len(r.rows) for r in made))
@@ -185,11 +201,15 @@ def test_the_union_is_one_poisson_sample():
     made = shares(records, 2)
     sizes, hits = _sizes(made, q, draws)
     spread = math.sqrt(q * (1 - q) / draws)
-    assert float((hits / draws - q).abs().max()) < 5 * spread  # every record, with the declared rate
+    assert (
+        float((hits / draws - q).abs().max()) < 5 * spread
+    )  # every record, with the declared rate
     variance = records * q * (1 - q)
 
     def independent(sizes):
         return abs(float(sizes.sum(1).var()) / variance - 1) < 5 * math.sqrt(2 / draws)
 
     assert independent(sizes)
-    assert not independent(_sizes(made, q, draws, same_key=True)[0]), "ranks that toss the same coins should be noticed"
+    assert not independent(_sizes(made, q, draws, same_key=True)[0]), (
+        "ranks that toss the same coins should be noticed"
+    )

@@ -11,14 +11,20 @@ import torch
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("sigma", r"rank 1: not what rank 0 has: noise_multipliers \(\[1.0\] there, \[2.0\] here\)"),
+        (
+            "sigma",
+            r"rank 1: not what rank 0 has: noise_multipliers \(\[1.0\] there, \[2.0\] here\)",
+        ),
         ("data", r"rank 1: not what rank 0 has: settings"),
         ("network", "rank 1: not what rank 0 has: parameters"),
         ("weights", "3.weight of rank 1 is not what rank 0 has after 2 updates"),
         ("rule", "'liar' scaled an example beyond the sensitivity"),
         ("grad", "0.weight.grad was written by autograd"),
         ("split", r"rank 1: not what rank 0 has: data \(as many records, but others"),
-        ("order", r"rank 1: not what rank 0 has: data \(as many records, but others, or in another order"),
+        (
+            "order",
+            r"rank 1: not what rank 0 has: data \(as many records, but others, or in another order",
+        ),
         ("files", r"rank 1: not what rank 0 has: data \(as many records, but others"),
     ],
 )
@@ -71,7 +77,10 @@ def test_a_rank_that_is_only_slow_is_waited_for(own_pool, late):
 def test_a_rank_that_calls_something_else_is_named_instead_of_hanging(own_pool, tmp_path):
     errors = own_pool(2).errors(rank_work.saves_alone, str(tmp_path / "alone.pt"))
     text = " ".join(errors)
-    assert "rank 0 waits in save() after 2 updates" in text or "rank 0 in save() after 2 updates" in text
+    assert (
+        "rank 0 waits in save() after 2 updates" in text
+        or "rank 0 in save() after 2 updates" in text
+    )
     assert "the sum of update 3" in text and "the same loop" in text
 
 

@@ -11,7 +11,10 @@ def old_noise(count, half, bits, seed, dtype=np.float32):
     rng = np.random.default_rng(seed)
     blocks = -(-count // (2 * half))
     steps = rng.integers(0, 2**bits, (2, blocks, half)).astype(np.float64)
-    radius, angle = np.sqrt(-2 * np.log1p(-steps[0] * 2.0**-bits)), 2 * np.pi * steps[1] * 2.0**-bits
+    radius, angle = (
+        np.sqrt(-2 * np.log1p(-steps[0] * 2.0**-bits)),
+        2 * np.pi * steps[1] * 2.0**-bits,
+    )
     values = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
     return values.reshape(-1)[:count].astype(dtype)
 

@@ -39,9 +39,13 @@ print(json.dumps({
 
 def wrong(seen):
     """What an attacker could use, in words; none of it if the noise is what was declared."""
-    found = [f"level {level:.3g}" for level in seen["levels"] if not 0.85 < level < 1.15]  # six deviations
+    found = [
+        f"level {level:.3g}" for level in seen["levels"] if not 0.85 < level < 1.15
+    ]  # six deviations
     if seen["zeros"] > 3 or seen["distinct"] < 0.99 * seen["count"] or not seen["finite"]:
-        found.append(f"{seen['zeros']} zeros, {seen['distinct']} values of {seen['count']}, finite: {seen['finite']}")
+        found.append(
+            f"{seen['zeros']} zeros, {seen['distinct']} values of {seen['count']}, finite: {seen['finite']}"
+        )
     return found
 
 
@@ -52,7 +56,9 @@ AFTER = pytest.param("float32", "after", marks=pytest.mark.slow)
 @pytest.mark.parametrize("kind", ["float64", "bfloat16", "float16"])
 def test_noise_has_the_declared_level_under_another_default(kind, dtype, when):
     """In a process of its own, which may crash; a clear error before any release would do as well."""
-    done = subprocess.run([sys.executable, "-c", VICTIM, kind, when, dtype], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", VICTIM, kind, when, dtype], capture_output=True, text=True
+    )
     assert done.returncode >= 0, f"crashed with signal {-done.returncode}"
     if done.returncode:
         assert "dtype" in done.stderr.splitlines()[-1], done.stderr
@@ -68,8 +74,18 @@ def test_noise_that_fills_half_of_its_memory_is_seen():
     values = np.zeros(8000, dtype=np.float64)
     values.view(np.float32)[:8000] = np.random.default_rng(0).standard_normal(8000)
     levels = [float(np.nanstd(np.clip(part, -1e6, 1e6))) for part in np.split(values, 8)]
-    seen = {"levels": levels, "zeros": int((values == 0).sum()), "distinct": len(np.unique(values)), "count": 8000}
+    seen = {
+        "levels": levels,
+        "zeros": int((values == 0).sum()),
+        "distinct": len(np.unique(values)),
+        "count": 8000,
+    }
     assert len(wrong({**seen, "finite": True})) >= 4
     good = np.random.default_rng(0).standard_normal(8000)
-    seen = {"levels": [float(part.std()) for part in np.split(good, 8)], "zeros": 0, "distinct": 8000, "count": 8000}
+    seen = {
+        "levels": [float(part.std()) for part in np.split(good, 8)],
+        "zeros": 0,
+        "distinct": 8000,
+        "count": 8000,
+    }
     assert wrong({**seen, "finite": True}) == []

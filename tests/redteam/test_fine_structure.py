@@ -12,7 +12,7 @@ from attacks import grid_score, misfits, old_noise
 from helpers import mean_loss, private, train
 from torch import nn
 
-from zetaclip import methods
+from zetaclip.methods import _table as methods
 
 SIGMA, SIZE, HIDDEN = 50.0, 400, 4096
 # dtype -> how many features (the distance of partners in the old noise), bits of its uniforms, and the largest squared radius
@@ -45,7 +45,9 @@ def from_gradient(target, trial, dtype):
     features, bits, limit = KINDS[dtype]
     module = network(features, HIDDEN, trial, dtype)
     data = records(features, target, trial, dtype)
-    _, module, optimizer, loader = private(module, data, sigma=SIGMA, q=1.0, seed=2 * trial + target)
+    _, module, optimizer, loader = private(
+        module, data, sigma=SIGMA, q=1.0, seed=2 * trial + target
+    )
     train(module, optimizer, loader, mean_loss)
     scale = float(torch.tensor(SIGMA / SIZE, dtype=dtype))
     return misfits(*partners(module[0].weight.grad), scale, bits, limit)
@@ -57,7 +59,9 @@ def from_weights(target, trial, dtype=torch.float32):
     module = network(features, HIDDEN, trial, dtype)
     before = module[0].weight.detach().double().clone()
     data = records(features, target, trial, dtype)
-    _, module, optimizer, loader = private(module, data, sigma=SIGMA, q=1.0, seed=2 * trial + target)
+    _, module, optimizer, loader = private(
+        module, data, sigma=SIGMA, q=1.0, seed=2 * trial + target
+    )
     train(module, optimizer, loader, mean_loss)
     scale = float(torch.tensor(SIGMA / SIZE, dtype=dtype))
     return misfits(*partners(before - module[0].weight.detach().double()), scale, bits, 0.01)
@@ -69,7 +73,14 @@ def from_checkpoint(target, trial, dtype=torch.float32, folder=None):
     module = network(features, HIDDEN, trial, dtype)
     data = records(features, target, trial, dtype)
     engine, module, optimizer, loader = private(
-        module, data, sigma=SIGMA, q=1.0, seed=2 * trial + target, lr=0.1, method=methods.get("dp-sat"), clipping=None
+        module,
+        data,
+        sigma=SIGMA,
+        q=1.0,
+        seed=2 * trial + target,
+        lr=0.1,
+        method=methods.get("dp-sat"),
+        clipping=None,
     )
     train(module, optimizer, loader, mean_loss, epochs=3)
     engine.save(folder / f"{trial}-{target}.pt")
@@ -82,27 +93,38 @@ def from_checkpoint(target, trial, dtype=torch.float32, folder=None):
 
 def told(attack, trials):
     """The mean misfit without and with the target, and how many deviations lie between them if digits tell nothing."""
-    found = [np.concatenate([attack(target, trial) for trial in range(trials)]) for target in (False, True)]
-    apart = abs(found[0].mean() - found[1].mean()) / np.sqrt((1 / len(found[0]) + 1 / len(found[1])) / 48)
+    found = [
+        np.concatenate([attack(target, trial) for trial in range(trials)])
+        for target in (False, True)
+    ]
+    apart = abs(found[0].mean() - found[1].mean()) / np.sqrt(
+        (1 / len(found[0]) + 1 / len(found[1])) / 48
+    )
     return found[0].mean(), found[1].mean(), apart
 
 
 def check(attack, trials):
     without, member, apart = told(attack, trials)
-    assert apart < 5, f"misfit {without:.3f} without the target and {member:.3f} with it: {apart:.0f} deviations"
+    assert apart < 5, (
+        f"misfit {without:.3f} without the target and {member:.3f} with it: {apart:.0f} deviations"
+    )
 
 
 def old_release(target, trial, dtype, weights=False):
     """The same numbers from noise as it was made once, with a target that moves the sum by a fraction of C."""
     features, bits, limit = KINDS[dtype]
     kind = np.float32 if dtype == torch.float32 else np.float64
-    noise = old_noise(HIDDEN * features, features, bits, 2 * trial + target, kind).reshape(HIDDEN, features)
+    noise = old_noise(HIDDEN * features, features, bits, 2 * trial + target, kind).reshape(
+        HIDDEN, features
+    )
     sums = np.random.default_rng(trial).normal(0, 0.02, HIDDEN) * target
     scale = kind(SIGMA / SIZE)
     released = noise * scale
     released[:, -1] += (sums / SIZE).astype(kind)
     if weights:
-        before = np.random.default_rng(trial + 100).uniform(-1 / 8, 1 / 8, released.shape).astype(kind)
+        before = (
+            np.random.default_rng(trial + 100).uniform(-1 / 8, 1 / 8, released.shape).astype(kind)
+        )
         released, limit = before.astype(np.float64) - (before - released).astype(np.float64), 0.01
     return misfits(*partners(torch.from_numpy(released)), float(scale), bits, limit)
 
@@ -175,5 +197,7 @@ def test_a_release_is_a_whole_number_of_the_grid_that_its_row_names(dtype):
     units = noise.double().numpy() * RECORDS / grid
     assert (units == np.round(units)).all()
     # Ordinary noise of this level and precision is not.
-    normals = torch.randn(len(units), generator=torch.Generator().manual_seed(1), dtype=dtype) * SIGMA
+    normals = (
+        torch.randn(len(units), generator=torch.Generator().manual_seed(1), dtype=dtype) * SIGMA
+    )
     assert (normals.double().numpy() / grid % 1 != 0).any()

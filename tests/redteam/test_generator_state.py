@@ -67,7 +67,13 @@ def eliminate(tmp_path_factory):
     subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", made, source], check=True)
     function = ctypes.CDLL(str(made)).eliminate
     function.restype = ctypes.c_long
-    function.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+    function.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_void_p,
+    ]
     return function
 
 
@@ -130,7 +136,9 @@ def equations(normals, kind):
         number = int(numbers[place])
         for bit in range(low, bits):
             # The lower 32 bits of a uniform of 53 are the second output.
-            output = made[place] if each == 1 else made[2 * place + 1] if bit < 32 else made[2 * place]
+            output = (
+                made[place] if each == 1 else made[2 * place + 1] if bit < 32 else made[2 * place]
+            )
             rows[at] = output[bit % 32]
             if number >> bit & 1:
                 rows[at, -1] ^= np.uint64(1 << 63)
@@ -148,7 +156,9 @@ def solve(eliminate, normals, kind):
         return len(rows) - rank, wrong, None
     solution = np.zeros(WIDTH, np.uint64)
     for row, pivot in zip(rows[:rank][::-1], pivots[:rank][::-1], strict=True):
-        odd = int(np.bitwise_xor.reduce((row & solution)[:-1])).bit_count() ^ int(row[-1] >> np.uint64(63))
+        odd = int(np.bitwise_xor.reduce((row & solution)[:-1])).bit_count() ^ int(
+            row[-1] >> np.uint64(63)
+        )
         if odd & 1:
             solution[pivot // 64] |= np.uint64(1) << np.uint64(pivot % 64)
     return len(rows) - rank, 0, solution[:-1].view(np.uint32).copy()
@@ -174,7 +184,9 @@ def test_the_attack_finds_the_state_of_torchs_generator(eliminate, kind):
     known = KINDS[kind][3] * DIMENSION
     count = (known + 20 * DIMENSION + 34) // 16 * 16
     dtype = getattr(torch, kind)
-    noise = torch.randn(count, generator=torch.Generator().manual_seed(5), dtype=dtype) * (SIGMA / SIZE)
+    noise = torch.randn(count, generator=torch.Generator().manual_seed(5), dtype=dtype) * (
+        SIGMA / SIZE
+    )
     sums = torch.zeros(count, dtype=dtype)
     sums[known:] = torch.linspace(-0.01, 0.01, count - known, dtype=dtype)
     released = (sums + noise).double().numpy()
@@ -196,4 +208,6 @@ def test_no_state_explains_a_release(eliminate, kind, build, tmp_path):
     subprocess.run([sys.executable, "-c", VICTIM, kind, str(unused), str(path), build], check=True)
     scale = float(torch.tensor(SIGMA / SIZE, dtype=getattr(torch, kind)))
     spare, wrong, _ = solve(eliminate, np.load(path)[: unused * DIMENSION] / scale, kind)
-    assert spare > 1000 and wrong > 0.3 * spare, "the noise comes from a generator that can be solved"
+    assert spare > 1000 and wrong > 0.3 * spare, (
+        "the noise comes from a generator that can be solved"
+    )

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 from helpers import mean_loss, private, tiny, toy_data, train
 
-from zetaclip import checkpoint, methods
+from zetaclip.engine import _checkpoint as checkpoint
 from zetaclip.mechanism import Draw
+from zetaclip.methods import _table as methods
 from zetaclip.randomness import Stream
 
 
@@ -43,7 +44,12 @@ def tells(text, key):
     return any(
         part in text
         for half in (key[:16], key[16:])
-        for part in (repr(half)[2:-1], half.hex(), str(list(half))[1:-1], str(int.from_bytes(half, "little")))
+        for part in (
+            repr(half)[2:-1],
+            half.hex(),
+            str(list(half))[1:-1],
+            str(int.from_bytes(half, "little")),
+        )
     )
 
 
@@ -81,7 +87,17 @@ def live(tmp_path_factory):
 
 def test_the_walk_meets_what_holds_keys(live):
     names = {type(value).__name__ for value in walked(live)}
-    assert names >= {"Run", "Turn", "Position", "Stream", "Tape", "Draw", "Mechanism", "PrivacyEngine", "_Found"}
+    assert names >= {
+        "Run",
+        "Turn",
+        "Position",
+        "Stream",
+        "Tape",
+        "Draw",
+        "Mechanism",
+        "PrivacyEngine",
+        "_Found",
+    }
     assert len(keys_in(walked(live))) >= 6
 
 
@@ -104,10 +120,18 @@ def test_no_dataclass_of_the_package_shows_bytes():
 
     keyless = ("integrations", "experiments", "report", "data", "__main__")
     for part in pkgutil.walk_packages(zetaclip.__path__, "zetaclip."):
-        found = () if part.name.split(".")[1] in keyless else vars(importlib.import_module(part.name)).values()
+        found = (
+            ()
+            if part.name.split(".")[1] in keyless
+            else vars(importlib.import_module(part.name)).values()
+        )
         for kind in found:
             if dataclasses.is_dataclass(kind) and isinstance(kind, type) and kind is not Draw:
-                shown = [field.name for field in dataclasses.fields(kind) if "bytes" in str(field.type) and field.repr]
+                shown = [
+                    field.name
+                    for field in dataclasses.fields(kind)
+                    if "bytes" in str(field.type) and field.repr
+                ]
                 assert not shown, f"{kind.__name__}: {shown}"
 
 

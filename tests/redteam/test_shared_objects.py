@@ -7,8 +7,9 @@ import torch
 from helpers import flat, mean_loss, private, toy_data, train
 from torch import nn
 
-from zetaclip import Method, Spectral, methods
+from zetaclip import Method, Spectral
 from zetaclip.control import ClipState
+from zetaclip.methods import _table as methods
 from zetaclip.spectrum import Probe
 
 
@@ -20,7 +21,9 @@ def network(hidden, classes=3):
 def deeper():
     """Another layer is the one to probe here."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(24, 20), nn.Tanh(), nn.Linear(20, 18), nn.Tanh(), nn.Linear(18, 3))
+    return nn.Sequential(
+        nn.Linear(24, 20), nn.Tanh(), nn.Linear(20, 18), nn.Tanh(), nn.Linear(18, 3)
+    )
 
 
 def trained(controllers, data):
@@ -112,7 +115,13 @@ def test_a_method_is_the_same_object_after_a_run(name):
     module = network(20)
     optimizer = method.optimizer(module.parameters(), lr=0.1)
     engine, module, optimizer, loader = private(
-        module, toy_data(40, inputs=24), optimizer=optimizer, method=method, clipping=None, epochs=3, target_delta=1e-5
+        module,
+        toy_data(40, inputs=24),
+        optimizer=optimizer,
+        method=method,
+        clipping=None,
+        epochs=3,
+        target_delta=1e-5,
     )
     train(module, optimizer, loader, mean_loss, epochs=3)
     assert engine.updates and insides(method) == before
@@ -136,6 +145,8 @@ def test_the_comparison_sees_a_controller_that_keeps_something():
     type(controller).__module__ = "zetaclip.made_up"
     method = Method("counting", controller=controller)
     before = insides(method)
-    _, module, optimizer, loader = private(network(16), toy_data(inputs=24), method=method, clipping=None)
+    _, module, optimizer, loader = private(
+        network(16), toy_data(inputs=24), method=method, clipping=None
+    )
     train(module, optimizer, loader, mean_loss)
     assert insides(method) != before

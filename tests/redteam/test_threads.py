@@ -11,11 +11,18 @@ from helpers import mean_loss, private, tiny, toy_data, train
 from torch import nn
 from torch.utils.data import Dataset
 
-from zetaclip import tape
-from zetaclip.data_digest import digest_of
+from zetaclip.engine._data_digest import digest_of
+from zetaclip.engine._sampling import zero_row
 from zetaclip.gradients.capture import exact
-from zetaclip.sampling import zero_row
-from zetaclip.tape import Tape, alone, drawing_from, set_users_streams, untouched, users_streams
+from zetaclip.randomness import _forward as tape
+from zetaclip.randomness._forward import (
+    Tape,
+    alone,
+    drawing_from,
+    set_users_streams,
+    untouched,
+    users_streams,
+)
 
 CPU = torch.device("cpu")
 
@@ -72,7 +79,11 @@ def quick_switches():
 def test_the_users_streams_survive_two_engines_in_two_threads(tmp_path, quick_switches, data):
     """Every checkpoint that is saved on the way, and torch, numpy and Python in the end, have what the user had."""
     runs = [private(dropped(), data, q=0.1, seed=None) for _ in range(2)]
-    own, numpys, pythons = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    own, numpys, pythons = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].tolist(),
+        random.getstate(),
+    )
     published = []
 
     def loop(which):
@@ -220,7 +231,9 @@ def test_the_lock_is_free_in_a_fork():
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads, from Python 3.12 on
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forks in a process with threads, from Python 3.12 on
         child = multiprocessing.get_context("fork").Process(target=users_streams, args=(CPU,))
         child.start()
     child.join(20)

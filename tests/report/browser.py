@@ -61,7 +61,11 @@ class Browser:
         kind, params = message.get("method"), message.get("params", {})
         if kind == "Runtime.exceptionThrown":
             self.console.append(json.dumps(params["exceptionDetails"])[:500])
-        elif kind == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif kind == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.console.append(json.dumps(params["args"])[:500])
         elif kind == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.console.append(params["entry"]["text"])
@@ -69,11 +73,19 @@ class Browser:
             self.requests.append(params["request"]["url"])
 
     def size(self, width, height=900, mobile=False):
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
 
     def media(self, scheme="light", kind=""):
         self.send(
-            "Emulation.setEmulatedMedia", media=kind, features=[{"name": "prefers-color-scheme", "value": scheme}]
+            "Emulation.setEmulatedMedia",
+            media=kind,
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
         )
 
     def visit(self, page, width=1280):
@@ -84,17 +96,23 @@ class Browser:
             self.open(page)
 
     def open(self, address, until="document.querySelectorAll('figure:not(.drawn)').length === 0"):
-        self.send("Page.navigate", url="about:blank")  # what the last page still says is not this one's
+        self.send(
+            "Page.navigate", url="about:blank"
+        )  # what the last page still says is not this one's
         self.wait("location.href === 'about:blank'")
         self.console.clear()
         self.requests.clear()
         if isinstance(address, Path):
             address = address.resolve().as_uri()
         self.send("Page.navigate", url=address)
-        self.wait(f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})")
+        self.wait(
+            f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})"
+        )
 
     def js(self, expression):
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -102,7 +120,9 @@ class Browser:
         """Until the expression is true. Polls: there is nothing to be told of a change in a page."""
         end = time.monotonic() + seconds
         while not self.js(expression):
-            assert time.monotonic() < end, f"still not so after {seconds} s: {expression}; console: {self.console}"
+            assert time.monotonic() < end, (
+                f"still not so after {seconds} s: {expression}; console: {self.console}"
+            )
             time.sleep(0.05)
 
     def mouse(self, kind, x, y, **more):
@@ -113,13 +133,19 @@ class Browser:
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def picture(self, path, whole=True):
-        box = self.js("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        box = self.js(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
         clip = {"x": 0, "y": 0, "width": box[0], "height": box[1], "scale": 1}
         more = {"clip": clip, "captureBeyondViewport": True} if whole else {}
-        Path(path).write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png", **more)["data"]))
+        Path(path).write_bytes(
+            base64.b64decode(self.send("Page.captureScreenshot", format="png", **more)["data"])
+        )
 
     def pdf(self):
-        answer = self.send("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.69)
+        answer = self.send(
+            "Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.69
+        )
         return base64.b64decode(answer["data"])
 
     def close(self):
@@ -153,7 +179,11 @@ def start():
         "about:blank",
     ]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd=folder
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=folder,
     )
     ready = Path(folder) / "DevToolsActivePort"
     end = time.monotonic() + 90

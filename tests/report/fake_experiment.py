@@ -19,7 +19,13 @@ def cell(mean, std, n=3, published=None, difference=None, better=None):
 
 def table(**changes):
     rows = [
-        {"label": "dp-sgd", "cells": [cell(90.1, 0.4, published=(92.0, 0.3)), cell(80.0, 1.0, published=(79.0, 0.5))]},
+        {
+            "label": "dp-sgd",
+            "cells": [
+                cell(90.1, 0.4, published=(92.0, 0.3)),
+                cell(80.0, 1.0, published=(79.0, 0.5)),
+            ],
+        },
         {
             "label": "ww-dp-sgd",
             "cells": [
@@ -27,7 +33,10 @@ def table(**changes):
                 cell(80.2, 1.1, published=(83.0, 0.4), difference=(0.2, -0.9, 1.3), better=None),
             ],
         },
-        {"label": "claimed", "cells": [cell(99.0, 0.1, difference=(8.9, -1.0, 18.0), better=True), None]},
+        {
+            "label": "claimed",
+            "cells": [cell(99.0, 0.1, difference=(8.9, -1.0, 18.0), better=True), None],
+        },
     ]
     return {
         "title": "Accuracy at one budget",
@@ -47,7 +56,9 @@ def experiment(root, seeds=3, **changes):
     for place, method in enumerate(METHODS):
         for seed in range(seeds):
             name = f"{method}-{seed}"
-            run = invented(root / "runs" / name, seed=10 * place + seed, method=method, ledger=False)
+            run = invented(
+                root / "runs" / name, seed=10 * place + seed, method=method, ledger=False
+            )
             result = json.loads((run / "result.json").read_text())
             with open(run / "metrics.jsonl") as file:
                 lines = [json.loads(line) | {"ece": 0.1 / (1 + place)} for line in file]

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from zetaclip import PrivacyEngine, Spectral
-from zetaclip.accounting import epsilon
-from zetaclip.ledger import Event, Header, Ledger, Row
+from zetaclip.accounting._accounting import epsilon
+from zetaclip.ledger._ledger import Event, Header, Ledger, Row
 from zetaclip.spectrum import eigenvalues, fit_tail, random_null
 
 DELTA = 1e-5
@@ -224,7 +224,10 @@ def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pau
         num_examples=len(x),
     )
     total = epochs * len(loader)
-    dump(path / "config.json", config(seed=seed, epochs=epochs, clipping=clipping, lr=lr, sigma=sigma, epsilon=None))
+    dump(
+        path / "config.json",
+        config(seed=seed, epochs=epochs, clipping=clipping, lr=lr, sigma=sigma, epsilon=None),
+    )
     (path / "metrics.jsonl").write_text("")
     step, known, probes, started = 0, 0, 0, time.time()
     spent = {"train": 0.0, "eval": 0.0, "probe": 0.0}
@@ -242,7 +245,10 @@ def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pau
             if len(optimizer.clip_history) > known:
                 known, probes = len(optimizer.clip_history), probes + 1
                 clock = time.perf_counter()
-                append(path / "probes.jsonl", probe_line(model, probes, optimizer.clip_history[-1], before, spectral))
+                append(
+                    path / "probes.jsonl",
+                    probe_line(model, probes, optimizer.clip_history[-1], before, spectral),
+                )
                 probing += time.perf_counter() - clock
         train_seconds = time.perf_counter() - begun - probing
         clock = time.perf_counter()
@@ -274,7 +280,9 @@ def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pau
         time.sleep(pause)
     engine.ledger.to_jsonl(path / "ledger.jsonl")
     bins = reliability(logits, test_y)
-    ece = sum(one["count"] * abs(one["confidence"] - one["accuracy"]) for one in bins if one["count"]) / len(test_y)
+    ece = sum(
+        one["count"] * abs(one["confidence"] - one["accuracy"]) for one in bins if one["count"]
+    ) / len(test_y)
     dump(
         path / "result.json",
         result(

@@ -11,13 +11,25 @@ from zetaclip.report.colours import DARK, GROUNDS, LIGHT
 BLINDNESS = {
     "none": np.eye(3),
     "protan": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
     ),
     "deutan": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
     ),
     "tritan": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
     ),
 }
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
@@ -44,14 +56,17 @@ def lab(colour, matrix):
 
 def closest(palette, matrix):
     return min(
-        (float(np.linalg.norm(lab(a, matrix) - lab(b, matrix))), a, b) for a, b in itertools.combinations(palette, 2)
+        (float(np.linalg.norm(lab(a, matrix) - lab(b, matrix))), a, b)
+        for a, b in itertools.combinations(palette, 2)
     )
 
 
 @pytest.mark.parametrize(("palette", "theme"), [(LIGHT, "light"), (DARK, "dark")])
 def test_every_line_stands_out_from_its_ground(palette, theme):
     assert {
-        colour: contrast(colour, GROUNDS[theme]) for colour in palette if contrast(colour, GROUNDS[theme]) < 3
+        colour: contrast(colour, GROUNDS[theme])
+        for colour in palette
+        if contrast(colour, GROUNDS[theme]) < 3
     } == {}
 
 
@@ -64,4 +79,10 @@ def test_colours_stay_apart(palette, blindness):
 
 def test_the_measure_rejects_a_palette_that_is_known_to_fail():
     # matplotlib's red and green, and its brown: what these simulations exist for
-    assert min(closest(("#d62728", "#2ca02c", "#8c564b"), BLINDNESS[kind])[0] for kind in ("protan", "deutan")) < APART
+    assert (
+        min(
+            closest(("#d62728", "#2ca02c", "#8c564b"), BLINDNESS[kind])[0]
+            for kind in ("protan", "deutan")
+        )
+        < APART
+    )

@@ -10,7 +10,7 @@ import pytest
 from fake_experiment import experiment, table
 from test_report_page import figures, outline
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 from zetaclip.errors import CommandError
 from zetaclip.report import curves, write_report
 from zetaclip.report.curves import budget_charts, mean_curve
@@ -26,7 +26,9 @@ def root(tmp_path_factory):
 @pytest.fixture
 def page(root, tmp_path, monkeypatch):
     monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
-    return write_report([root], tmp_path / "page.html", experiment="iid").read_text(encoding="utf-8")
+    return write_report([root], tmp_path / "page.html", experiment="iid").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_page_goes_beside_the_table(root, capsys, monkeypatch):
@@ -49,7 +51,8 @@ def test_either_profile_can_be_asked_for(tmp_path, capsys, monkeypatch):
     root = tmp_path
     experiment(root, seeds=1)
     with pytest.raises(
-        CommandError, match=r"'iid' under the profile paper; .*`zetaclip reproduce iid --profile paper`"
+        CommandError,
+        match=r"'iid' under the profile paper; .*`zetaclip reproduce iid --profile paper`",
     ):
         read_experiment(root, "iid", "paper")
     (root / "iid-paper").mkdir()
@@ -85,9 +88,14 @@ def test_three_fixed_sentences(root):
 
 def test_a_worse_cell_is_counted_as_worse(tmp_path):
     rows = table()["rows"]
-    rows[1]["cells"][0] |= {"difference": {"mean": -2.0, "low": -3.0, "high": -1.0}, "better": False}
+    rows[1]["cells"][0] |= {
+        "difference": {"mean": -2.0, "low": -3.0, "high": -1.0},
+        "better": False,
+    }
     experiment(tmp_path, seeds=1, rows=rows)
-    assert "0 of 3 cells are better and 1 are worse" in sentences(read_experiment(tmp_path, "iid"))[1]
+    assert (
+        "0 of 3 cells are better and 1 are worse" in sentences(read_experiment(tmp_path, "iid"))[1]
+    )
 
 
 def test_the_figures_and_the_origin(page):
@@ -124,7 +132,13 @@ def test_a_cell_without_a_value_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
     rows = table()["rows"]
     rows[0]["cells"][1] |= {"ours": None, "finished": 3, "published": None}
-    rows[1]["cells"][0] |= {"ours": None, "finished": 3, "diverged": 3, "published": None, "difference": None}
+    rows[1]["cells"][0] |= {
+        "ours": None,
+        "finished": 3,
+        "diverged": 3,
+        "published": None,
+        "difference": None,
+    }
     rows[1]["cells"][1] |= {"finished": 3, "diverged": 1, "published": None, "difference": None}
     rows[2]["cells"][0] |= {"ours": None, "finished": 0, "published": None, "difference": None}
     experiment(tmp_path, seeds=1, rows=rows)
@@ -144,7 +158,11 @@ def test_only_finished_runs_are_drawn(tmp_path):
     path = tmp_path / "iid" / "runs.csv"
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
     for row in rows:
-        if row["run"] in ("dp-sgd-2", "ww-dp-sgd-1", "ww-dp-sgd-2"):  # cut: a folder that is there, and no result
+        if row["run"] in (
+            "dp-sgd-2",
+            "ww-dp-sgd-1",
+            "ww-dp-sgd-2",
+        ):  # cut: a folder that is there, and no result
             row["state"] = "not run"
             (tmp_path / "runs" / row["run"] / "result.json").unlink()
     with open(path, "w", newline="") as file:
@@ -153,9 +171,14 @@ def test_only_finished_runs_are_drawn(tmp_path):
         writer.writerows(rows)
     found = read_experiment(tmp_path, "iid")
     assert sum(folder is not None for folder in found.folders) == 6
-    chart = next(chart for chart in curves.figures(found.runs, found.folders) if chart.id == "ece-0")
+    chart = next(
+        chart for chart in curves.figures(found.runs, found.folders) if chart.id == "ece-0"
+    )
     assert chart.summary == "Mean of up to 2 seeds."
-    assert [any(spread is not None for spread in series.error) for series in chart.series] == [True, False]
+    assert [any(spread is not None for spread in series.error) for series in chart.series] == [
+        True,
+        False,
+    ]
 
 
 def test_nothing_of_the_paper_to_compare_with(tmp_path):
@@ -165,7 +188,10 @@ def test_nothing_of_the_paper_to_compare_with(tmp_path):
             if cell:
                 cell["published"] = None
     experiment(tmp_path, seeds=1, rows=rows)
-    assert sentences(read_experiment(tmp_path, "iid"))[2] == "The paper reports none of the cells that have been run."
+    assert (
+        sentences(read_experiment(tmp_path, "iid"))[2]
+        == "The paper reports none of the cells that have been run."
+    )
 
 
 def test_seeds_are_averaged_where_they_have_points():
@@ -190,7 +216,10 @@ def test_results_that_are_not_there(tmp_path, root):
 def test_a_table_alone_makes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
     (tmp_path / "iid").mkdir()
-    bare = {"columns": ["<b>x</b>"], "rows": [{"label": "<i>", "cells": [None]}, {"label": "b", "cells": []}, 3]}
+    bare = {
+        "columns": ["<b>x</b>"],
+        "rows": [{"label": "<i>", "cells": [None]}, {"label": "b", "cells": []}, 3],
+    }
     (tmp_path / "iid" / "table.json").write_text(json.dumps(bare))
     page = write_report([tmp_path], experiment="iid").read_text(encoding="utf-8")
     outline(page)

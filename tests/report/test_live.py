@@ -40,7 +40,11 @@ def test_the_page_and_its_data(run):
         assert b"connect-src 'self'" in page and b"Running, at step 120 of 120" in page
         code, headers, data = ask(address)
         fresh = json.loads(data)
-        assert code == 200 and "main" in fresh and len(fresh["figures"]["epsilon"]["data"][0]["x"]) == 12
+        assert (
+            code == 200
+            and "main" in fresh
+            and len(fresh["figures"]["epsilon"]["data"][0]["x"]) == 12
+        )
         shape = urllib.parse.quote(fresh["shape"])
         assert "main" not in json.loads(ask(address, **{"X-Shape": shape})[2])
         code, more, body = ask(address, **{"If-None-Match": headers["ETag"]})
@@ -49,7 +53,14 @@ def test_the_page_and_its_data(run):
 
 @pytest.mark.parametrize(
     "path",
-    ["/config.json", "/../run/config.json", "/%2e%2e/config.json", "/data.json/", "/index.html", "/private/"],
+    [
+        "/config.json",
+        "/../run/config.json",
+        "/%2e%2e/config.json",
+        "/data.json/",
+        "/index.html",
+        "/private/",
+    ],
 )
 def test_nothing_else_is_served(run, path):
     with serve([run]) as address:
@@ -57,7 +68,9 @@ def test_nothing_else_is_served(run, path):
         assert code == 404 and b"digits" not in body
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "evil.example:{port}", "127.0.0.1:1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "evil.example:{port}", "127.0.0.1:1", ""]
+)
 def test_a_foreign_host_name_is_refused(run, host):
     with serve([run]) as address:
         code, _, body = ask(address, host=host.format(port=urllib.parse.urlsplit(address).port))
@@ -75,7 +88,10 @@ def test_other_pages_may_not_use_it(run):
     with serve([run]) as address:
         _, headers, _ = ask(address, Origin="http://evil.example")
         assert not any(name.lower().startswith("access-control") for name in headers)
-        assert headers["Cross-Origin-Resource-Policy"] == "same-origin" and headers["X-Frame-Options"] == "DENY"
+        assert (
+            headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            and headers["X-Frame-Options"] == "DENY"
+        )
 
 
 def test_only_this_machine_can_connect(run):
@@ -99,7 +115,10 @@ def _taken(host, port):
 
 def test_nothing_is_written(run):
     def look():
-        return {entry.name: (entry.stat().st_mtime_ns, entry.stat().st_size) for entry in os.scandir(run)}
+        return {
+            entry.name: (entry.stat().st_mtime_ns, entry.stat().st_size)
+            for entry in os.scandir(run)
+        }
 
     before = look()
     with serve([run]) as address:
@@ -165,7 +184,10 @@ def test_a_run_that_dies_is_shown_as_stopped_with_how_to_resume(run):
     pages = source([run], clock)
     assert b"The run stopped" not in pages.newest()[0].data
     alive = json.loads((run / "status.json").read_text())
-    dump(run / "status.json", status("running", 60, 120) | {"pid": 2**22 + 1, "updated": alive["updated"]})
+    dump(
+        run / "status.json",
+        status("running", 60, 120) | {"pid": 2**22 + 1, "updated": alive["updated"]},
+    )
     clock.now += 1000
     data = pages.newest()[0].data.decode()
     assert "The run stopped at step 60 of 120." in data and "--out run --resume" in data

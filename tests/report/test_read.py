@@ -51,7 +51,13 @@ def test_a_file_that_was_cut_back_is_read_again(tmp_path):
 def test_of_a_repeated_epoch_the_later_line_holds(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines(
-        path, [{"epoch": 1, "value": 1}, {"epoch": 2, "value": 1}, {"epoch": 2, "value": 2}, {"epoch": 3, "value": 1}]
+        path,
+        [
+            {"epoch": 1, "value": 1},
+            {"epoch": 2, "value": 1},
+            {"epoch": 2, "value": 2},
+            {"epoch": 3, "value": 1},
+        ],
     )
     assert [row["value"] for row in Lines(path, "epoch").update()] == [1, 2, 1]
 
@@ -67,11 +73,16 @@ def test_a_cut_off_line_costs_itself_and_a_sentence(tmp_path):
 
 def test_damaged_files_cost_their_own_content(tmp_path):
     run = invented(tmp_path / "run")
-    (run / "probes.jsonl").write_bytes(b"\x00\xff{]\n[1, 2]\n" + b'{"step": 5, "layers": 3}\n{"no step": 1}\n')
+    (run / "probes.jsonl").write_bytes(
+        b"\x00\xff{]\n[1, 2]\n" + b'{"step": 5, "layers": 3}\n{"no step": 1}\n'
+    )
     (run / "status.json").write_text("{")
     read = read_runs([run])[0]
     assert [probe["step"] for probe in read.probes] == [5]
-    assert set(read.problems) == {"3 unreadable lines of probes.jsonl left out", "status.json is damaged and left out"}
+    assert set(read.problems) == {
+        "3 unreadable lines of probes.jsonl left out",
+        "status.json is damaged and left out",
+    }
     assert read.state == "finished"
 
 

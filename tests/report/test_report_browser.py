@@ -18,7 +18,9 @@ from zetaclip.report.live import serve
 
 pytestmark = browser.needs_chromium
 
-EVIL = "\"><script>window.evil=1<∕script><b>x<∕b><img src=x onerror='window.evil=2'>".replace("∕", "\N{DIVISION SLASH}")
+EVIL = "\"><script>window.evil=1<∕script><b>x<∕b><img src=x onerror='window.evil=2'>".replace(
+    "∕", "\N{DIVISION SLASH}"
+)
 
 # Every text and every mark of a chart lies inside its drawing, and every drawing inside the window.
 CUT_OFF = """
@@ -69,14 +71,19 @@ def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("pages")
     one = write_report([trained(root / "spectral", epochs=8)], root / "one.html", verify=False)
     runs = [
-        invented(root / f"a-run-with-a-rather-long-name-{seed}", seed=seed, lr=seed, ledger=False) for seed in range(9)
+        invented(root / f"a-run-with-a-rather-long-name-{seed}", seed=seed, lr=seed, ledger=False)
+        for seed in range(9)
     ]
     runs.append(invented(root / EVIL, seed=9, metric="auc", ledger=False))
     with pytest.MonkeyPatch.context() as patch:  # the pictures of one page are enough to look at
         patch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
         ten = write_report(runs, root / "ten.html", verify=False)
         results = experiment(root / "results")
-        return {"one": one, "ten": ten, "experiment": write_report([results], root / "e.html", experiment="iid")}
+        return {
+            "one": one,
+            "ten": ten,
+            "experiment": write_report([results], root / "e.html", experiment="iid"),
+        }
 
 
 @pytest.mark.parametrize("name", ["one", "ten", "experiment"])
@@ -98,7 +105,9 @@ def test_hover_shows_values(tab, pages):
     x, y = centre(tab, "[data-chart=metric-accuracy] .scatterlayer path.point:last-child")
     tab.mouse("mouseMoved", x - 3, y)
     tab.mouse("mouseMoved", x, y)
-    tab.wait("document.querySelector('[data-chart=metric-accuracy] .hoverlayer').textContent.length > 0")
+    tab.wait(
+        "document.querySelector('[data-chart=metric-accuracy] .hoverlayer').textContent.length > 0"
+    )
     shown = tab.js("document.querySelector('[data-chart=metric-accuracy] .hoverlayer').textContent")
     value = tab.js("document.querySelector('[data-chart=metric-accuracy] .plot').data[0].y.at(-1)")
     assert "epoch: 8" in shown and f"{value:.4g}" in shown
@@ -118,7 +127,9 @@ def test_a_click_in_the_legend_hides_a_series(tab, pages):
     before = tab.js(MARKS)["zeta"]
     x, y = centre(tab, "[data-chart=zeta] .legend .traces:last-child .legendtoggle")
     tab.click(x, y)
-    tab.wait("document.querySelector('[data-chart=zeta] .plot').data.some((trace) => trace.visible === 'legendonly')")
+    tab.wait(
+        "document.querySelector('[data-chart=zeta] .plot').data.some((trace) => trace.visible === 'legendonly')"
+    )
     tab.wait(f"({MARKS})['zeta'] < {before}")
 
 
@@ -132,7 +143,9 @@ def test_a_click_on_a_heading_sorts(tab, pages):
     tab.js(f"document.querySelectorAll('table.sortable thead button')[{column}].click()")
     assert tab.js(keys) == sorted(before, reverse=True)
     assert (
-        tab.js(f"document.querySelectorAll('table.sortable thead th')[{column}].getAttribute('aria-sort')")
+        tab.js(
+            f"document.querySelectorAll('table.sortable thead th')[{column}].getAttribute('aria-sort')"
+        )
         == "descending"
     )
 
@@ -154,7 +167,9 @@ def test_print_shows_the_pictures_on_white(tab, pages):
     visible = "[...document.querySelectorAll('{}')].filter((one) => one.getBoundingClientRect().height > 50).length"
     count = tab.js("document.querySelectorAll('figure').length")
     assert tab.js(visible.format("img.still")) == count and tab.js(visible.format(".plot")) == 0
-    assert tab.js("[...document.querySelectorAll('img.still')].every((one) => one.complete && one.naturalWidth > 100)")
+    assert tab.js(
+        "[...document.querySelectorAll('img.still')].every((one) => one.complete && one.naturalWidth > 100)"
+    )
     assert tab.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     tab.media("light")
     pdf = tab.pdf()
@@ -197,7 +212,9 @@ def test_numbers_are_in_tables_that_have_names(tab, pages):
 @pytest.mark.slow
 def test_two_hundred_runs_draw(tab, tmp_path, monkeypatch):
     monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
-    runs = [invented(tmp_path / f"run-{seed}", seed=seed, epochs=5, ledger=False) for seed in range(200)]
+    runs = [
+        invented(tmp_path / f"run-{seed}", seed=seed, epochs=5, ledger=False) for seed in range(200)
+    ]
     tab.size(1280)
     tab.open(write_report(runs, tmp_path / "many.html", verify=False))
     assert tab.js("document.querySelector('table.sortable').tBodies[0].rows.length") == 200
@@ -224,22 +241,32 @@ def test_a_live_page_renews_itself(tab, tmp_path, monkeypatch):
             {"epoch": 4, "step": 40, "epsilon": 2.0, "metric": 0.97, "accuracy": 0.97, "clip": 1.0},
         )
         dump(run / "status.json", status("running", 40, 120, epsilon=2.0))
-        tab.wait("document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length === 4")
+        tab.wait(
+            "document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length === 4"
+        )
         tab.wait("document.querySelector('.sentence').textContent.includes('97.0')")
         assert tab.js("document.querySelector('[data-chart=epsilon] details').open")
-        assert tab.js("document.querySelectorAll('[data-chart=epsilon] details tbody tr').length") == 4
+        assert (
+            tab.js("document.querySelectorAll('[data-chart=epsilon] details tbody tr').length") == 4
+        )
         (run / "probes.jsonl").write_text(probes)
-        tab.wait(f"({charts}).includes('zeta') && document.querySelectorAll('figure:not(.drawn)').length === 0")
+        tab.wait(
+            f"({charts}).includes('zeta') && document.querySelectorAll('figure:not(.drawn)').length === 0"
+        )
         dump(run / "status.json", status("running", 40, 120) | {"pid": 2**22 + 1})
         tab.wait(
             "document.querySelector('[data-part=summary]').textContent.includes('The run stopped at step 40 of 120')"
         )
         assert "--resume" in tab.js("document.querySelector('[data-part=summary]').textContent")
         dump(run / "result.json", result())
-        tab.wait(f"({charts}).includes('reliability') && document.querySelector('.state').textContent === 'finished'")
+        tab.wait(
+            f"({charts}).includes('reliability') && document.querySelector('.state').textContent === 'finished'"
+        )
         assert tab.js("window.same") == "page"  # never loaded again
         assert tab.console == [] and tab.js(CUT_OFF) == []
-        assert {address.rpartition("/")[2] for address in tab.requests if address.startswith("http")} == {
+        assert {
+            address.rpartition("/")[2] for address in tab.requests if address.startswith("http")
+        } == {
             "",
             "data.json",
         }
@@ -250,7 +277,9 @@ def test_a_live_page_of_a_run_that_really_trains(tab, tmp_path, monkeypatch):
     monkeypatch.setattr("zetaclip.report.live.WAIT", 0.2)
     monkeypatch.setattr("zetaclip.report.page.WAIT", 0.2)
     monkeypatch.setattr("zetaclip.report.live.BUDGET", 1.0)
-    training = threading.Thread(target=trained, args=(tmp_path / "run",), kwargs={"epochs": 6, "pause": 0.3})
+    training = threading.Thread(
+        target=trained, args=(tmp_path / "run",), kwargs={"epochs": 6, "pause": 0.3}
+    )
     training.start()
     while not (tmp_path / "run" / "config.json").exists():
         assert training.is_alive()
@@ -259,7 +288,9 @@ def test_a_live_page_of_a_run_that_really_trains(tab, tmp_path, monkeypatch):
         with serve([tmp_path]) as address:
             tab.open(address, until="true")
             tab.wait("document.querySelector('.state').textContent === 'finished'", 60)
-            tab.wait("document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length === 6")
+            tab.wait(
+                "document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length === 6"
+            )
             assert tab.console == []
     finally:
         training.join()

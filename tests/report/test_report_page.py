@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_runs import dump, invented, lines, result, status
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 from zetaclip.report import write_report
 from zetaclip.report.charts import charts_for
 from zetaclip.report.interactive import bundle
@@ -56,7 +56,9 @@ def outline(page):
 
 
 def figures(page):
-    return json.loads(re.search(r"id=zetaclip-figures>(.*?)</script>", page).group(1), parse_constant=pytest.fail)
+    return json.loads(
+        re.search(r"id=zetaclip-figures>(.*?)</script>", page).group(1), parse_constant=pytest.fail
+    )
 
 
 def report(*folders, **options):
@@ -87,12 +89,21 @@ def test_the_command_writes_one_file_and_says_where(tmp_path, capsys):
 
 def test_nothing_is_loaded_from_outside(one):
     parser = outline(one)
-    sources = [value for _, name, value in parser.attributes if name in ("src", "href", "srcset", "action", "data")]
+    sources = [
+        value
+        for _, name, value in parser.attributes
+        if name in ("src", "href", "srcset", "action", "data")
+    ]
     assert sources and all(value.startswith("data:") for value in sources)
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']https?://", one)
     own = one.replace(bundle(), "")
-    pictures = [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", own)]
-    assert pictures and not any("<script" in svg or re.search(r"(href|src)=\"https?:", svg) for svg in pictures)
+    pictures = [
+        base64.b64decode(data).decode()
+        for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", own)
+    ]
+    assert pictures and not any(
+        "<script" in svg or re.search(r"(href|src)=\"https?:", svg) for svg in pictures
+    )
     # the names of XML's vocabularies are addresses that nobody opens
     addresses = set(re.findall(r"https?://[\w./-]+", re.sub(r"base64,[^\"]+", "", own)))
     assert addresses == set()
@@ -108,11 +119,20 @@ def test_only_the_two_scripts_of_the_page_may_run(one):
 
 def test_the_summary_is_one_line_that_a_person_understands(tmp_path):
     run = invented(tmp_path / "run")
-    dump(run / "result.json", result(metric={"name": "accuracy", "value": 0.961}, epsilon=0.8299, delta=1e-5))
-    assert summary(read_runs([run])[0]) == "96.1 % accuracy at ε = 0.83, δ = 1e-5, add/remove one record"
+    dump(
+        run / "result.json",
+        result(metric={"name": "accuracy", "value": 0.961}, epsilon=0.8299, delta=1e-5),
+    )
+    assert (
+        summary(read_runs([run])[0])
+        == "96.1 % accuracy at ε = 0.83, δ = 1e-5, add/remove one record"
+    )
     dump(run / "result.json", result(metric={"name": "auc", "value": 0.9123}, epsilon=None))
     assert summary(read_runs([run])[0]) == "AUC 0.9123, trained without privacy"
-    dump(run / "result.json", result(metric={"name": "rmse", "value": 1.5, "unit": "kWh"}, claim="none: realised size"))
+    dump(
+        run / "result.json",
+        result(metric={"name": "rmse", "value": 1.5, "unit": "kWh"}, claim="none: realised size"),
+    )
     assert summary(read_runs([run])[0]) == "RMSE 1.5 kWh; no privacy is claimed: realised size"
     (run / "result.json").unlink()
     dump(run / "status.json", status("stopped", 30, 120))
@@ -121,7 +141,14 @@ def test_the_summary_is_one_line_that_a_person_understands(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.8299, "0.83"), (0.8301, "0.84"), (3.0000000001, "3.00"), (2.9977, "3.00"), (0.01234, "0.0124"), (None, "∞")],
+    [
+        (0.8299, "0.83"),
+        (0.8301, "0.84"),
+        (3.0000000001, "3.00"),
+        (2.9977, "3.00"),
+        (0.01234, "0.0124"),
+        (None, "∞"),
+    ],
 )
 def test_epsilon_is_rounded_up(value, text):
     assert epsilon_text(value) == text
@@ -129,7 +156,12 @@ def test_epsilon_is_rounded_up(value, text):
 
 def test_small_words():
     assert plain(1e-5) == "1e-5" and plain(None) == "–" and plain(1234567.0) == "1.235e6"
-    assert [duration(value) for value in (0.04, 59.6, 200, 7300)] == ["0.0 s", "60 s", "3 min 20 s", "2 h 01 min"]
+    assert [duration(value) for value in (0.04, 59.6, 200, 7300)] == [
+        "0.0 s",
+        "60 s",
+        "3 min 20 s",
+        "2 h 01 min",
+    ]
 
 
 def test_charts_show_the_numbers_of_the_folder(one, tmp_path):
@@ -144,28 +176,39 @@ def test_charts_show_the_numbers_of_the_folder(one, tmp_path):
     accuracy = drawn["metric-accuracy"]["data"][0]
     assert accuracy["y"] == pytest.approx([100 * row["metric"] for row in rows], rel=1e-5)
     assert drawn["epsilon"]["data"][0]["x"] == [row["step"] for row in rows]
-    assert drawn["clip"]["data"][0]["y"] == pytest.approx([1.0, *(probe["clip"] for probe in probes)], rel=1e-5)
+    assert drawn["clip"]["data"][0]["y"] == pytest.approx(
+        [1.0, *(probe["clip"] for probe in probes)], rel=1e-5
+    )
     by_name = {trace["name"]: trace for trace in drawn["zeta"]["data"]}
     assert set(by_name) == {"zone 2 to 6", "ζ", "ζ, weak fit", "no fit", "ζ̂, smoothed"}
     assert by_name["ζ, weak fit"]["x"] == [30, 60, 90, 120] and by_name["no fit"]["x"] == [50]
     assert by_name["ζ"]["error_y"]["array"] == [0.5] * 7
     for figure in drawn.values():
-        assert all(re.search(r"\(.+\)", figure["layout"][axis]["title"]["text"]) for axis in ("xaxis", "yaxis"))
+        assert all(
+            re.search(r"\(.+\)", figure["layout"][axis]["title"]["text"])
+            for axis in ("xaxis", "yaxis")
+        )
 
 
 def test_the_fitted_tail_is_the_power_law_that_was_fitted(tmp_path):
     chart = next(
-        chart for chart in charts_for(read_runs([invented(tmp_path / "run")])) if chart.id == "spectrum-0-last"
+        chart
+        for chart in charts_for(read_runs([invented(tmp_path / "run")]))
+        if chart.id == "spectrum-0-last"
     )
     line = next(one for one in chart.series if one.name.startswith("fit"))
     zeta = float(line.name.rpartition(" ")[2])
     with open(tmp_path / "run" / "probes.jsonl") as file:
         layer = json.loads(file.readlines()[-1])["layers"]["fc1"]
     assert zeta == pytest.approx(layer["zeta"], abs=0.005)
-    above = sum(value >= layer["lambda_min"] for value in layer["eigenvalues"]) / len(layer["eigenvalues"])
+    above = sum(value >= layer["lambda_min"] for value in layer["eigenvalues"]) / len(
+        layer["eigenvalues"]
+    )
     assert line.x[0] == layer["lambda_min"] and line.y[0] == pytest.approx(above)
     for x, y in zip(line.x, line.y):
-        assert y == pytest.approx(above * (x / layer["lambda_min"]) ** (1 - layer["zeta"]), rel=1e-9)
+        assert y == pytest.approx(
+            above * (x / layer["lambda_min"]) ** (1 - layer["zeta"]), rel=1e-9
+        )
     (band,) = chart.bands
     assert band.name == "random reads 2.85 to 3.50"
     assert all(low <= high for low, high in zip(band.low, band.high))
@@ -174,7 +217,9 @@ def test_the_fitted_tail_is_the_power_law_that_was_fitted(tmp_path):
 def test_every_chart_has_a_table_and_a_picture(one):
     count = len(figures(one))
     assert one.count("Numbers as a table") == one.count("<img class=still") == count
-    table = re.search(r"data-part=table-metric-accuracy>(.*?)</div></details>", one, re.DOTALL).group(1)
+    table = re.search(
+        r"data-part=table-metric-accuracy>(.*?)</div></details>", one, re.DOTALL
+    ).group(1)
     assert table.count("<tr>") == 13 and "<caption>" in table and "scope=col" in table
 
 
@@ -184,19 +229,26 @@ EVIL = "\"><script>alert('x')</script><b>%{x}&amp;$1$"
 def test_a_name_with_html_stays_a_name(tmp_path):
     folder = tmp_path / EVIL.replace("/", "∕")
     run = invented(folder, data=EVIL, method="<img src=x onerror=alert(1)>")
-    dump(run / "result.json", result(notes=["<script>alert(2)</script>"], data=EVIL, method="<i>", unit="<u>"))
+    dump(
+        run / "result.json",
+        result(notes=["<script>alert(2)</script>"], data=EVIL, method="<i>", unit="<u>"),
+    )
     other = invented(tmp_path / "plain")
     for page in (report(run), report(run, other, out=tmp_path / "both.html")):
         parser = outline(page)
         assert len(parser.scripts) == 4
         own = page.replace(bundle(), "")
         assert (
-            "<script>alert" not in own and "<img src=x" not in own and "onerror=" not in re.sub(r"&lt;.*?&gt;", "", own)
+            "<script>alert" not in own
+            and "<img src=x" not in own
+            and "onerror=" not in re.sub(r"&lt;.*?&gt;", "", own)
         )
         assert not any(name.startswith("on") for _, name, _ in parser.attributes)
         for figure in figures(page).values():
             assert not any("<" in str(trace["name"]) for trace in figure["data"])
-            assert not any("<" in str(text) for trace in figure["data"] for text in trace.get("text", []))
+            assert not any(
+                "<" in str(text) for trace in figure["data"] for text in trace.get("text", [])
+            )
 
 
 def test_a_name_that_is_no_text(tmp_path):
@@ -208,7 +260,12 @@ def test_a_name_that_is_no_text(tmp_path):
 def test_nan_and_gaps(tmp_path):
     run = invented(tmp_path / "run")
     text = (run / "metrics.jsonl").read_text().splitlines()
-    row = json.loads(text[3]) | {"metric": float("nan"), "epsilon": None, "clip": float("inf"), "seconds": None}
+    row = json.loads(text[3]) | {
+        "metric": float("nan"),
+        "epsilon": None,
+        "clip": float("inf"),
+        "seconds": None,
+    }
     text[3] = json.dumps(row)
     (run / "metrics.jsonl").write_text("\n".join(text) + "\n")
     drawn = figures(report(run))
@@ -222,7 +279,10 @@ def test_only_nan(tmp_path):
         run / "metrics.jsonl",
         [{"epoch": 1, "step": 1, "metric": None, "accuracy": None, "epsilon": None, "clip": None}],
     )
-    dump(run / "result.json", result(metric={"name": "accuracy", "value": None}, reliability=None, seconds=None))
+    dump(
+        run / "result.json",
+        result(metric={"name": "accuracy", "value": None}, reliability=None, seconds=None),
+    )
     (run / "probes.jsonl").unlink()
     page = report(run)
     assert "accuracy not measured" in page and figures(page) == {}
@@ -241,7 +301,9 @@ def test_a_stopped_run_says_how_to_resume(tmp_path):
     run = invented(tmp_path / "run", state="stopped")
     dump(
         run / "status.json",
-        status("stopped", 60, 120, message="interrupted", resume="zetaclip train --out 'a&b' --resume"),
+        status(
+            "stopped", 60, 120, message="interrupted", resume="zetaclip train --out 'a&b' --resume"
+        ),
     )
     page = report(run)
     assert "The run stopped at step 60 of 120. interrupted." in page
@@ -250,10 +312,15 @@ def test_a_stopped_run_says_how_to_resume(tmp_path):
 
 def test_runs_of_different_tasks_share_no_axis(tmp_path):
     page = report(
-        invented(tmp_path / "a"), invented(tmp_path / "b", metric="rmse"), invented(tmp_path / "c", metric="auc")
+        invented(tmp_path / "a"),
+        invented(tmp_path / "b", metric="rmse"),
+        invented(tmp_path / "c", metric="auc"),
     )
     drawn = figures(page)
-    assert [[trace["name"] for trace in drawn[f"metric-{name}"]["data"]] for name in ("accuracy", "rmse", "auc")] == [
+    assert [
+        [trace["name"] for trace in drawn[f"metric-{name}"]["data"]]
+        for name in ("accuracy", "rmse", "auc")
+    ] == [
         ["a"],
         ["b"],
         ["c"],
@@ -266,7 +333,11 @@ def test_several_runs_are_laid_over_each_other_and_listed(tmp_path):
     page = report(*runs)
     outline(page)
     drawn = figures(page)
-    assert [trace["name"] for trace in drawn["metric-accuracy"]["data"]] == ["run-0", "run-1", "run-2"]
+    assert [trace["name"] for trace in drawn["metric-accuracy"]["data"]] == [
+        "run-0",
+        "run-1",
+        "run-2",
+    ]
     table = re.search(r"<table class=sortable>(.*?)</table>", page, re.DOTALL).group(1)
     assert table.count("<tr>") == 4 and "data-key=" in table
     different = page[page.index("What differs in the configuration") :]
@@ -283,7 +354,8 @@ def test_ten_long_runs_stay_under_six_megabytes(tmp_path):
         values = [1.0 + 0.01 * rank**1.3 for rank in range(512 if place in (0, 200, 399) else 4)]
         layer = probes[0]["layers"]["fc1"] | {"eigenvalues": values, "zeta": 2.5, "lambda_min": 2.0}
         rows.append(
-            probes[place % 200] | {"step": 5 * place + 5, "layers": dict.fromkeys(("stem", "layer2", "fc"), layer)}
+            probes[place % 200]
+            | {"step": 5 * place + 5, "layers": dict.fromkeys(("stem", "layer2", "fc"), layer)}
         )
     lines(first / "probes.jsonl", rows)
     runs = [first]
@@ -298,7 +370,9 @@ def test_ten_long_runs_stay_under_six_megabytes(tmp_path):
 
 
 def test_two_hundred_runs(tmp_path):
-    runs = [invented(tmp_path / f"run-{seed}", seed=seed, epochs=5, ledger=False) for seed in range(200)]
+    runs = [
+        invented(tmp_path / f"run-{seed}", seed=seed, epochs=5, ledger=False) for seed in range(200)
+    ]
     page = report(*runs, verify=False)
     outline(page)
     assert len(figures(page)["metric-accuracy"]["data"]) == 200

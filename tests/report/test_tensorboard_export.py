@@ -6,7 +6,7 @@ import sys
 import pytest
 from fake_runs import invented
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 from zetaclip.errors import CommandError
 from zetaclip.report.tensorboard import Board, export
 
@@ -27,7 +27,9 @@ def test_the_series_come_back(tmp_path, capsys, monkeypatch):
     export(run)
     assert main(["report", str(run), "--tensorboard", "--no-verify"]) == 0
     assert str(run / "tensorboard") in capsys.readouterr().out
-    assert len(list((run / "tensorboard").iterdir())) == 1  # the second export took the place of the first
+    assert (
+        len(list((run / "tensorboard").iterdir())) == 1
+    )  # the second export took the place of the first
     board = EventAccumulator(str(run / "tensorboard"))
     board.Reload()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

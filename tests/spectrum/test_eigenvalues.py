@@ -24,7 +24,9 @@ def gaussian(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("shape", [(32, 512), (512, 32), (10, 10), (300, 700), (700, 300), (1, 50), (50, 1), (1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(32, 512), (512, 32), (10, 10), (300, 700), (700, 300), (1, 50), (50, 1), (1, 1)]
+)
 def test_gram_route_equals_svd(shape):
     weight = gaussian(*shape)
     found = eigenvalues(weight)
@@ -36,7 +38,12 @@ def test_gram_route_equals_svd(shape):
 def test_the_layout_in_memory_does_not_matter(shape):
     weight = gaussian(*shape, seed=3).double()
     expected = by_svd(weight)
-    for same in (weight, weight.T, weight.T.contiguous(), torch.stack([weight, 9 * weight], dim=2)[:, :, 0]):
+    for same in (
+        weight,
+        weight.T,
+        weight.T.contiguous(),
+        torch.stack([weight, 9 * weight], dim=2)[:, :, 0],
+    ):
         kept = same.clone()
         torch.testing.assert_close(eigenvalues(same), expected, rtol=1e-9, atol=0)
         assert torch.equal(same, kept)  # LAPACK writes over what it is given
@@ -66,7 +73,9 @@ def test_small_matrices_take_one_thread(monkeypatch):
     asked = []
     limit = code._blas().limit
     monkeypatch.setattr(
-        code, "_blas", lambda: SimpleNamespace(limit=lambda limits: asked.append(limits) or limit(limits=limits))
+        code,
+        "_blas",
+        lambda: SimpleNamespace(limit=lambda limits: asked.append(limits) or limit(limits=limits)),
     )
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -104,7 +113,9 @@ def test_svd_takes_over_where_the_gram_matrix_loses_accuracy(monkeypatch):
 
 def test_a_convolution_is_read_one_filter_per_row():
     kernel = gaussian(8, 3, 5, 5)
-    torch.testing.assert_close(eigenvalues(kernel), by_svd(kernel.reshape(8, 75)), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        eigenvalues(kernel), by_svd(kernel.reshape(8, 75)), rtol=1e-9, atol=0
+    )
     assert as_matrix(kernel).shape == (8, 75)
 
 

@@ -43,11 +43,16 @@ def test_null_covers_fresh_random_matrices_and_is_repeatable():
     from zetaclip.spectrum import eigenvalues, fit_tail
 
     generator = torch.Generator().manual_seed(11)
-    fresh = [fit_tail(eigenvalues(torch.randn(64, 147, generator=generator))).zeta for _ in range(40)]
+    fresh = [
+        fit_tail(eigenvalues(torch.randn(64, 147, generator=generator))).zeta for _ in range(40)
+    ]
     inside = sum(null.low <= zeta <= null.high for zeta in fresh)
     # a fresh draw is outside all 32 with probability 2/33, so 40 draws have 2.4 outside, rarely more than 8
     assert inside >= 40 - 8
-    assert abs(np.median(fresh) - null.median) < 3 * np.std(fresh) * (1 / 40 + 1 / DRAWS) ** 0.5 * 1.2533
+    assert (
+        abs(np.median(fresh) - null.median)
+        < 3 * np.std(fresh) * (1 / 40 + 1 / DRAWS) ** 0.5 * 1.2533
+    )
 
 
 def test_the_exponent_of_noise_grows_with_the_aspect_ratio():

@@ -56,7 +56,9 @@ def test_default_of_a_resnet_covers_stem_middle_end_and_head(stages, last):
 
 
 def test_default_otherwise_is_the_last_linear_with_enough_eigenvalues():
-    net = nn.Sequential(nn.Linear(105, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
+    net = nn.Sequential(
+        nn.Linear(105, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)
+    )
     assert list(bound(net).bound) == ["2"]
     assert list(bound(nn.Sequential(nn.Linear(40, 16), nn.Linear(16, 15))).bound) == ["0"]
 
@@ -72,7 +74,11 @@ def test_names_globs_containers_and_parameters():
     assert list(bound(net, "fc").bound) == ["fc"]
     assert list(bound(net, "fc.weight").bound) == ["fc"]
     assert list(bound(net, "layer4").bound) == ["layer4.0.conv2"]
-    assert list(bound(net, "layer4.*").bound) == ["layer4.0.conv1", "layer4.0.conv2", "layer4.0.downsample.0"]
+    assert list(bound(net, "layer4.*").bound) == [
+        "layer4.0.conv1",
+        "layer4.0.conv2",
+        "layer4.0.downsample.0",
+    ]
     assert list(bound(net, ["fc", "layer2", "f*"]).bound) == ["fc", "layer2.0.conv2"]
     with pytest.raises(ValueError, match="'fc9'"):
         bound(net, "fc9")
@@ -111,8 +117,12 @@ def test_reading_comes_every_period_and_holds_the_fits():
     assert [step for step in range(1, 21) if probe.read(net, step) is not None] == [5, 10, 15, 20]
     reading = probe.read(net, 10)
     assert reading.step == 10 and reading.shapes == {"fc1": (32, 512), "conv2": (32, 256)}
-    assert math.isclose(reading.fits["fc1"].zeta, fit_tail(eigenvalues(net.fc1.weight), "hill").zeta)
-    assert math.isclose(reading.fits["conv2"].zeta, fit_tail(eigenvalues(net.conv2.weight), "hill").zeta)
+    assert math.isclose(
+        reading.fits["fc1"].zeta, fit_tail(eigenvalues(net.fc1.weight), "hill").zeta
+    )
+    assert math.isclose(
+        reading.fits["conv2"].zeta, fit_tail(eigenvalues(net.conv2.weight), "hill").zeta
+    )
     assert reading.fits["fc1"].weak
 
 
@@ -123,7 +133,9 @@ def test_reading_follows_the_weights():
     before = probe.read(net, 1).fits["fc1"].zeta
     with torch.no_grad():
         net.fc1.weight *= torch.linspace(0.2, 3.0, 32)[:, None]
-    assert probe.read(net, 2).fits["fc1"].zeta < before - 2.0  # rows of unequal size: a heavier tail
+    assert (
+        probe.read(net, 2).fits["fc1"].zeta < before - 2.0
+    )  # rows of unequal size: a heavier tail
 
 
 def test_random_weights_are_weak_and_structured_ones_are_not():
@@ -153,7 +165,12 @@ def test_configured_is_a_fresh_copy():
     net = Cnn()
     probe = bound(net, "fc2", aggregate="mean", k=6)
     other = probe.configured(fit="ks", period=7, shuffle=False)
-    assert other.bound == {} and (other.fit, other.period, other.k, other.aggregate) == ("ks", 7, 6, "mean")
+    assert other.bound == {} and (other.fit, other.period, other.k, other.aggregate) == (
+        "ks",
+        7,
+        6,
+        "mean",
+    )
     assert probe.bound and probe.fit == "rank"
     with pytest.raises(RuntimeError, match="not bound"):
         other.read(net, 7)

@@ -36,7 +36,9 @@ def pareto(zeta, n=512):
 def test_exact_power_law_is_recovered(zeta):
     fit = fit_tail(pareto(zeta), "rank")
     assert fit.ok and not fit.weak
-    assert abs(fit.zeta - zeta) < 1e-9  # points on a straight line: nothing to disturb the median slope
+    assert (
+        abs(fit.zeta - zeta) < 1e-9
+    )  # points on a straight line: nothing to disturb the median slope
     assert abs(fit_tail(pareto(zeta), "hill", k=128).zeta - zeta) < 0.3
     # the KS scan is a likelihood fit whose λ_min may be any: it errs by a few of its own standard errors
     fit = fit_tail(pareto(zeta), "ks")
@@ -75,7 +77,9 @@ def test_scale_permutation_and_transpose_change_nothing(method):
         fit = fit_tail(eigenvalues(other), method)
         assert math.isclose(fit.zeta, expected.zeta, rel_tol=1e-9)
         assert (fit.n_tail, fit.ok, fit.weak) == (expected.n_tail, expected.ok, expected.weak)
-    assert math.isclose(fit_tail(eigenvalues(weight * 10.0), method).lambda_min, 100 * expected.lambda_min)
+    assert math.isclose(
+        fit_tail(eigenvalues(weight * 10.0), method).lambda_min, 100 * expected.lambda_min
+    )
     shuffled = np.random.default_rng(0).permutation(eigenvalues(weight).numpy())
     assert fit_tail(shuffled, method) == expected
 
@@ -128,7 +132,9 @@ def test_ks_scan_equals_a_loop_over_candidates(seed):
         if distance < best[0]:
             best = (distance, alpha, len(tail))
     fit = fit_tail(values, "ks")
-    assert math.isclose(fit.ks, best[0], rel_tol=1e-9) and math.isclose(fit.zeta, best[1], rel_tol=1e-9)
+    assert math.isclose(fit.ks, best[0], rel_tol=1e-9) and math.isclose(
+        fit.zeta, best[1], rel_tol=1e-9
+    )
     assert fit.n_tail == best[2]
 
 
@@ -163,7 +169,9 @@ def weightwatcher_alpha(weight):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("shape", [(8, 40), (12, 64), (19, 30), (20, 30), (32, 512), (120, 100), (300, 300)])
+@pytest.mark.parametrize(
+    "shape", [(8, 40), (12, 64), (19, 30), (20, 30), (32, 512), (120, 100), (300, 300)]
+)
 @pytest.mark.parametrize("make", [gaussian, heavy])
 def test_ks_is_weightwatchers_alpha(shape, make):
     weight = make(*shape, seed=sum(shape))
@@ -181,7 +189,10 @@ def test_small_spectra_follow_weightwatchers_own_rule(seed):
     """Below 20 eigenvalues its fit is another one, with a shortest tail."""
     weight = gaussian(17, 17, seed=seed)
     ours = fit_tail(eigenvalues(weight), "ks")
-    assert math.isclose(ours.zeta, weightwatcher_alpha(weight).alpha, rel_tol=1e-6) and ours.n_tail >= 8
+    assert (
+        math.isclose(ours.zeta, weightwatcher_alpha(weight).alpha, rel_tol=1e-6)
+        and ours.n_tail >= 8
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -234,7 +245,8 @@ def test_four_distinct_eigenvalues_are_enough_and_three_are_not(method):
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1.0, 1e-300, 1e300, -1.0]),
+        st.floats(allow_nan=True, allow_infinity=True)
+        | st.sampled_from([0.0, 1.0, 1.0, 1e-300, 1e300, -1.0]),
         max_size=30,
     ),
     st.sampled_from(METHODS),

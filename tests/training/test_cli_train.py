@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from zetaclip.cli import main
+from zetaclip.cli._main import main
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["train", "--data", "digits", "--model", "mlp-2", "--batch-size", "64", "--threads", "1", "--quiet"]
+WORDS = [
+    "train",
+    "--data",
+    "digits",
+    "--model",
+    "mlp-2",
+    "--batch-size",
+    "64",
+    "--threads",
+    "1",
+    "--quiet",
+]
 
 
 def result(folder):
@@ -22,19 +33,37 @@ def result(folder):
 def test_flags_go_over_the_file_and_set_over_both(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("sigma = 5.0\nsteps = 3\nlr = 0.1\n[spectral]\nperiod = 1\ngain = 0.3\n")
-    words = [*WORDS, "--config", str(file), "--sigma", "2", "--set", "lr=0.2", "--set", "spectral.gain=0.05"]
+    words = [
+        *WORDS,
+        "--config",
+        str(file),
+        "--sigma",
+        "2",
+        "--set",
+        "lr=0.2",
+        "--set",
+        "spectral.gain=0.05",
+    ]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["sigma"], config["steps"], config["lr"]) == (2.0, 3, 0.2)
     assert config["spectral"] == {"period": 1, "gain": 0.05}
     printed = capsys.readouterr().out
-    for part in ("accuracy", "ε =", "δ = 1e-05", "PRV", "add/remove one record: one image", "C: final", "folder:"):
+    for part in (
+        "accuracy",
+        "ε =",
+        "δ = 1e-05",
+        "PRV",
+        "add/remove one record: one image",
+        "C: final",
+        "folder:",
+    ):
         assert part in printed
     assert f"{result(tmp_path / 'run')['epsilon']:.3g}" in printed
 
 
 def test_a_training_keeps_the_memory_it_frees(tmp_path, monkeypatch):
-    from zetaclip.commands import train
+    from zetaclip.cli import train
 
     told = []
     monkeypatch.setattr(train, "keep_freed_memory", lambda: told.append(True))
@@ -83,7 +112,9 @@ def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch, capsys):
         (["--out", "TYPO", "--resume"], "nothing to resume in TYPO; leave --resume out"),
     ],
 )
-def test_what_can_not_be_done_is_said_in_one_line_without_a_traceback(tmp_path, capsys, words, said):
+def test_what_can_not_be_done_is_said_in_one_line_without_a_traceback(
+    tmp_path, capsys, words, said
+):
     place = [] if "--resume" in words else ["--out", str(tmp_path / "run")]
     assert main([*WORDS, *words, *place]) == 2
     printed = capsys.readouterr().err
@@ -100,8 +131,13 @@ def test_ctrl_c_before_the_first_step_is_one_line(tmp_path, monkeypatch, capsys)
     for name in ("load_data", "PrivateSteps"):
         with monkeypatch.context() as patch:
             patch.setattr(start, name, interrupted)
-            assert main([*WORDS, "--sigma", "2", "--steps", "1", "--out", str(tmp_path / "run")]) == 130
-        assert capsys.readouterr().err == "zetaclip: interrupted\n" and not (tmp_path / "run").exists()
+            assert (
+                main([*WORDS, "--sigma", "2", "--steps", "1", "--out", str(tmp_path / "run")])
+                == 130
+            )
+        assert (
+            capsys.readouterr().err == "zetaclip: interrupted\n" and not (tmp_path / "run").exists()
+        )
 
 
 def test_help_does_not_wait_for_torch():
@@ -112,11 +148,19 @@ def test_help_does_not_wait_for_torch():
 
 
 def test_the_example_script_trains_and_resumes(tmp_path):
-    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--epochs=1", "--network=mlp-2", "--accountant=rdp"]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "train.py"),
+        "--epochs=1",
+        "--network=mlp-2",
+        "--accountant=rdp",
+    ]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     assert "epoch 1/1" in first.stdout and (tmp_path / "ledger.jsonl").exists()
-    again = subprocess.run([*command, "--resume=True"], cwd=tmp_path, capture_output=True, text=True)
+    again = subprocess.run(
+        [*command, "--resume=True"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     assert "6 steps, 6 releases" in again.stdout
 
@@ -131,7 +175,9 @@ def test_a_device_that_is_there_and_fails_says_why(monkeypatch):
         raise RuntimeError("out of memory\nand a page of advice")
 
     monkeypatch.setattr(torch, "zeros", full)
-    with pytest.raises(ConfigError, match=r"^device 'cpu' can't be used here \(out of memory\); there is: cpu"):
+    with pytest.raises(
+        ConfigError, match=r"^device 'cpu' can't be used here \(out of memory\); there is: cpu"
+    ):
         check_device("cpu")
     with pytest.raises(ConfigError, match=r"^device 'gpu' can't be used here; there is: cpu"):
         check_device("gpu")

@@ -65,10 +65,17 @@ def test_whole_numbers_are_numbers_and_dashes_are_underscores():
 
 def test_numbers_of_numpy_are_numbers():
     config = Config.from_mapping(
-        {"epochs": np.int64(5), "epsilon": np.float32(0.5), "steps": None, "seed": np.int64(2**53 + 1)}
+        {
+            "epochs": np.int64(5),
+            "epsilon": np.float32(0.5),
+            "steps": None,
+            "seed": np.int64(2**53 + 1),
+        }
     )
     assert (config.epochs, config.epsilon, config.seed) == (5.0, 0.5, 2**53 + 1)
-    assert type(config.epochs) is float and type(config.epsilon) is float and type(config.seed) is int
+    assert (
+        type(config.epochs) is float and type(config.epsilon) is float and type(config.seed) is int
+    )
     assert Config.from_mapping({"batch_size": np.float64(64)}).batch_size == 64
     for values in (
         {"batch_size": np.float64(64.5)},
@@ -90,7 +97,12 @@ def test_it_survives_its_own_file(tmp_path):
 
 def test_set_takes_toml_values_in_tables():
     values = read_settings(
-        ["spectral.gain=0.2", "spectral.bounds=[0.5, 2]", "method-options.ascent_batch=same", "lr=1e-3"]
+        [
+            "spectral.gain=0.2",
+            "spectral.bounds=[0.5, 2]",
+            "method-options.ascent_batch=same",
+            "lr=1e-3",
+        ]
     )
     assert values == {
         "spectral": {"gain": 0.2, "bounds": [0.5, 2]},
@@ -102,7 +114,9 @@ def test_set_takes_toml_values_in_tables():
 
 
 def test_later_layers_win_and_tables_are_joined():
-    assert merge({"lr": 1, "spectral": {"gain": 1, "period": 2}}, {"lr": 2, "spectral": {"gain": 3}}) == {
+    assert merge(
+        {"lr": 1, "spectral": {"gain": 1, "period": 2}}, {"lr": 2, "spectral": {"gain": 3}}
+    ) == {
         "lr": 2,
         "spectral": {"gain": 3, "period": 2},
     }

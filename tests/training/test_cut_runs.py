@@ -14,7 +14,7 @@ import small_runs
 import torch
 from safetensors.torch import load_file
 
-from zetaclip.ledger import Ledger
+from zetaclip.ledger._ledger import Ledger
 from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder
 
@@ -53,7 +53,9 @@ def spawn():
 
 def journaled(out):
     """Releases that the run has noted so far."""
-    return sum(path.read_bytes().count(b'"noise_std"') for path in (out / "checkpoint").glob("*.journal"))
+    return sum(
+        path.read_bytes().count(b'"noise_std"') for path in (out / "checkpoint").glob("*.journal")
+    )
 
 
 def kill_after(process, out, releases):
@@ -66,7 +68,10 @@ def kill_after(process, out, releases):
 
 
 def contents(out):
-    return {name: (out / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "config.json")}
+    return {
+        name: (out / name).read_bytes()
+        for name in ("model.safetensors", "ledger.jsonl", "config.json")
+    }
 
 
 @pytest.mark.parametrize("method", ["ww-dp-sgd", "dp-sam"])
@@ -88,9 +93,13 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_never_cut(spawn, tmp_
     assert result["epsilon"] == whole["epsilon"] and result["metric"] == whole["metric"]
     assert result["resumed"] >= 1 and result["clip"] == whole["clip"]
     steps = [line["step"] for line in RunFolder(cut).read_lines("metrics.jsonl")]
-    assert steps == [line["step"] for line in RunFolder(tmp_path / "whole").read_lines("metrics.jsonl")]
+    assert steps == [
+        line["step"] for line in RunFolder(tmp_path / "whole").read_lines("metrics.jsonl")
+    ]
     if method == "ww-dp-sgd":
-        assert (cut / "probes.jsonl").read_bytes() == (tmp_path / "whole" / "probes.jsonl").read_bytes()
+        assert (cut / "probes.jsonl").read_bytes() == (
+            tmp_path / "whole" / "probes.jsonl"
+        ).read_bytes()
 
 
 def _cut(spawn, out, changes=LONG, releases=25):
@@ -124,7 +133,10 @@ def test_a_copy_of_a_cut_run_takes_fresh_streams(spawn, tmp_path):
     assert "load(path)" not in str(caught.value)
     small_runs.run(copy, small_runs.small(**LONG), resume=True, rekey=True)
     small_runs.run(out, small_runs.small(**LONG), resume=True)
-    streams = [[row.stream for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()] for folder in (out, copy)]
+    streams = [
+        [row.stream for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()]
+        for folder in (out, copy)
+    ]
     assert set(streams[0]) == {streams[1][0]} and streams[1].count(streams[1][0]) == executed
     assert len(set(streams[1])) == 2
 
@@ -177,7 +189,9 @@ def test_one_process_per_folder(spawn, tmp_path):
         before = (out / "config.json").read_bytes()
         with pytest.raises(FolderError, match=f"process {process.pid}"):
             small_runs.run(out, small_runs.small(**{**LONG, "seed": 8}), force=True)
-        assert (out / "config.json").read_bytes() == before and (out / "checkpoint" / "run.pt").exists()
+        assert (out / "config.json").read_bytes() == before and (
+            out / "checkpoint" / "run.pt"
+        ).exists()
     finally:
         process.kill()
         process.join()
@@ -218,7 +232,11 @@ def test_a_start_that_fails_does_not_block_its_folder(tmp_path, problem):
     (out / "private" / "diary").write_text("mine")
     with pytest.raises(ConfigError):
         small_runs.run(out, small_runs.small(steps=2, **problem))
-    assert {path.name for path in out.rglob("*")} == {"report.html", "private", "diary"}  # what was not the run's stays
+    assert {path.name for path in out.rglob("*")} == {
+        "report.html",
+        "private",
+        "diary",
+    }  # what was not the run's stays
     assert small_runs.run(out, small_runs.small(steps=2))["steps"] == 2
 
 
@@ -245,7 +263,9 @@ def test_a_damaged_checkpoint_is_not_advised_to_rekey(tmp_path, monkeypatch, met
     from zetaclip.training.steps import PlainSteps, PrivateSteps
 
     kind = PlainSteps if method == "sgd" else PrivateSteps
-    config = small_runs.small(method=method, spectral={}, **({"sigma": None} if method == "sgd" else {}))
+    config = small_runs.small(
+        method=method, spectral={}, **({"sigma": None} if method == "sgd" else {})
+    )
     moved = kind.moved
 
     def interrupted(self, clip=None):
@@ -261,10 +281,14 @@ def test_a_damaged_checkpoint_is_not_advised_to_rekey(tmp_path, monkeypatch, met
     file.write_bytes(file.read_bytes()[:1000])
     before = {path: path.read_bytes() for path in (tmp_path / "cut" / "checkpoint").iterdir()}
     for rekey in (False, True):
-        with pytest.raises(FolderError, match=r"weights are lost, and --rekey does not help.*another folder") as caught:
+        with pytest.raises(
+            FolderError, match=r"weights are lost, and --rekey does not help.*another folder"
+        ) as caught:
             small_runs.run(tmp_path / "cut", config, resume=True, rekey=rekey)
         assert ("still counts" in str(caught.value)) == (method == "dp-sgd")
-    assert before == {path: path.read_bytes() for path in (tmp_path / "cut" / "checkpoint").iterdir()}
+    assert before == {
+        path: path.read_bytes() for path in (tmp_path / "cut" / "checkpoint").iterdir()
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -287,7 +311,10 @@ def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, 
     assert status["state"] == "stopped" and status["step"] == 11 and "--resume" in status["resume"]
     assert signal.getsignal(number) is not None
     result = small_runs.run(tmp_path / "cut", resume=True)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and result["metric"] == whole["metric"]
+    assert (
+        contents(tmp_path / "cut") == contents(tmp_path / "whole")
+        and result["metric"] == whole["metric"]
+    )
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "sgd"])
@@ -295,7 +322,7 @@ def test_a_polite_signal_saves_and_the_rest_is_bit_equal(tmp_path, monkeypatch, 
 def test_a_cut_right_after_an_epoch_loses_none_of_its_metrics(tmp_path, monkeypatch, method, at):
     """23 updates are an epoch; the signal comes after its last one, before it is evaluated."""
     from zetaclip.training.steps import PlainSteps, PrivateSteps
-    from zetaclip.verify import verify
+    from zetaclip.training.verify import verify
 
     changes = {"sigma": None, "steps": 46} if method == "sgd" else {"steps": 46}
     config = small_runs.small(method=method, spectral={}, **changes)
@@ -384,8 +411,13 @@ def test_a_full_disk_is_told_in_one_line_whichever_file_meets_it(tmp_path, monke
         raise SafetensorError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((RunFolder, "append") if where == "append" else (safetensors.torch, "save_file")), full)
-        with pytest.raises(FolderError, match=r"No space left on device\).*zetaclip train --out .* --resume"):
+        patch.setattr(
+            *((RunFolder, "append") if where == "append" else (safetensors.torch, "save_file")),
+            full,
+        )
+        with pytest.raises(
+            FolderError, match=r"No space left on device\).*zetaclip train --out .* --resume"
+        ):
             small_runs.run(tmp_path / "cut")
     assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
     small_runs.run(tmp_path / "cut", resume=True)

@@ -8,8 +8,9 @@ import pytest
 import small_runs
 import torch
 
-from zetaclip import Spectral, methods
+from zetaclip import Spectral
 from zetaclip.data import load
+from zetaclip.methods import _table as methods
 from zetaclip.training import ConfigError
 from zetaclip.training.recipe import (
     build_clipping,
@@ -29,7 +30,11 @@ def resolved(**values):
 
 
 def test_the_schedules_start_at_the_rate_and_end_where_they_say():
-    for schedule, last in (("linear", 0.1), ("cosine", 0.5 * (1 + math.cos(0.9 * math.pi))), ("constant", 1.0)):
+    for schedule, last in (
+        ("linear", 0.1),
+        ("cosine", 0.5 * (1 + math.cos(0.9 * math.pi))),
+        ("constant", 1.0),
+    ):
         config = small_runs.small(lr=1.0, schedule=schedule)
         assert rate_at(config, 0, 10) == 1.0
         assert rate_at(config, 9, 10) == pytest.approx(last, rel=1e-12)
@@ -37,7 +42,12 @@ def test_the_schedules_start_at_the_rate_and_end_where_they_say():
 
 def test_the_default_recipe_is_decoupled_with_linear_decay_and_the_methods_rate():
     config = resolved()
-    assert (config.decouple, config.schedule, config.lr, config.epsilon) == (True, "linear", 1.0, None)
+    assert (config.decouple, config.schedule, config.lr, config.epsilon) == (
+        True,
+        "linear",
+        1.0,
+        None,
+    )
     adam = resolved(method="dp-adam", spectral={})
     assert adam.lr == 1e-3
 
@@ -74,9 +84,18 @@ def test_the_paper_rate_of_sgd_like_methods_moves_with_the_data():
 
     from zetaclip.data import Split
 
-    tabular = replace(adult, name="adult", train=Split(x, torch.zeros(40)), task="binary", outputs=1, nominal_size=40)
+    tabular = replace(
+        adult,
+        name="adult",
+        train=Split(x, torch.zeros(40)),
+        task="binary",
+        outputs=1,
+        nominal_size=40,
+    )
     config = small_runs.small(recipe="paper", method="dp-sgd", spectral={}, model="mlp")
-    assert resolve(config.changed(batch_size=8), tabular, build_method(config)).lr == pytest.approx(0.1)
+    assert resolve(config.changed(batch_size=8), tabular, build_method(config)).lr == pytest.approx(
+        0.1
+    )
 
 
 def test_settings_of_a_controller_that_is_not_used_are_refused():
@@ -123,7 +142,9 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     clips = json.loads((finished / "result.json").read_text())["clip"]
 
     def controller(kind):
-        config = small_runs.small(method="dp-sgd", spectral={}, clipping={"kind": kind, "run": str(finished)})
+        config = small_runs.small(
+            method="dp-sgd", spectral={}, clipping={"kind": kind, "run": str(finished)}
+        )
         return build_clipping(config, build_method(config))
 
     replayed = controller("replay")
@@ -135,6 +156,8 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     assert sum(values) / 30 == pytest.approx(clips["mean"], rel=1e-12)
     steps = [math.log(b / a) for a, b in itertools.pairwise(values)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
-    config = small_runs.small(method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)})
+    config = small_runs.small(
+        method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)}
+    )
     with pytest.raises(ConfigError, match="not a finished run"):
         build_clipping(config, build_method(config))

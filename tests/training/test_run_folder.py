@@ -12,12 +12,13 @@ import small_runs
 import torch
 from safetensors.torch import load_file
 
-from zetaclip import PrivacyEngine, methods
-from zetaclip.checkpoint import CheckpointError
+from zetaclip import PrivacyEngine
 from zetaclip.data import load
+from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.errors import AccountingError, RankError
 from zetaclip.gradients import CaptureError
-from zetaclip.ledger import Ledger
+from zetaclip.ledger._ledger import Ledger
+from zetaclip.methods import _table as methods
 from zetaclip.models import build
 from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder
@@ -44,7 +45,10 @@ def test_the_epsilon_is_opacus_own(finished):
     accountant.history = [(2.0, 64 / 1437, 30)]
     assert result["epsilon"] == pytest.approx(accountant.get_epsilon(delta=1e-5), rel=0.03)
     assert result["sample_rate"] == 64 / 1437 and result["steps"] == 30 and result["sigma"] == 2.0
-    assert result["epsilon_by"]["pld"] <= result["epsilon"] + 0.01 and result["epsilon"] <= result["epsilon_by"]["rdp"]
+    assert (
+        result["epsilon_by"]["pld"] <= result["epsilon"] + 0.01
+        and result["epsilon"] <= result["epsilon_by"]["rdp"]
+    )
 
 
 def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path):
@@ -55,7 +59,9 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path):
     data = load("digits")
     model = build("mlp-2", tuple(data.train.x.shape[1:]), 10)
     engine = PrivacyEngine(seed=7)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data.train.x, data.train.y), batch_size=64)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(data.train.x, data.train.y), batch_size=64
+    )
     _, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
@@ -127,7 +133,9 @@ def test_batch_facts_are_written_only_when_asked_for(finished, tmp_path):
     for path in finished.iterdir():
         text = path.read_bytes()
         assert b"batch_losses" not in text and b"clip_fraction" not in text
-    result = small_runs.run(tmp_path / "told", small_runs.small(steps=4, non_private_diagnostics=True))
+    result = small_runs.run(
+        tmp_path / "told", small_runs.small(steps=4, non_private_diagnostics=True)
+    )
     lines = RunFolder(tmp_path / "told").read_lines("diagnostics.jsonl")
     assert sum(len(line["batch_sizes"]) for line in lines) == 4
     assert len({size for line in lines for size in line["batch_sizes"]}) > 1
@@ -137,13 +145,17 @@ def test_batch_facts_are_written_only_when_asked_for(finished, tmp_path):
     assert plain["metric"] == result["metric"]
 
 
-@pytest.mark.parametrize("method", ["adaclip", "adadpigu", "dp-adam-ac", "quantile", "bounded-adaptive", "slaclip"])
+@pytest.mark.parametrize(
+    "method", ["adaclip", "adadpigu", "dp-adam-ac", "quantile", "bounded-adaptive", "slaclip"]
+)
 def test_the_share_that_was_clipped_is_noted_for_every_rule(tmp_path, method):
     changes = {"method": method, "steps": 4, "spectral": {}, "non_private_diagnostics": True}
     small_runs.run(tmp_path / "told", small_runs.small(**changes))
     lines = RunFolder(tmp_path / "told").read_lines("diagnostics.jsonl")
     shares = [share for line in lines for share in line["clip_fractions"]]
-    assert len(shares) >= 4 and all(0 <= share <= 1 for share in shares)  # a batch may come in several pieces
+    assert len(shares) >= 4 and all(
+        0 <= share <= 1 for share in shares
+    )  # a batch may come in several pieces
 
 
 def test_an_epsilon_that_can_not_be_told_is_found_before_training(tmp_path):
@@ -156,7 +168,7 @@ def test_an_epsilon_that_can_not_be_told_is_found_before_training(tmp_path):
 
 
 def test_an_epsilon_that_can_not_be_told_on_the_way_ends_no_training(tmp_path, monkeypatch):
-    from zetaclip.accounting import AccountingError
+    from zetaclip.accounting._accounting import AccountingError
 
     tell = PrivateSteps.epsilon
 
@@ -178,7 +190,10 @@ def test_an_epsilon_that_can_not_be_told_on_the_way_ends_no_training(tmp_path, m
         (ValueError("no class for the label 'rare disease'"), None),
         (CheckpointError("something else is different now: data (5f3a there, 9c1b here)"), None),
         (RankError("rank 1: 61 records are out"), None),
-        (FileNotFoundError(2, "No such file or directory", "patient-17.png"), "No such file or directory"),
+        (
+            FileNotFoundError(2, "No such file or directory", "patient-17.png"),
+            "No such file or directory",
+        ),
         (OSError("patient-17.png is cut off"), None),
         (AccountingError("PRV needs another grid"), "PRV needs another grid"),
         (ConfigError("sigma must be positive"), "sigma must be positive"),
@@ -217,7 +232,11 @@ def test_an_error_that_repeats_another_tells_no_more_than_it(tmp_path, monkeypat
 
 def test_no_eval_writes_no_metric(tmp_path):
     result = small_runs.run(tmp_path / "run", small_runs.small(steps=2, no_eval=True))
-    assert result["metric"]["value"] is None and result["metrics"] == {} and result["reliability"] is None
+    assert (
+        result["metric"]["value"] is None
+        and result["metrics"] == {}
+        and result["reliability"] is None
+    )
 
 
 def test_the_paper_s_literal_form_claims_nothing(tmp_path):
@@ -246,11 +265,15 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
     data, made = load_data(config), build_method(config)
     config = resolve(config, data, made)
     steps = PrivateSteps(config, data, made, build("mlp-2", (1, 8, 8), 10))
-    planned = sorted((e.sample_rate, e.noise_multiplier, e.count) for e in steps.engine.planned_events(0, 6))
+    planned = sorted(
+        (e.sample_rate, e.noise_multiplier, e.count) for e in steps.engine.planned_events(0, 6)
+    )
     while steps.done < 6:
         for _ in steps.updates(6):
             pass
-    released = sorted((e.sample_rate, e.noise_multiplier, e.count) for e in steps.engine.ledger.events())
+    released = sorted(
+        (e.sample_rate, e.noise_multiplier, e.count) for e in steps.engine.ledger.events()
+    )
     assert [count for *_, count in planned] == [count for *_, count in released]
     for there, here in zip(planned, released, strict=True):
         assert there == pytest.approx(here, rel=1e-9)
@@ -276,9 +299,13 @@ def test_no_digit_of_a_gradient_hangs_on_how_many_others_are_in_the_batch():
 
 
 def test_plain_training_is_torch_s_own(tmp_path):
-    config = small_runs.small(method="sgd", spectral={}, sigma=None, steps=4, lr=0.1, schedule="constant")
+    config = small_runs.small(
+        method="sgd", spectral={}, sigma=None, steps=4, lr=0.1, schedule="constant"
+    )
     result = small_runs.run(tmp_path / "run", config)
-    assert result["epsilon"] is None and "ledger.jsonl" not in {p.name for p in (tmp_path / "run").iterdir()}
+    assert result["epsilon"] is None and "ledger.jsonl" not in {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
     torch.manual_seed(7)
     data = load("digits")
     model = build("mlp-2", (1, 8, 8), 10)
@@ -344,7 +371,9 @@ def test_the_average_of_the_weights_is_what_is_saved_and_judged(tmp_path):
 
 
 def test_every_named_method_has_a_rate(tmp_path):
-    assert all(math.isfinite(methods.get(name).lr) and methods.get(name).lr > 0 for name in methods.names())
+    assert all(
+        math.isfinite(methods.get(name).lr) and methods.get(name).lr > 0 for name in methods.names()
+    )
 
 
 def test_the_commit_is_the_one_that_git_names():
@@ -353,7 +382,9 @@ def test_the_commit_is_the_one_that_git_names():
     from zetaclip.training.result import commit
 
     root = Path(__file__).parents[2]
-    done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip("not a git checkout")
     assert commit().rstrip("+") == done.stdout.strip()

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from zetaclip.accounting import group_epsilon
-from zetaclip.cli import main
+from zetaclip.accounting._accounting import group_epsilon
+from zetaclip.cli._main import main
 from zetaclip.training import Config, train
 from zetaclip.training.result import digest, seal
-from zetaclip.verify import verify
+from zetaclip.training.verify import verify
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def test_an_untouched_run_fits(finished, capsys):
     assert "all fits" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("key", ["epsilon", "delta", "steps", "claim", "noise_seed_known", "num_examples"])
+@pytest.mark.parametrize(
+    "key", ["epsilon", "delta", "steps", "claim", "noise_seed_known", "num_examples"]
+)
 def test_a_changed_claim_is_found(copy, key):
     def change(values):
         values[key] = {"claim": "none: changed", "noise_seed_known": False}.get(key, 0.5)
@@ -79,7 +81,7 @@ def test_the_epsilon_of_each_accountant_is_computed_again(copy, accountant):
 
 
 def test_the_epsilon_of_a_group_is_computed_again(copy):
-    from zetaclip.ledger import Ledger
+    from zetaclip.ledger._ledger import Ledger
 
     events = Ledger.from_jsonl(copy / "ledger.jsonl").events()
     delta = json.loads((copy / "result.json").read_text())["delta"]
@@ -91,12 +93,16 @@ def test_the_epsilon_of_a_group_is_computed_again(copy):
 
 
 def test_a_line_that_nothing_else_knows_is_sealed(copy):
-    edit(copy / "result.json", lambda values: values.update(notes=[], unit="one hospital"), reseal=False)
+    edit(
+        copy / "result.json",
+        lambda values: values.update(notes=[], unit="one hospital"),
+        reseal=False,
+    )
     assert verify(copy) == ["result.json is not what the run wrote: its seal differs"]
 
 
 def test_a_step_without_a_row_is_found(copy):
-    from zetaclip.ledger import Ledger
+    from zetaclip.ledger._ledger import Ledger
 
     whole = Ledger.from_jsonl(copy / "ledger.jsonl")
     fewer = Ledger(whole.header)
@@ -104,11 +110,16 @@ def test_a_step_without_a_row_is_found(copy):
         if row.step != 4:
             fewer.append(row)
     fewer.to_jsonl(copy / "ledger.jsonl")
-    edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
+    edit(
+        copy / "result.json",
+        lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}),
+    )
     assert any("no sum for 1 of" in problem for problem in verify(copy))
 
 
-@pytest.mark.filterwarnings("ignore:the 12 updates that the noise was chosen for")  # skipped ones are counted there
+@pytest.mark.filterwarnings(
+    "ignore:the 12 updates that the noise was chosen for"
+)  # skipped ones are counted there
 def test_batches_that_were_skipped_have_no_row(tmp_path):
     settings = {
         "data": "digits",
@@ -120,7 +131,10 @@ def test_batches_that_were_skipped_have_no_row(tmp_path):
         "seed": 2,
     }
     train(Config.from_mapping({**settings, "threads": 1, "no_eval": True}), tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
+    ]
     assert max(row["step"] for row in rows) > 11  # one of them was empty
     assert verify(tmp_path / "run") == []
     edit(tmp_path / "run" / "ledger.jsonl", lambda lines: lines.pop())
@@ -128,24 +142,39 @@ def test_batches_that_were_skipped_have_no_row(tmp_path):
 
 
 def test_a_method_that_draws_more_candidates_fits(tmp_path):
-    settings = {"data": "digits", "method": "dp-is", "method_options": {"cap": 2.0}, "batch_size": 64, "steps": 3}
-    train(Config.from_mapping({**settings, "sigma": 2.0, "threads": 1, "no_eval": True}), tmp_path / "run")
+    settings = {
+        "data": "digits",
+        "method": "dp-is",
+        "method_options": {"cap": 2.0},
+        "batch_size": 64,
+        "steps": 3,
+    }
+    train(
+        Config.from_mapping({**settings, "sigma": 2.0, "threads": 1, "no_eval": True}),
+        tmp_path / "run",
+    )
     assert verify(tmp_path / "run") == []
-    edit(tmp_path / "run" / "result.json", lambda values: values.update(sample_rate=values["sample_rate"] / 2))
+    edit(
+        tmp_path / "run" / "result.json",
+        lambda values: values.update(sample_rate=values["sample_rate"] / 2),
+    )
     assert any(problem.startswith("sample_rate") for problem in verify(tmp_path / "run"))
 
 
 def test_rows_of_another_rate_are_found(copy):
     import dataclasses
 
-    from zetaclip.ledger import Ledger
+    from zetaclip.ledger._ledger import Ledger
 
     whole = Ledger.from_jsonl(copy / "ledger.jsonl")
     rarer = Ledger(whole.header)
     for row in whole.rows():
         rarer.append(dataclasses.replace(row, sample_rate=row.sample_rate / 2))
     rarer.to_jsonl(copy / "ledger.jsonl")
-    edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
+    edit(
+        copy / "result.json",
+        lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}),
+    )
     assert any(problem.startswith("sample_rate of the ledger") for problem in verify(copy))
 
 
@@ -177,16 +206,46 @@ def test_every_figure_that_a_table_may_show_is_checked(copy, table, key, value):
 
 @pytest.mark.parametrize("method", ["dp-sgd", "quantile"])
 def test_without_probes_c_is_told_by_the_ledger_and_its_changes(method, tmp_path):
-    words = ["train", "--data", "digits", "--model", "mlp-2", "--sigma", "2", "--steps", "6", "--batch-size", "64"]
+    words = [
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp-2",
+        "--sigma",
+        "2",
+        "--steps",
+        "6",
+        "--batch-size",
+        "64",
+    ]
     out = tmp_path / "run"
-    assert main([*words, "--lr", "0.1", "--method", method, "--threads", "1", "--quiet", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--lr",
+                "0.1",
+                "--method",
+                method,
+                "--threads",
+                "1",
+                "--quiet",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert verify(out) == []
     result = json.loads((out / "result.json").read_text())
     assert (result["clip"]["min"] < result["clip"]["max"]) == (method == "quantile")
     for scaled in (["mean"], ["initial"], list(result["clip"])):
         edited = {
             **result,
-            "clip": {name: value * (2 if name in scaled else 1) for name, value in result["clip"].items()},
+            "clip": {
+                name: value * (2 if name in scaled else 1) for name, value in result["clip"].items()
+            },
         }
         (out / "result.json").write_text(json.dumps(edited))
         assert any(problem.startswith("C: ") for problem in verify(out))
@@ -221,10 +280,14 @@ def test_other_weights_are_found(copy):
     data = bytearray((copy / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (copy / "model.safetensors").write_bytes(data)
-    assert verify(copy) == ["model.safetensors is not the file that the run wrote: its digest differs"]
+    assert verify(copy) == [
+        "model.safetensors is not the file that the run wrote: its digest differs"
+    ]
 
 
-@pytest.mark.parametrize("name", ["result.json", "config.json", "ledger.jsonl", "probes.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["result.json", "config.json", "ledger.jsonl", "probes.jsonl", "metrics.jsonl"]
+)
 def test_a_missing_file_is_named(copy, name):
     (copy / name).unlink()
     assert any(name in problem for problem in verify(copy))

@@ -82,7 +82,9 @@ class _Never:
         return None
 
 
-def bound_probe(controller: Controller, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe | None:
+def bound_probe(
+    controller: Controller, module: nn.Module, trained: dict[str, nn.Parameter]
+) -> Probe | None:
     """What a controller reads in one run.
 
     Args:

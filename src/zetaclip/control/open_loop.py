@@ -46,7 +46,9 @@ class Schedule:
 
     def __init__(self, function: Callable[[int], float]) -> None:
         if not callable(function):
-            raise TypeError("Schedule takes a function of the step; for a list of values use Replay")
+            raise TypeError(
+                "Schedule takes a function of the step; for a list of values use Replay"
+            )
         self.function = function
         self.probe: Probe | None = _Clock()
 
@@ -74,7 +76,9 @@ class Replay(Schedule):
         initial: C before the first step of a mapping or history; a list of values needs none.
     """
 
-    def __init__(self, schedule: Sequence[Any] | Mapping[int, float], initial: float | None = None) -> None:
+    def __init__(
+        self, schedule: Sequence[Any] | Mapping[int, float], initial: float | None = None
+    ) -> None:
         if not len(schedule):
             raise ValueError("an empty schedule leaves no clipping norm")
         changes = _changes(schedule)
@@ -83,7 +87,9 @@ class Replay(Schedule):
                 raise ValueError("the schedule already says what C is at step 0; leave initial out")
             changes = [(0, check_clip(initial)), *changes]
         if changes[0][0] != 0:
-            raise ValueError(f"the schedule starts at step {changes[0][0]}; say with initial= what C is before")
+            raise ValueError(
+                f"the schedule starts at step {changes[0][0]}; say with initial= what C is before"
+            )
         self.steps = [step for step, _ in changes]
         self.clips = [clip for _, clip in changes]
         if any(later <= earlier for earlier, later in itertools.pairwise(self.steps)):

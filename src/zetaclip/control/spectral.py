@@ -143,11 +143,15 @@ class Spectral:
         self.anti_windup, self.zone, self.sign, self.law = anti_windup, zone, sign, law
         self.gain_by_error, self.signal, self.signal_seed = gain_by_error, signal, signal_seed
         self.integral_gain, self.derivative_gain = integral_gain, derivative_gain
-        layers = WeightProbe(probe) if probe is None or isinstance(probe, (str, list, tuple)) else probe
+        layers = (
+            WeightProbe(probe) if probe is None or isinstance(probe, (str, list, tuple)) else probe
+        )
         if isinstance(layers, WeightProbe):
             layers = layers.configured(fit=fit, period=period, shuffle=signal == "shuffled")
         elif not (hasattr(layers, "bind") and hasattr(layers, "read")):
-            raise TypeError(f"probe must be a name, a list of names or a Probe, not {type(layers).__name__}")
+            raise TypeError(
+                f"probe must be a name, a list of names or a Probe, not {type(layers).__name__}"
+            )
         self.probe: Probe | None = layers
 
     @classmethod
@@ -176,7 +180,11 @@ class Spectral:
         )
         gain = self.gain
         if self.gain_by_error:
-            gain /= 1.0 + (self._aggregate([reading.fits[layer].stderr for layer in zetas]) / self.radius) ** 2
+            gain /= (
+                1.0
+                + (self._aggregate([reading.fits[layer].stderr for layer in zetas]) / self.radius)
+                ** 2
+            )
         return self._steer(state, error, gain)
 
     def entry(self, state: SpectralState) -> tuple[Any, ...] | None:
@@ -209,12 +217,19 @@ class Spectral:
             # Keyed by seed, step and layer, so that the draw is no state and a replay repeats it.
             return {
                 layer: self.center_for(reading, layer)
-                + self.radius * random.Random(f"{self.signal_seed}/{reading.step}/{layer}").uniform(-1.0, 1.0)
+                + self.radius
+                * random.Random(f"{self.signal_seed}/{reading.step}/{layer}").uniform(-1.0, 1.0)
                 for layer in reading.fits
             }
-        return {layer: fit.zeta for layer, fit in reading.fits.items() if fit.ok and math.isfinite(fit.zeta)}
+        return {
+            layer: fit.zeta
+            for layer, fit in reading.fits.items()
+            if fit.ok and math.isfinite(fit.zeta)
+        }
 
-    def _smooth(self, reading: Reading, zetas: dict[str, float], state: SpectralState) -> SpectralState:
+    def _smooth(
+        self, reading: Reading, zetas: dict[str, float], state: SpectralState
+    ) -> SpectralState:
         smoothed, seen = dict(state.smoothed), dict(state.seen)
         if self.start == "center":
             for layer in reading.fits:

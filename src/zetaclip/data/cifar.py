@@ -18,7 +18,18 @@ from .images import image_dataset
 from .places import Place
 
 _PIXELS = 3 * 32 * 32
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _FINE = words(
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
     "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
@@ -73,16 +84,22 @@ def cifar100(place: Place, *, scaling: str = "symmetric", labels: str = "fine") 
         raise InputError(f"cifar100 has labels 'fine' or 'coarse', not {labels!r}")
     train, test = place.files[:1], place.files[1:2]
     if place.kind == "binary":
-        pairs = [(x, y[:, ::-1]) for x, y in (_binary(files, 2) for files in (train, test))]  # coarse comes first there
+        pairs = [
+            (x, y[:, ::-1]) for x, y in (_binary(files, 2) for files in (train, test))
+        ]  # coarse comes first there
     elif place.kind == "python":
         pairs = [_python(files, (b"fine_labels", b"coarse_labels")) for files in (train, test)]
     else:
-        pairs = _tiles("cifar100", place.files[:20], place.files[20:24], _tile_labels(place, (60_000, 2)))
+        pairs = _tiles(
+            "cifar100", place.files[:20], place.files[20:24], _tile_labels(place, (60_000, 2))
+        )
     column = 0 if labels == "fine" else 1
     (x, y), (x_test, y_test) = pairs
     name = "cifar100" if labels == "fine" else "cifar100-coarse"
     classes = _FINE if labels == "fine" else _COARSE
-    return image_dataset(name, (x, y[:, column]), (x_test, y_test[:, column]), classes, scaling, constants="cifar100")
+    return image_dataset(
+        name, (x, y[:, column]), (x_test, y_test[:, column]), classes, scaling, constants="cifar100"
+    )
 
 
 def _binary(files: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +140,14 @@ def _python(files: Sequence[Path], keys: tuple[bytes, ...]) -> tuple[np.ndarray,
             batch = _ArrayUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
             images.append(np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32))
             labels.append(np.stack([np.asarray(batch[key]) for key in keys], axis=1))
-        except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError, IndexError) as error:
+        except (
+            pickle.UnpicklingError,
+            KeyError,
+            TypeError,
+            ValueError,
+            EOFError,
+            IndexError,
+        ) as error:
             raise InputError(f"{path} is not CIFAR's python version: {error}") from error
     return np.concatenate(images), np.concatenate(labels)
 

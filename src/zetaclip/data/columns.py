@@ -47,7 +47,9 @@ def is_missing(text: str) -> bool:
 
 
 def encode(
-    columns: Sequence[Column], table: Mapping[str, Sequence[str]], lines: Sequence[int] | None = None
+    columns: Sequence[Column],
+    table: Mapping[str, Sequence[str]],
+    lines: Sequence[int] | None = None,
 ) -> np.ndarray:
     """The table as float32, one row a record. ``lines`` are the records' lines in their file, for messages."""
     parts: list[np.ndarray] = []
@@ -82,7 +84,9 @@ def numbers(fields: Sequence[str], name: str, lines: Sequence[int] | None = None
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
         if not is_missing(fields[i]):
             line = i + 1 if lines is None else lines[i]
-            raise InputError(f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number")
+            raise InputError(
+                f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number"
+            )
     return values
 
 

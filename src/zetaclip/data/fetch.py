@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import InputError
-from ..ledger import replace_file
+from ..files import replace_file
 from .sources import BY_HAND, SOURCES, Source
 
 _CHUNK = 1 << 18
@@ -33,7 +33,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def fetch(
-    name: str, root: Path, progress: Progress | None = None, *, sources: Sequence[Source] | None = None
+    name: str,
+    root: Path,
+    progress: Progress | None = None,
+    *,
+    sources: Sequence[Source] | None = None,
 ) -> list[Path]:
     """Downloads what is missing of a set into ``root``; returns its files. Files that are there and right stay.
 
@@ -42,12 +46,18 @@ def fetch(
     """
     if sources is None:
         if name not in SOURCES:
-            raise InputError(BY_HAND.get(name, f"{name} can't be fetched; these can: {', '.join(SOURCES)}"))
+            raise InputError(
+                BY_HAND.get(name, f"{name} can't be fetched; these can: {', '.join(SOURCES)}")
+            )
         sources = SOURCES[name]
     files: list[Path] = []
     for source in sources:
         try:
-            files += _archive(source, root, progress) if source.members else [_plain(source, root, progress)]
+            files += (
+                _archive(source, root, progress)
+                if source.members
+                else [_plain(source, root, progress)]
+            )
         except OSError as error:
             raise InputError(
                 f"cannot store {name} under {root}: {error}. Name another folder with --data-root"
@@ -91,7 +101,9 @@ def _archive(source: Source, root: Path, progress: Progress | None) -> list[Path
                     shutil.copyfileobj(inside, file, _CHUNK)
                 if not _matches(target, digest):
                     target.unlink()
-                    raise InputError(f"{member} of {archive} has not the digest that is published for it")
+                    raise InputError(
+                        f"{member} of {archive} has not the digest that is published for it"
+                    )
     except (KeyError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"cannot unpack {archive}: {error}") from error
     archive.unlink()
@@ -147,7 +159,9 @@ def download(
         found = digest_of(part, kind)
         if found != wanted:
             part.unlink()
-            raise InputError(f"{url} has the {kind} {found}, but {wanted} is published; nothing was kept")
+            raise InputError(
+                f"{url} has the {kind} {found}, but {wanted} is published; nothing was kept"
+            )
         os.replace(part, target)
 
 
@@ -161,7 +175,9 @@ def _locked(part: Path) -> Iterator[IO[bytes]]:
         except BlockingIOError:
             ours = False
         if not ours:  # or it was finished, and renamed, between our opening and our locking it
-            raise InputError(f"{part.name.removesuffix('.part')} is being downloaded by another process")
+            raise InputError(
+                f"{part.name.removesuffix('.part')} is being downloaded by another process"
+            )
         try:
             yield file
         finally:
@@ -170,7 +186,9 @@ def _locked(part: Path) -> Iterator[IO[bytes]]:
                 part.unlink()
 
 
-def _continue(url: str, file: IO[bytes], name: str, progress: Progress | None, timeout: float) -> str | None:
+def _continue(
+    url: str, file: IO[bytes], name: str, progress: Progress | None, timeout: float
+) -> str | None:
     """Appends what is missing; returns what went wrong if it may go better the next time."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"User-Agent": "zetaclip"})
@@ -178,7 +196,9 @@ def _continue(url: str, file: IO[bytes], name: str, progress: Progress | None, t
         request.add_header("Range", f"bytes={have}-")
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(
+                f"bytes {have}-"
+            ):
                 file.truncate(0)  # the server starts over
                 have = 0
             length = answer.headers.get("Content-Length")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..ledger import replace_file
+from ..files import replace_file
 
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 

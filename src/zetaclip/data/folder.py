@@ -35,7 +35,13 @@ def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> 
 
 def imagenet_sample(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
     """A few photographs in broad classes, to try the path of large images."""
-    return _public("imagenet-sample", place, size, scaling, ("a handful of images: not for any claim of accuracy",))
+    return _public(
+        "imagenet-sample",
+        place,
+        size,
+        scaling,
+        ("a handful of images: not for any claim of accuracy",),
+    )
 
 
 def own_folder(
@@ -70,7 +76,9 @@ def own_folder(
         classes = _classes(train_folder)
         strange = set(_classes(test_folder)) - set(classes)
         if strange:
-            raise InputError(f"{test_folder} has classes that {train_folder} lacks: {', '.join(sorted(strange))}")
+            raise InputError(
+                f"{test_folder} has classes that {train_folder} lacks: {', '.join(sorted(strange))}"
+            )
         x, y = _read(train_folder, classes, size, channels, kept)
         x_test, y_test = _read(test_folder, classes, size, channels, kept)
     else:
@@ -78,14 +86,22 @@ def own_folder(
         pixels, labels = _read(path, classes, size, channels, kept)
         testing = held_out(pixels, labels, test_share, seed, "test")
         if testing.all() or not testing.any():
-            raise InputError(f"{path} has too few images to hold out a share of {test_share:g}, or take another seed")
+            raise InputError(
+                f"{path} has too few images to hold out a share of {test_share:g}, or take another seed"
+            )
         x, y, x_test, y_test = pixels[~testing], labels[~testing], pixels[testing], labels[testing]
         notes.append(
             f"about a share of {test_share:g} is held out, each image by its content and the public seed {seed}"
         )
-    if len(np.unique(y)) < 2:  # no error: the classes are public, and which of them have images is not
-        warnings.warn(f"the training images of {path} are all of one class", OwnerWarning, stacklevel=2)
-    return _dataset(path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False)
+    if (
+        len(np.unique(y)) < 2
+    ):  # no error: the classes are public, and which of them have images is not
+        warnings.warn(
+            f"the training images of {path} are all of one class", OwnerWarning, stacklevel=2
+        )
+    return _dataset(
+        path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False
+    )
 
 
 def _public(name: str, place: Place, size: int, scaling: str, notes: tuple[str, ...]) -> Dataset:
@@ -137,11 +153,15 @@ def _check(size: int, scaling: str, test_share: float) -> None:
         raise InputError(f"size must be a whole number of pixels from 4 to 1024, not {size!r}")
     if not 0 < test_share < 1:
         raise InputError(f"test_share must lie between 0 and 1, not {test_share!r}")
-    scaled(np.zeros((1, 3, 1, 1), np.uint8), scaling, "imagenet")  # an unknown scaling, before an hour of decoding
+    scaled(
+        np.zeros((1, 3, 1, 1), np.uint8), scaling, "imagenet"
+    )  # an unknown scaling, before an hour of decoding
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    classes = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    classes = tuple(
+        sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    )
     if not classes:
         raise InputError(f"{folder} has no folders; one folder of images a class is needed")
     if len(classes) == 1:
@@ -157,13 +177,19 @@ def _read(
     labels: list[int] = []
     for label, name in enumerate(classes):
         inside = folder / name
-        found = sorted(p for p in inside.rglob("*") if p.suffix.lower() in _ENDINGS) if inside.is_dir() else []
+        found = (
+            sorted(p for p in inside.rglob("*") if p.suffix.lower() in _ENDINGS)
+            if inside.is_dir()
+            else []
+        )
         files += found
         labels += [label] * len(found)
     if not files:
         raise InputError(f"{folder} has no images (of {', '.join(_ENDINGS)})")
     decode = partial(_decode, files, size, channels)
-    pixels = cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
+    pixels = (
+        cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
+    )
     return pixels, np.array(labels, np.int64)
 
 
@@ -173,7 +199,9 @@ def _decode(files: Sequence[Path], size: int, channels: int) -> np.ndarray:
     def one(i: int) -> None:
         pixels[i] = _image(files[i], size, channels)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter while it decodes
+    with ThreadPoolExecutor(
+        os.cpu_count()
+    ) as pool:  # Pillow lets go of the interpreter while it decodes
         list(pool.map(one, range(len(files))))
     return pixels
 
@@ -184,7 +212,9 @@ def _image(path: Path, size: int, channels: int) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            image.draft("RGB", (2 * size, 2 * size))  # a JPEG decoder can leave out what would be thrown away
+            image.draft(
+                "RGB", (2 * size, 2 * size)
+            )  # a JPEG decoder can leave out what would be thrown away
             upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
             square = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

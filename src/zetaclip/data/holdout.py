@@ -22,7 +22,9 @@ def held_out(x: np.ndarray, y: np.ndarray, share: float, seed: int, purpose: str
     earlier: defaultdict[bytes, int] = defaultdict(int)
     chosen = np.empty(len(y), bool)
     for row in range(len(y)):
-        content = hashlib.blake2b(x[row].tobytes() + y[row].tobytes(), digest_size=16, key=key).digest()
+        content = hashlib.blake2b(
+            x[row].tobytes() + y[row].tobytes(), digest_size=16, key=key
+        ).digest()
         number = earlier[content].to_bytes(8, "little")
         earlier[content] += 1
         draw = hashlib.blake2b(content + number, digest_size=8, key=key).digest()

@@ -26,7 +26,18 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     # ImageNet's are statistics of another, larger, public set.
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 _LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 _DIGITS = tuple("0123456789")
 
@@ -52,7 +63,11 @@ def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) ->
 
 def looked_at(scaling: str) -> tuple[str, ...]:
     """What a scaling has seen of the training data."""
-    return ("mean and deviation of the training pixels (published)",) if scaling == "statistics" else ()
+    return (
+        ("mean and deviation of the training pixels (published)",)
+        if scaling == "statistics"
+        else ()
+    )
 
 
 def image_dataset(
@@ -97,8 +112,18 @@ def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
     y = bunch.target
     order = np.random.default_rng(seed).permutation(len(y))
     test, train = np.sort(order[:360]), np.sort(order[360:])
-    notes = (f"the split is a public shuffle with seed {seed}: 1,437 images for training, 360 for testing",)
-    return image_dataset("digits", (x[train], y[train]), (x[test], y[test]), _DIGITS, scaling, white=16.0, notes=notes)
+    notes = (
+        f"the split is a public shuffle with seed {seed}: 1,437 images for training, 360 for testing",
+    )
+    return image_dataset(
+        "digits",
+        (x[train], y[train]),
+        (x[test], y[test]),
+        _DIGITS,
+        scaling,
+        white=16.0,
+        notes=notes,
+    )
 
 
 def mnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
@@ -119,7 +144,9 @@ def emnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
         train, test = ((x.swapaxes(2, 3), y.astype(np.int64) - 1) for x, y in pairs)
         return image_dataset("emnist-letters", train, test, _LETTERS, scaling, constants="emnist")
     (x, y), (x_test, y_test) = _idx_pairs(place)
-    fold, fold_test = (_case_folded(read_bytes(path).decode("ascii"), path.name) for path in place.files[4:6])
+    fold, fold_test = (
+        _case_folded(read_bytes(path).decode("ascii"), path.name) for path in place.files[4:6]
+    )
     notes = (
         "a subset of EMNIST made of letters of two published test splits: not the published Letters split, so not to be "
         "compared with published figures",
@@ -147,7 +174,9 @@ def _idx_pairs(place: Place) -> list[tuple[np.ndarray, np.ndarray]]:
     for images, labels in (place.files[0:2], place.files[2:4]):
         x, y = read_idx(images), read_idx(labels)
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-            raise InputError(f"{images.name} and {labels.name} in {place.folder} do not belong together")
+            raise InputError(
+                f"{images.name} and {labels.name} in {place.folder} do not belong together"
+            )
         pairs.append((x[:, None], y))
     return pairs
 

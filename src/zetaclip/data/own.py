@@ -139,7 +139,9 @@ def _parquet(path: Path) -> dict[str, list[str]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise InputError("reading .parquet needs pyarrow: pip install 'zetaclip[parquet]'") from error
+        raise InputError(
+            "reading .parquet needs pyarrow: pip install 'zetaclip[parquet]'"
+        ) from error
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
@@ -158,7 +160,9 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
                 f"line {line}: the target {meaning.target} is missing; take such rows out, or fill them in"
             )
     if meaning.target_range is not None:
-        return np.clip(numbers(fields, meaning.target, lines), *meaning.target_range).astype(np.float32)
+        return np.clip(numbers(fields, meaning.target, lines), *meaning.target_range).astype(
+            np.float32
+        )
     places = {name: i for i, name in enumerate(meaning.classes)}
     labels = np.empty(len(fields), np.int64)
     for i, field in enumerate(fields):
@@ -169,7 +173,11 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
         labels[i] = places[field.strip()]
     if labels.min() == labels.max():
         # Declared classes: if this were an error, that there is a result would tell of a single record of another class.
-        warnings.warn(f"every record is of the class {meaning.classes[labels[0]]!r}", OwnerWarning, stacklevel=2)
+        warnings.warn(
+            f"every record is of the class {meaning.classes[labels[0]]!r}",
+            OwnerWarning,
+            stacklevel=2,
+        )
     return labels.astype(np.float32) if meaning.task == "binary" else labels
 
 
@@ -178,8 +186,12 @@ def _parts(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split
 
     testing = held_out(x, y, share, seed, "test")
     if testing.all() or (share and not testing.any()):
-        raise InputError(f"{len(y)} records are too few to hold out a share of {share:g}, or take another seed")
-    train, test = (Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~testing, testing))
+        raise InputError(
+            f"{len(y)} records are too few to hold out a share of {share:g}, or take another seed"
+        )
+    train, test = (
+        Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~testing, testing)
+    )
     return train, test if share else None
 
 

@@ -36,7 +36,12 @@ class Place:
         return sum(_size(path) for path in self.files)
 
 
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _EMNIST = ("images-idx3-ubyte", "labels-idx1-ubyte")
 CLINICS = ("cleveland", "hungarian", "switzerland", "va")
 
@@ -45,12 +50,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "digits": (),  # comes with scikit-learn
     "mnist": (Form("idx", ("mnist", "MNIST/raw"), _IDX),),
     # The last folder is where Debian's package dataset-fashion-mnist puts it.
-    "fashion-mnist": (Form("idx", ("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"), _IDX),),
+    "fashion-mnist": (
+        Form(
+            "idx", ("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"), _IDX
+        ),
+    ),
     "emnist": (
         Form(
             "letters",
             ("emnist", "EMNIST/raw", "emnist/gzip", "gzip"),
-            tuple(f"emnist-letters-{split}-{part}" for split in ("train", "test") for part in _EMNIST),
+            tuple(
+                f"emnist-letters-{split}-{part}" for split in ("train", "test") for part in _EMNIST
+            ),
         ),
         Form(
             "subset",
@@ -103,10 +114,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
             ),
         ),
     ),
-    "imagenet100": (Form("folder", ("imagenet100", "imagenet-100", "ImageNet100"), ("train", "val")),),
+    "imagenet100": (
+        Form("folder", ("imagenet100", "imagenet-100", "ImageNet100"), ("train", "val")),
+    ),
     "imagenet-sample": (Form("folder", ("imagenet-sample",), ("train", "val")),),
     "adult": (Form("uci", ("adult",), ("adult.data", "adult.test")),),
-    "heart": (Form("uci", ("heart-disease", "heart"), tuple(f"processed.{clinic}.data" for clinic in CLINICS)),),
+    "heart": (
+        Form(
+            "uci",
+            ("heart-disease", "heart"),
+            tuple(f"processed.{clinic}.data" for clinic in CLINICS),
+        ),
+    ),
     "ved": (Form("weeks", ("ved", "VED"), ("VED_Static_Data_ICE&HEV.xlsx", "VED_*_week.csv*")),),
 }
 
@@ -125,7 +144,9 @@ def roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
     return [*([Path(named).expanduser()] if named else []), default_root()]
 
 
-def find(name: str, root: str | os.PathLike[str] | None = None, kind: str | None = None) -> Place | None:
+def find(
+    name: str, root: str | os.PathLike[str] | None = None, kind: str | None = None
+) -> Place | None:
     """The first form of a set that is whole, root by root."""
     for base in roots(root):
         for form in FORMS[name]:
@@ -142,7 +163,9 @@ def _whole(folder: Path, files: Sequence[str]) -> tuple[Path, ...]:
     """All the files, or an empty tuple if one is missing."""
     found: list[Path] = []
     for name in files:
-        matches = sorted(folder.glob(name)) if "*" in name else [folder / name, folder / f"{name}.gz"]
+        matches = (
+            sorted(folder.glob(name)) if "*" in name else [folder / name, folder / f"{name}.gz"]
+        )
         present = [path for path in matches if path.exists()]
         if not present:
             return ()

@@ -45,7 +45,9 @@ def names() -> tuple[str, ...]:
     return tuple(LOADERS)
 
 
-def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
+def load(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, **options: Any
+) -> Dataset:
     """Train and test tensors of a known set, of a table, or of a folder of images.
 
     Args:
@@ -85,12 +87,16 @@ def _call(loader: Callable[..., Dataset], place: Place | None, options: dict[str
 
 
 def _function(module: str, function: str) -> Callable[..., Dataset]:
-    found: Callable[..., Dataset] = getattr(importlib.import_module(f".{module}", __package__), function)
+    found: Callable[..., Dataset] = getattr(
+        importlib.import_module(f".{module}", __package__), function
+    )
     return found
 
 
 def _check_options(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> None:
-    taken = [p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    taken = [
+        p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     strange = [key for key in options if key not in taken]
     if strange:
         has = f"it has {', '.join(taken)}" if taken else "it has none"
@@ -101,7 +107,11 @@ def _missing(name: str, known: str, kind: str | None, root: str | os.PathLike[st
     looked = ", ".join(str(base) for base in roots(root))
     forms = [form for form in FORMS[known] if kind in (None, form.kind)]
     folders = ", ".join(dict.fromkeys(folder for form in forms for folder in form.folders))
-    hint = f"is {ENVIRONMENT} set, or a data root given" if root is None else "is this the right data root"
+    hint = (
+        f"is {ENVIRONMENT} set, or a data root given"
+        if root is None
+        else "is this the right data root"
+    )
     if known in SOURCES and kind != "subset":
         way = f"run `zetaclip data fetch {known}`"
     else:

@@ -20,7 +20,9 @@ from typing import Any
 from ..errors import InputError
 from .columns import Categorical, Column, Numeric, is_missing, number
 
-LARGEST_VOCABULARY = 100  # a text column with more different values is taken for a name or a number of a record
+LARGEST_VOCABULARY = (
+    100  # a text column with more different values is taken for a name or a number of a record
+)
 _MOST_CLASSES = 20  # a target of whole numbers with more different values is taken for a quantity
 
 _KEYS = ("target", "task", "classes", "target_bounds", "columns")
@@ -56,7 +58,9 @@ def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
     if strange:
         raise InputError(f"{where} has an unknown key {strange[0]!r}; known: {', '.join(_KEYS)}")
     if declared.get("task", "classification") not in ("classification", "binary", "regression"):
-        raise InputError(f"{where}: task must be classification or regression, not {declared['task']!r}")
+        raise InputError(
+            f"{where}: task must be classification or regression, not {declared['task']!r}"
+        )
     if "classes" in declared:
         declared["classes"] = _vocabulary(declared["classes"], "classes", where)
     if "target_bounds" in declared:
@@ -64,11 +68,15 @@ def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
     columns = declared.get("columns", {})
     if not isinstance(columns, Mapping):
         raise InputError(f"{where}: columns must be a table with an entry a column")
-    declared["columns"] = {name: _declared_column(name, entry, where) for name, entry in columns.items()}
+    declared["columns"] = {
+        name: _declared_column(name, entry, where) for name, entry in columns.items()
+    }
     return declared
 
 
-def complete(table: Table, declared: Mapping[str, Any], target: str | None = None, task: str | None = None) -> Schema:
+def complete(
+    table: Table, declared: Mapping[str, Any], target: str | None = None, task: str | None = None
+) -> Schema:
     """A schema for this table: what was declared, and the rest inferred from the data."""
     target = target or declared.get("target")
     if not target:
@@ -78,7 +86,9 @@ def complete(table: Table, declared: Mapping[str, Any], target: str | None = Non
     entries: Mapping[str, Mapping[str, Any]] = declared.get("columns", {})
     for name in entries:
         if name not in table:
-            raise InputError(f"the schema names a column that the file lacks. {_no_column(name, table)}")
+            raise InputError(
+                f"the schema names a column that the file lacks. {_no_column(name, table)}"
+            )
     inferred: list[str] = []
     notes: list[str] = []
     columns: list[Column] = []
@@ -86,7 +96,9 @@ def complete(table: Table, declared: Mapping[str, Any], target: str | None = Non
         if name == target:
             continue
         if entries and name not in entries:
-            raise InputError(f'column {name!r} is not in the schema: declare it, or leave it out with type = "ignore"')
+            raise InputError(
+                f'column {name!r} is not in the schema: declare it, or leave it out with type = "ignore"'
+            )
         column = _column(name, fields, entries.get(name, {}), inferred, notes)
         if column is not None:
             columns.append(column)
@@ -94,7 +106,9 @@ def complete(table: Table, declared: Mapping[str, Any], target: str | None = Non
         raise InputError("no column is left to predict from")
     task = task or declared.get("task")
     task, classes, target_range = _target(target, table[target], task, declared, inferred)
-    return Schema(target, task, tuple(columns), classes, target_range, tuple(inferred), tuple(notes))
+    return Schema(
+        target, task, tuple(columns), classes, target_range, tuple(inferred), tuple(notes)
+    )
 
 
 def template(table: Table, target: str | None = None) -> str:
@@ -174,7 +188,9 @@ def _declared_column(name: str, entry: Any, where: str) -> dict[str, Any]:
 
 def _bounds(value: Any, what: str, where: str) -> tuple[float, float]:
     good = isinstance(value, list | tuple) and len(value) == 2
-    good = good and all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in value)
+    good = good and all(
+        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in value
+    )
     if not good or not value[0] < value[1]:
         raise InputError(f"{where}: {what} must be two numbers, the lower first, not {value!r}")
     return float(value[0]), float(value[1])
@@ -192,7 +208,11 @@ def _vocabulary(value: Any, what: str, where: str) -> tuple[str, ...]:
 
 
 def _column(
-    name: str, fields: Sequence[str], entry: Mapping[str, Any], inferred: list[str], notes: list[str]
+    name: str,
+    fields: Sequence[str],
+    entry: Mapping[str, Any],
+    inferred: list[str],
+    notes: list[str],
 ) -> Column | None:
     """A column's encoding; None if it is left out. What had to be looked up is added to ``inferred``."""
     kind = entry.get("type")
@@ -200,7 +220,9 @@ def _column(
         kind = _kind(fields)
         inferred.append(f"type of {name}")
         if kind == "ignore":
-            notes.append(f"column {name} was left out: it is constant, empty, or text that hardly repeats")
+            notes.append(
+                f"column {name} was left out: it is constant, empty, or text that hardly repeats"
+            )
     if kind == "ignore":
         return None
     if kind == "categorical":
@@ -209,7 +231,9 @@ def _column(
         inferred.append(f"values of {name}")
         found = _distinct(fields)
         if not found:
-            raise InputError(f'column {name!r} is empty: declare its values, or leave it out with type = "ignore"')
+            raise InputError(
+                f'column {name!r} is empty: declare its values, or leave it out with type = "ignore"'
+            )
         return Categorical(name, found)
     flag = entry["missing"] == "flag" if "missing" in entry else False
     if not entry:
@@ -223,7 +247,11 @@ def _column(
 
 
 def _target(
-    name: str, fields: Sequence[str], task: str | None, declared: Mapping[str, Any], inferred: list[str]
+    name: str,
+    fields: Sequence[str],
+    task: str | None,
+    declared: Mapping[str, Any],
+    inferred: list[str],
 ) -> tuple[str, tuple[str, ...], tuple[float, float] | None]:
     if task is None:
         if "classes" in declared or "target_bounds" in declared:
@@ -253,7 +281,11 @@ def _kind(fields: Sequence[str]) -> str:
     present = [field for field in fields if not is_missing(field)]
     if all(math.isfinite(number(field)) for field in present):
         return "numeric" if len({float(field) for field in present}) > 1 else "ignore"
-    return "categorical" if 2 <= len({field.strip() for field in present}) <= LARGEST_VOCABULARY else "ignore"
+    return (
+        "categorical"
+        if 2 <= len({field.strip() for field in present}) <= LARGEST_VOCABULARY
+        else "ignore"
+    )
 
 
 def _is_quantity(fields: Sequence[str]) -> bool:

@@ -12,7 +12,9 @@ from ..errors import InputError
 from .dataset import Dataset, Split
 
 
-def dirichlet_skew(dataset: Dataset, alpha: float, seed: int, *, size: int | None = None) -> Dataset:
+def dirichlet_skew(
+    dataset: Dataset, alpha: float, seed: int, *, size: int | None = None
+) -> Dataset:
     """Subsamples the training records so that the class shares follow one draw of Dirichlet(alpha, ..., alpha).
 
     ``size`` records are kept; the default is the number of records of the smallest class. That many are feasible for
@@ -41,7 +43,9 @@ def dirichlet_skew(dataset: Dataset, alpha: float, seed: int, *, size: int | Non
         f"label skew: Dirichlet alpha {alpha:g}, seed {seed}, {wanted} of the training records, none twice; "
         "ε is for a record of this skewed set"
     )
-    seen = () if dataset.public else ("the number of records of each class decided which were kept",)
+    seen = (
+        () if dataset.public else ("the number of records of each class decided which were kept",)
+    )
     return replace(
         dataset,
         train=Split(dataset.train.x[rows], dataset.train.y[rows]),
@@ -54,7 +58,11 @@ def dirichlet_skew(dataset: Dataset, alpha: float, seed: int, *, size: int | Non
 def feasible_size(dataset: Dataset, alphas: Sequence[float], seeds: Sequence[int]) -> int:
     """The largest size that every one of these draws can give without repeating a record, for a table of severities."""
     _, available = _counted(dataset)
-    draws = [_shares(len(available), alpha, np.random.default_rng(seed)) for alpha in alphas for seed in seeds]
+    draws = [
+        _shares(len(available), alpha, np.random.default_rng(seed))
+        for alpha in alphas
+        for seed in seeds
+    ]
     if not draws:
         raise InputError("at least one alpha and one seed are needed")
     return min(_largest(shares, available) for shares in draws)

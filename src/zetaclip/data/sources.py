@@ -31,10 +31,22 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     "mnist": tuple(
         Source(f"{_MNIST}/{name}", f"mnist/{name}", f"sha256:{digest}")
         for name, digest in (
-            ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-            ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-            ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+            (
+                "train-images-idx3-ubyte.gz",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            ),
+            (
+                "train-labels-idx1-ubyte.gz",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            ),
+            (
+                "t10k-images-idx3-ubyte.gz",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            ),
+            (
+                "t10k-labels-idx1-ubyte.gz",
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            ),
         )
     ),
     "fashion-mnist": tuple(
@@ -114,7 +126,9 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     ),
     "heart": tuple(
         Source(
-            f"{_UCI}/heart-disease/processed.{name}.data", f"heart-disease/processed.{name}.data", f"sha256:{digest}"
+            f"{_UCI}/heart-disease/processed.{name}.data",
+            f"heart-disease/processed.{name}.data",
+            f"sha256:{digest}",
         )
         for name, digest in (
             ("cleveland", "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8"),

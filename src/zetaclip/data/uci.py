@@ -41,7 +41,9 @@ ADULT: tuple[Column, ...] = (
     Numeric("education-num", 1, 16),
     Categorical(
         "marital-status",
-        words("Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"),
+        words(
+            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"
+        ),
     ),
     Categorical(
         "occupation",
@@ -51,7 +53,10 @@ ADULT: tuple[Column, ...] = (
             "Armed-Forces"
         ),
     ),
-    Categorical("relationship", ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried")),
+    Categorical(
+        "relationship",
+        ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
+    ),
     Categorical("race", ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black")),
     Categorical("sex", ("Female", "Male")),
     Numeric("capital-gain", 0, 99_999, log=True),
@@ -105,7 +110,11 @@ def adult(place: Place) -> Dataset:
 
 def _adult_split(path: Path) -> Split:
     lines = read_bytes(path).decode("utf-8", "replace").splitlines()
-    rows = [[field.strip() for field in line.split(",")] for line in lines if line.strip() and line[0] != "|"]
+    rows = [
+        [field.strip() for field in line.split(",")]
+        for line in lines
+        if line.strip() and line[0] != "|"
+    ]
     _check_width(path, rows, len(ADULT) + 1)
     labels = [row[-1].rstrip(".") for row in rows]
     if set(labels) - {"<=50K", ">50K"}:
@@ -114,7 +123,9 @@ def _adult_split(path: Path) -> Split:
     return _split(encode(ADULT, table), np.array([label == ">50K" for label in labels]))
 
 
-def heart(place: Place, *, clinics: str | Sequence[str] = CLINICS, test_share: float = 0.2, seed: int = 0) -> Dataset:
+def heart(
+    place: Place, *, clinics: str | Sequence[str] = CLINICS, test_share: float = 0.2, seed: int = 0
+) -> Dataset:
     """Patients of up to four clinics; is a coronary artery narrowed by more than half? Split by clinic and diagnosis."""
     chosen = [clinics] if isinstance(clinics, str) else list(clinics)
     if not chosen or len(set(chosen)) != len(chosen) or set(chosen) - set(CLINICS):
@@ -133,8 +144,15 @@ def heart(place: Place, *, clinics: str | Sequence[str] = CLINICS, test_share: f
             cut = round(test_share * len(rows))
             test.append((x[rows[:cut]], y[rows[:cut]]))
             train.append((x[rows[cut:]], y[rows[cut:]]))
-    splits = [_split(*(np.concatenate(part) for part in zip(*parts, strict=True))) for parts in (train, test)]
-    name = "heart" if len(chosen) == len(CLINICS) else "heart-" + "-".join(c for c in CLINICS if c in chosen)
+    splits = [
+        _split(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        for parts in (train, test)
+    ]
+    name = (
+        "heart"
+        if len(chosen) == len(CLINICS)
+        else "heart-" + "-".join(c for c in CLINICS if c in chosen)
+    )
     return Dataset(
         name=name,
         task="binary",
@@ -161,9 +179,13 @@ def _clinic(path: Path) -> tuple[np.ndarray, np.ndarray]:
     for i, column in enumerate(HEART):
         fields = [row[i] for row in rows]
         if isinstance(column, Categorical):
-            fields = [field if is_missing(field) else f"{float(field):g}" for field in fields]  # "1.0" and "1"
+            fields = [
+                field if is_missing(field) else f"{float(field):g}" for field in fields
+            ]  # "1.0" and "1"
         elif column.name in _ZERO_IS_MISSING:
-            fields = ["" if not is_missing(field) and float(field) == 0 else field for field in fields]
+            fields = [
+                "" if not is_missing(field) and float(field) == 0 else field for field in fields
+            ]
         table[column.name] = fields
     return encode(HEART, table), np.array([float(row[-1]) > 0 for row in rows])
 
@@ -173,7 +195,9 @@ def _check_width(path: Path, rows: Sequence[Sequence[str]], width: int) -> None:
         raise InputError(f"{path} is empty")
     for row in rows:
         if len(row) != width:
-            raise InputError(f"{path} has a row of {len(row)} fields instead of {width}: {','.join(row)[:60]}")
+            raise InputError(
+                f"{path} has a row of {len(row)} fields instead of {width}: {','.join(row)[:60]}"
+            )
 
 
 def _split(x: np.ndarray, y: np.ndarray) -> Split:

@@ -73,15 +73,26 @@ class Car:
 
 
 def ved(
-    place: Place, *, segments_per_trip: int = 10, test_share: float = 0.2, seed: int = 0, hybrids: bool = False
+    place: Place,
+    *,
+    segments_per_trip: int = 10,
+    test_share: float = 0.2,
+    seed: int = 0,
+    hybrids: bool = False,
 ) -> Dataset:
     """Segments of petrol cars' trips, split by vehicle; ``hybrids`` takes cars with an electric motor too.
 
     Guarantee: whether a vehicle is for testing, and which ``segments_per_trip`` segments of a longer trip are kept, follow
     from their numbers and the public seed. So a trip has at most that many records, and no trip decides over another.
     """
-    if isinstance(segments_per_trip, bool) or not isinstance(segments_per_trip, int) or segments_per_trip < 1:
-        raise InputError(f"segments_per_trip must be a whole number, at least 1, not {segments_per_trip!r}")
+    if (
+        isinstance(segments_per_trip, bool)
+        or not isinstance(segments_per_trip, int)
+        or segments_per_trip < 1
+    ):
+        raise InputError(
+            f"segments_per_trip must be a whole number, at least 1, not {segments_per_trip!r}"
+        )
     if not 0 < test_share < 1:
         raise InputError(f"test_share must lie between 0 and 1, not {test_share!r}")
     static, *weeks = place.files
@@ -124,7 +135,9 @@ def segments(path: Path) -> np.ndarray:
     """
     vehicle, trip, stamp, speed, flow, engine = _readings(path)
     order = np.lexsort((stamp, trip, vehicle))
-    vehicle, trip, stamp, speed, flow, engine = (part[order] for part in (vehicle, trip, stamp, speed, flow, engine))
+    vehicle, trip, stamp, speed, flow, engine = (
+        part[order] for part in (vehicle, trip, stamp, speed, flow, engine)
+    )
     same = np.r_[(vehicle[1:] == vehicle[:-1]) & (trip[1:] == trip[:-1]), False]
     gap = np.where(same, np.r_[np.diff(stamp), 0.0] / 1000.0, 0.0)
     minute = np.floor(stamp / (1000.0 * SECONDS))
@@ -177,7 +190,10 @@ def petrol_cars(path: Path, hybrids: bool = False) -> dict[int, Car]:
     cars: dict[int, Car] = {}
     header, *rows = _sheet(path)
     try:
-        places = [header.index(name) for name in ("VehId", "Vehicle Type", "Engine Configuration & Displacement")]
+        places = [
+            header.index(name)
+            for name in ("VehId", "Vehicle Type", "Engine Configuration & Displacement")
+        ]
         weight_at = header.index("Generalized_Weight")
     except ValueError as error:
         raise InputError(f"{path} lacks a column of VED's static data: {error}") from error
@@ -191,7 +207,9 @@ def petrol_cars(path: Path, hybrids: bool = False) -> dict[int, Car]:
             displacement=float(litres.group(1)) if litres else np.nan,
             cylinders=float(cylinders.group(1)) if cylinders else np.nan,
             turbo=float("T/C" in engine),
-            weight=float(row[weight_at]) if re.fullmatch(r"\d+(\.\d+)?", row[weight_at]) else np.nan,
+            weight=float(row[weight_at])
+            if re.fullmatch(r"\d+(\.\d+)?", row[weight_at])
+            else np.nan,
         )
     return cars
 
@@ -209,7 +227,11 @@ def _readings(path: Path) -> list[np.ndarray]:
 
 
 def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+    return (
+        gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".gz"
+        else open(path, encoding="utf-8")
+    )
 
 
 def _features(rows: np.ndarray, cars: dict[int, Car]) -> np.ndarray:
@@ -246,9 +268,13 @@ def _kept(rows: np.ndarray, per_trip: int, seed: int) -> np.ndarray:
 def _uniform(seed: int, stream: int, *numbers: np.ndarray) -> np.ndarray:
     """A number in [0, 1) for each row, a fixed function of its whole numbers and the seed (SplitMix64)."""
     with np.errstate(over="ignore"):
-        state = np.full(len(numbers[0]), np.uint64(seed) * np.uint64(4) + np.uint64(stream), np.uint64)
+        state = np.full(
+            len(numbers[0]), np.uint64(seed) * np.uint64(4) + np.uint64(stream), np.uint64
+        )
         for values in numbers:
-            state = _mix(state + np.uint64(0x9E3779B97F4A7C15) + values.astype(np.int64).astype(np.uint64))
+            state = _mix(
+                state + np.uint64(0x9E3779B97F4A7C15) + values.astype(np.int64).astype(np.uint64)
+            )
     return (state >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
@@ -262,7 +288,9 @@ def _mix(state: np.ndarray) -> np.ndarray:
 def _split(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Split:
     import torch
 
-    return Split(torch.from_numpy(x[rows].astype(np.float32)), torch.from_numpy(y[rows].astype(np.float32)))
+    return Split(
+        torch.from_numpy(x[rows].astype(np.float32)), torch.from_numpy(y[rows].astype(np.float32))
+    )
 
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
@@ -274,7 +302,9 @@ def _sheet(path: Path) -> list[list[str]]:
         with zipfile.ZipFile(path) as archive:
             shared = [
                 "".join(text.text or "" for text in item.iter(f"{_MAIN}t"))
-                for item in ElementTree.fromstring(archive.read("xl/sharedStrings.xml")).iter(f"{_MAIN}si")
+                for item in ElementTree.fromstring(archive.read("xl/sharedStrings.xml")).iter(
+                    f"{_MAIN}si"
+                )
             ]
             sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
     except (OSError, KeyError, zipfile.BadZipFile, ElementTree.ParseError) as error:

@@ -53,7 +53,9 @@ def markdown(out: Path) -> str:
     claims = read_toml(FOLDER / "_claims.toml")["claims"]
     verdicts = {claim["id"]: judge(claim, out) for claim in claims}
     words = [verdict.word for verdict in verdicts.values()]
-    count = ", ".join(_counted(words.count(word), word) for word in (HOLDS, FAILS, UNDECIDED, UNTESTED))
+    count = ", ".join(
+        _counted(words.count(word), word) for word in (HOLDS, FAILS, UNDECIDED, UNTESTED)
+    )
     page = [
         "# Reproduction, claim by claim",
         "",
@@ -98,7 +100,10 @@ def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
     """The verdict on one claim."""
     if claim["rule"] == "epsilon":
         return _epsilon(claim)
-    verdicts = [_judge_table(claim, read_json(folder / "table.json")) for folder in tables_of(out, claim["experiment"])]
+    verdicts = [
+        _judge_table(claim, read_json(folder / "table.json"))
+        for folder in tables_of(out, claim["experiment"])
+    ]
     return next((verdict for verdict in verdicts if verdict.word != UNTESTED), Verdict(UNTESTED))
 
 
@@ -115,12 +120,12 @@ def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
     text = "; ".join(text for _, text in cells)
     missing = len(found) - len(cells)
     if missing:
-        lost = any(cell and cell.get("diverged") for line in table["rows"] for cell in line["cells"])
+        lost = any(
+            cell and cell.get("diverged") for line in table["rows"] for cell in line["cells"]
+        )
         text += f"; {missing} of {len(found)} not run" + (" or diverged" if lost else "")
     if table.get("rates_at_edge"):
-        text += (
-            f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the edge of their grid"
-        )
+        text += f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the edge of their grid"
     words = [good for good, _ in cells]
     word = FAILS if False in words else UNDECIDED if None in words else HOLDS
     return Verdict(word, text, frozenset({table["profile"]}))
@@ -134,7 +139,9 @@ def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, plac
     cell = _cell(table, group, claim["row"], place)
     if cell is None or not cell["difference"]:
         return None
-    return cell["better"], f"{_place(table, group, place)} {difference_text(cell['difference'], _digits(table, place))}"
+    return cell[
+        "better"
+    ], f"{_place(table, group, place)} {difference_text(cell['difference'], _digits(table, place))}"
 
 
 def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -165,7 +172,8 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
     found = {
         name: difference
         for name in rivals
-        if (difference := paired_difference(own, _values(table, group, name, place), level)) is not None
+        if (difference := paired_difference(own, _values(table, group, name, place), level))
+        is not None
     }
     if not found:
         return None
@@ -173,7 +181,9 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
     mean, digits = statistics.fmean(own.values()), _digits(table, place)
     standing = "the only other" if len(found) == 1 else f"the best of {len(found)} others"
     distance = difference_text(vars(found[nearest]), digits)
-    text = f"{_place(table, group, place)} {mean:.{digits}f}; from {nearest}, {standing}, {distance}"
+    text = (
+        f"{_place(table, group, place)} {mean:.{digits}f}; from {nearest}, {standing}, {distance}"
+    )
     signs = [_sign(one, good) for one in found.values()]
     tied = [name for name, one in found.items() if _tied(one)]
     if claim.get("strict") and tied:
@@ -188,7 +198,11 @@ def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 def _published_rivals(claim: Mapping[str, Any], table: Mapping[str, Any], group: str) -> list[str]:
     published = load(table["name"]).published.get(group, {})
     lines = [line for line in table["rows"] if line["group"] == group and line["method"] != "sgd"]
-    return [line["label"] for line in lines if line["label"] in published and line["label"] != claim["row"]]
+    return [
+        line["label"]
+        for line in lines
+        if line["label"] in published and line["label"] != claim["row"]
+    ]
 
 
 def _sign(difference: Difference, good: int) -> bool | None:
@@ -215,7 +229,9 @@ def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place
         return None, text
     half = reach(cell["ours"]["std"], cell["ours"]["n"])
     text += f" [{mean - half:.{digits}f}, {mean + half:.{digits}f}], limit {claim['limit']:g}"
-    return (True if mean + half <= claim["limit"] else False if mean - half > claim["limit"] else None), text
+    return (
+        True if mean + half <= claim["limit"] else False if mean - half > claim["limit"] else None
+    ), text
 
 
 def _monotone(sign: int) -> Any:
@@ -241,7 +257,10 @@ def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, pl
 
     A range alone would prove too little: seven points are less than eleven, and still not comparable.
     """
-    lists = [_means(table, group, rows, place) for rows in (claim["rows"], claim["against"], [claim["row"]])]
+    lists = [
+        _means(table, group, rows, place)
+        for rows in (claim["rows"], claim["against"], [claim["row"]])
+    ]
     if not all(lists):
         return None
     ours, theirs, (middle,) = lists
@@ -270,8 +289,8 @@ _RULES: dict[str, Any] = {
 
 
 def _epsilon(claim: Mapping[str, Any]) -> Verdict:
-    from ..accounting import epsilon
-    from ..ledger import Event
+    from ..accounting._accounting import epsilon
+    from ..ledger._ledger import Event
 
     part, whole = claim["sample_rate"]
     values = {
@@ -279,7 +298,9 @@ def _epsilon(claim: Mapping[str, Any]) -> Verdict:
         for name in ("prv", "rdp")
     }
     text = f"ε = {values['prv']:.3f} by PRV, {values['rdp']:.3f} by RDP (`zetaclip.accounting`)"
-    holds = any(abs(value - claim["published"]) < 0.05 * claim["published"] for value in values.values())
+    holds = any(
+        abs(value - claim["published"]) < 0.05 * claim["published"] for value in values.values()
+    )
     return Verdict(HOLDS if holds else FAILS, text)
 
 
@@ -300,7 +321,11 @@ def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
     """The means of these rows; none at all if one of them has not been run, or has a seed that diverged."""
     cells = [_cell(table, group, row, place) for row in rows]
-    means = [cell["ours"]["mean"] for cell in cells if cell is not None and cell["ours"] and not cell.get("diverged")]
+    means = [
+        cell["ours"]["mean"]
+        for cell in cells
+        if cell is not None and cell["ours"] and not cell.get("diverged")
+    ]
     return means if len(means) == len(cells) else []
 
 
@@ -317,6 +342,10 @@ def _entry(claim: Mapping[str, Any], verdict: Verdict) -> Sequence[str]:
     lines = [f"## {claim['id']}", "", f"{claim['where']}. **The paper:** {claim['says']}"]
     if "remark" in claim:
         lines.append(claim["remark"])
-    profile = f" ({', '.join(sorted(verdict.profiles))} profile)" if verdict.measured and verdict.profiles else ""
+    profile = (
+        f" ({', '.join(sorted(verdict.profiles))} profile)"
+        if verdict.measured and verdict.profiles
+        else ""
+    )
     measured = verdict.measured or f"nothing yet: `zetaclip reproduce {claim['experiment']}`"
     return [*lines, "", f"**Measured{profile}:** {measured}", "", f"**Verdict:** {verdict.word}"]

@@ -66,14 +66,22 @@ def _medians(
             place = (str(config["data"]), str(config["model"]), str(config["method"]))
             found.setdefault(place, []).append((setup, step))
     return {
-        place: Speed(statistics.median([a for a, _ in pairs]), statistics.median([b for _, b in pairs]), source)
+        place: Speed(
+            statistics.median([a for a, _ in pairs]),
+            statistics.median([b for _, b in pairs]),
+            source,
+        )
         for place, pairs in found.items()
     }
 
 
 def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None:
     """Keeps what was measured, so that a table can tell the time of runs of which none has finished."""
-    measured = {"/".join(place): [one.setup, one.step] for place, one in speeds.items() if one.source == _MEASURED}
+    measured = {
+        "/".join(place): [one.setup, one.step]
+        for place, one in speeds.items()
+        if one.source == _MEASURED
+    }
     if measured and store.out.exists():
         write_json(store.out / _FILE, measured)
 
@@ -90,7 +98,9 @@ def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
 
 def measure(run: PlannedRun, threads: int) -> Speed | None:
     """Twenty steps of this run in a temporary folder, on as many threads as a worker has; None if they can't be run."""
-    config = {key: value for key, value in run.config.items() if key not in ("epochs", "validation")}
+    config = {
+        key: value for key, value in run.config.items() if key not in ("epochs", "validation")
+    }
     # What a clip schedule costs is nothing; the run whose C it follows need not exist yet.
     config.pop("clipping", None)
     rate = run.config["lr"]
@@ -101,7 +111,11 @@ def measure(run: PlannedRun, threads: int) -> Speed | None:
         words = train_command(str(file), str(out), False)
         try:
             ended = subprocess.run(
-                words, capture_output=True, timeout=_MOST_SECONDS, check=False, env=environment_of(threads)
+                words,
+                capture_output=True,
+                timeout=_MOST_SECONDS,
+                check=False,
+                env=environment_of(threads),
             )
         except subprocess.TimeoutExpired:
             return None
@@ -142,7 +156,9 @@ def estimate(
 
 
 def _near(
-    place: tuple[str, str, str], speeds: Mapping[tuple[str, str, str], Speed], costs: Mapping[str, float]
+    place: tuple[str, str, str],
+    speeds: Mapping[tuple[str, str, str], Speed],
+    costs: Mapping[str, float],
 ) -> Speed | None:
     """The same data and network with another method, at the ratio of their costs."""
     for (data, model, method), speed in speeds.items():

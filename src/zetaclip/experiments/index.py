@@ -29,7 +29,9 @@ def write(store: Store) -> None:
         begun.add(folder)
     for name in spec.names():
         if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
-            missing.append(f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes")
+            missing.append(
+                f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes"
+            )
     write_text(store.out / "README.md", _page(lines, missing, whole))
 
 

@@ -41,7 +41,11 @@ def parts(
         only = ",".join(f"{key}={value}" for key, value in zip(keys, place, strict=True) if value)
         found.append(
             {
-                "what": ", ".join(_called(plan, key, value) for key, value in zip(keys, place, strict=True) if value),
+                "what": ", ".join(
+                    _called(plan, key, value)
+                    for key, value in zip(keys, place, strict=True)
+                    if value
+                ),
                 "left": len(todo),
                 "planned": len(planned),
                 "grid": len(grid),

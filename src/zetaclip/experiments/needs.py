@@ -9,12 +9,14 @@ from .plan import PlannedRun
 
 def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
     """The data sets of these runs that can't be found, with what to do about each."""
-    from ..data import places  # loads torch, which a list of experiments can do without
+    from ..data import places
     from ..data.registry import ALIASES
 
     missing = {}
     for name in sorted({str(run.config["data"]) for run in runs}):
         known, kind = ALIASES.get(name, (name, None))
         if places.FORMS.get(known) and places.find(known, None, kind) is None:
-            missing[name] = f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
+            missing[name] = (
+                f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
+            )
     return missing

@@ -75,7 +75,9 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     columns: tuple[Column, ...]
     cells: dict[tuple[str, str, str], dict[int, str]]
-    comparable: dict[tuple[str, str], bool]  # (group, condition) -> may published cells stand beside ours?
+    comparable: dict[
+        tuple[str, str], bool
+    ]  # (group, condition) -> may published cells stand beside ours?
     tunings: tuple[Tuning, ...] = ()
     left_out: tuple[str, ...] = ()
     by_key: dict[str, PlannedRun] = field(default_factory=dict)
@@ -87,12 +89,18 @@ def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
 
     A run that is timed alone is never shared with one that ran beside others.
     """
-    content = {"config": _canonical(config), "alone": True} if alone else {"config": _canonical(config)}
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    content = (
+        {"config": _canonical(config), "alone": True} if alone else {"config": _canonical(config)}
+    )
+    text = json.dumps(
+        content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_plan(experiment: Experiment, profile: str, rates: Mapping[str, float] | None = None) -> Plan:
+def make_plan(
+    experiment: Experiment, profile: str, rates: Mapping[str, float] | None = None
+) -> Plan:
     """The runs of an experiment. ``rates`` are the tuned learning rates by name; one that is missing leaves a placeholder."""
     if profile not in PROFILES:
         raise CommandError(f"the profile is one of {', '.join(PROFILES)}, not {profile!r}")
@@ -135,12 +143,16 @@ class _Planner:
             for column in experiment.columns:
                 name, data = self._data(group, column)
                 if self.profile not in data.get("profiles", PROFILES):
-                    left_out[f"{data.get('label', name)} is not part of the {self.profile} profile"] = None
+                    left_out[
+                        f"{data.get('label', name)} is not part of the {self.profile} profile"
+                    ] = None
                     continue
                 for reading in column.get("readings", [None]):
                     blocks.append((group, column, reading, self._condition(column, reading)))
         if not blocks:
-            raise CommandError(f"{experiment.name} has nothing to run under the profile {self.profile}")
+            raise CommandError(
+                f"{experiment.name} has nothing to run under the profile {self.profile}"
+            )
         cells: dict[tuple[str, str, str], dict[int, str]] = {}
         places: dict[tuple[str, str, str], dict[str, Any]] = {}
         order: list[PlannedRun] = []
@@ -156,7 +168,8 @@ class _Planner:
                     places[place] = self._labels(group, column, reading, row)
                     order.append(run)
         comparable = {
-            (group["label"], condition): self.profile not in self._data(group, column)[1].get("not_comparable", ())
+            (group["label"], condition): self.profile
+            not in self._data(group, column)[1].get("not_comparable", ())
             for group, column, _, condition in blocks
         }
         plan = Plan(
@@ -186,8 +199,12 @@ class _Planner:
                 condition = self._condition(column, reading)
                 if condition in conditions:
                     for measure in column["measures"]:
-                        label = ", ".join(part for part in (column["label"], self._reading_label(reading)) if part)
-                        yield Column(label, condition, measure, places.get(measure), column.get("x"))
+                        label = ", ".join(
+                            part for part in (column["label"], self._reading_label(reading)) if part
+                        )
+                        yield Column(
+                            label, condition, measure, places.get(measure), column.get("x")
+                        )
 
     def _run(
         self,
@@ -233,18 +250,28 @@ class _Planner:
             config["lr"] = {"rate": config["lr"], "times_mean_clip_of": row["rate_times_mean_clip"]}
         after: list[str] = []
         if row["label"] in asked_by:
-            raise CommandError(f"{self.experiment.name}: the row {row['label']!r} needs its own result")
-        config = self._with_runs(config, (group, column, reading, row, seed), (*asked_by, row["label"]), after)
+            raise CommandError(
+                f"{self.experiment.name}: the row {row['label']!r} needs its own result"
+            )
+        config = self._with_runs(
+            config, (group, column, reading, row, seed), (*asked_by, row["label"]), after
+        )
         for key in config:
             if key not in CONFIG_KEYS:
-                raise CommandError(f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not know")
+                raise CommandError(
+                    f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not know"
+                )
         labels = {**self._labels(group, column, reading, row), "seed": seed, "rate": rate_name}
         key = config_key(config, self.experiment.exclusive)
         run = PlannedRun(key, config, labels, tuple(after), self.experiment.exclusive)
         return self.by_key.setdefault(key, run)
 
     def _labels(
-        self, group: dict[str, Any], column: dict[str, Any], reading: str | None, row: dict[str, Any]
+        self,
+        group: dict[str, Any],
+        column: dict[str, Any],
+        reading: str | None,
+        row: dict[str, Any],
     ) -> dict[str, Any]:
         return {
             "experiment": self.experiment.name,
@@ -259,10 +286,14 @@ class _Planner:
             "recipe": group.get("recipe", "paper"),
         }
 
-    def _with_runs(self, value: Any, place: tuple[Any, ...], asked_by: tuple[str, ...], after: list[str]) -> Any:
+    def _with_runs(
+        self, value: Any, place: tuple[Any, ...], asked_by: tuple[str, ...], after: list[str]
+    ) -> Any:
         """The configuration with every ``@run:ROW`` replaced by ``@run:KEY``; "none" becomes None."""
         if isinstance(value, dict):
-            return {key: self._with_runs(inner, place, asked_by, after) for key, inner in value.items()}
+            return {
+                key: self._with_runs(inner, place, asked_by, after) for key, inner in value.items()
+            }
         if value == "none":
             return None
         if not (isinstance(value, str) and value.startswith("@run:")):
@@ -274,7 +305,9 @@ class _Planner:
         if which == "next-seed":
             count = self._seeds(group, column)
             if count < 2:
-                raise CommandError(f"{self.experiment.name}: another seed's run needs at least two seeds")
+                raise CommandError(
+                    f"{self.experiment.name}: another seed's run needs at least two seeds"
+                )
             seed = seed % count + 1
         needed = self._run(group, column, reading, self.rows[label], seed, asked_by)
         after.append(needed.key)
@@ -322,7 +355,12 @@ class _Planner:
                 half[length] = max(1, half[length] // 2)
         if not method.get("private", True):
             half = {key: value for key, value in half.items() if key not in _DP_KEYS}
-        labels = {"experiment": "tuning", "profile": self.profile, "group": "learning rate", "seed": TUNING_SEED}
+        labels = {
+            "experiment": "tuning",
+            "profile": self.profile,
+            "group": "learning rate",
+            "seed": TUNING_SEED,
+        }
         labels |= {
             "column": "",
             "reading": "",
@@ -335,7 +373,10 @@ class _Planner:
         for factor in self.experiment.tuning.get("factors", [1.0]):
             rate = float(f"{middle * factor:.6g}")
             config = {**half, "lr": rate}
-            row = {"row": f"{method_name}, lr {rate:g}", "condition": f"{data_name}, {recipe} recipe"}
+            row = {
+                "row": f"{method_name}, lr {rate:g}",
+                "condition": f"{data_name}, {recipe} recipe",
+            }
             runs.append(PlannedRun(config_key(config), config, {**labels, **row}))
         self.tunings[name] = Tuning(name, tuple(runs))
         return name

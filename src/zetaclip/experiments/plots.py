@@ -33,7 +33,9 @@ def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: 
     return names
 
 
-def _figure(width: float, height: float, panels: int = 1, share: bool = False) -> tuple[Any, list[Any]]:
+def _figure(
+    width: float, height: float, panels: int = 1, share: bool = False
+) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,7 +53,9 @@ def _save(figure: Any, folder: Path, name: str) -> list[str]:
 
 
 def _title(plan: Plan, *parts: str) -> str:
-    return " · ".join([part for part in parts if part] + ([] if plan.profile == "paper" else [plan.profile]))
+    return " · ".join(
+        [part for part in parts if part] + ([] if plan.profile == "paper" else [plan.profile])
+    )
 
 
 def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
@@ -64,17 +68,23 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
             for place, detail in enumerate(table["column_details"])
             if detail["good"]
             and any(
-                line["cells"][place] and line["cells"][place]["ours"] and is_private(plan, line["label"])
+                line["cells"][place]
+                and line["cells"][place]["ours"]
+                and is_private(plan, line["label"])
                 for line in lines
             )
         ]
         if not places:
             continue
-        figure, axes = _figure(2.2 + 3.2 * len(places), 1.2 + 0.28 * len(lines), len(places), share=True)
+        figure, axes = _figure(
+            2.2 + 3.2 * len(places), 1.2 + 0.28 * len(lines), len(places), share=True
+        )
         for ax, place in zip(axes, places, strict=True):
             for what, offset, style in (("ours", 0.0, "o"), ("published", 0.25, "D")):
                 chosen = [
-                    (height, line["cells"][place][what]) for height, line in enumerate(lines) if line["cells"][place]
+                    (height, line["cells"][place][what])
+                    for height, line in enumerate(lines)
+                    if line["cells"][place]
                 ]
                 chosen = [(height, cell) for height, cell in chosen if cell]
                 if not chosen:  # nothing to name in the legend
@@ -100,19 +110,29 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
     return names
 
 
-def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder: Path) -> list[str]:
+def _lines(
+    plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder: Path
+) -> list[str]:
     """A measure over the columns' x, a line per row; the paper's dashed and grey."""
     names = []
     measure = spec.get("measure", table["column_details"][0]["measure"])
-    places = [place for place, detail in enumerate(table["column_details"]) if detail["measure"] == measure]
+    places = [
+        place
+        for place, detail in enumerate(table["column_details"])
+        if detail["measure"] == measure
+    ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         figure, (ax,) = _figure(8.5, 4.8)
         shown, private = 0, False
         for line in (line for line in table["rows"] if line["group"] == group):
-            drawn = [(table["column_details"][place]["x"], line["cells"][place]) for place in places]
+            drawn = [
+                (table["column_details"][place]["x"], line["cells"][place]) for place in places
+            ]
             # A place that was not run is a gap in the line, not a straight piece of it.
             ours = [(x, (cell and cell["ours"]) or _NOTHING) for x, cell in drawn]
-            theirs = [(x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]]
+            theirs = [
+                (x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]
+            ]
             if any(cell is not _NOTHING for _, cell in ours):
                 ax.errorbar(
                     [x for x, _ in ours],
@@ -126,7 +146,12 @@ def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder
                 private = private or is_private(plan, line["label"])
                 if line["method"] in _PAPER and theirs:
                     style = _PAPER[line["method"]]
-                    ax.plot(*zip(*theirs, strict=True), style, color="#777777", label=f"paper: {line['label']}")
+                    ax.plot(
+                        *zip(*theirs, strict=True),
+                        style,
+                        color="#777777",
+                        label=f"paper: {line['label']}",
+                    )
         if not private:  # the ceiling alone is nothing to look at
             continue
         if spec.get("x_log"):
@@ -144,7 +169,9 @@ def _lines(plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder
     return names
 
 
-def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder: Path) -> list[str]:
+def _series(
+    plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder: Path
+) -> list[str]:
     """Values per epoch or probe: mean over seeds with a band of one standard deviation."""
     names = []
     found = series.points(plan, runs, spec)
@@ -154,14 +181,22 @@ def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder
         for number, (row, line) in enumerate(rows.items()):
             places = sorted(line)
             middle = [statistics.fmean(line[place]) for place in places]
-            spread = [statistics.stdev(line[place]) if len(line[place]) > 1 else 0.0 for place in places]
+            spread = [
+                statistics.stdev(line[place]) if len(line[place]) > 1 else 0.0 for place in places
+            ]
             style = _style(number)
             ax.plot(places, middle, label=row, **{**style, "marker": None})
             low, high = _band(middle, spread)
             ax.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
             paper = spec.get("published", {}).get(value, {}).get(row)
             if paper:
-                ax.plot(range(1, len(paper) + 1), paper, ":", color=style["color"], label=f"paper: {row}")
+                ax.plot(
+                    range(1, len(paper) + 1),
+                    paper,
+                    ":",
+                    color=style["color"],
+                    label=f"paper: {row}",
+                )
         zone = _zone(plan, group, condition, rows) if value == "smoothed" else None
         if zone is not None:
             ax.axhspan(*zone, color="#000000", alpha=0.05, label=f"zone {zone[0]:g} to {zone[1]:g}")
@@ -175,7 +210,9 @@ def _series(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder
     return names
 
 
-def _zone(plan: Plan, group: str, condition: str, rows: Iterable[str]) -> tuple[float, float] | None:
+def _zone(
+    plan: Plan, group: str, condition: str, rows: Iterable[str]
+) -> tuple[float, float] | None:
     """The target zone, where all rows of a picture have the same one."""
     zones = set()
     for row in rows:

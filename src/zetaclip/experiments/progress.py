@@ -38,7 +38,9 @@ class Progress:
         detail = f": {outcome.message}" if outcome.message else ""
         self.note(f"[{len(outcomes)}/{self.total}] {outcome.state} · {run.describe()}{detail}")
 
-    def show(self, store: Store, running: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]) -> None:
+    def show(
+        self, store: Store, running: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]
+    ) -> None:
         now = time.monotonic()
         if not self.live or now - self.shown < 0.5:
             return

@@ -43,7 +43,9 @@ class RayBackend:
             # Only a cluster that is started here can be told its size.
             size: dict[str, Any] = {"num_cpus": workers} if address == "local" else {}
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **size)
+                ray.init(
+                    address=address, log_to_driver=False, logging_level=logging.WARNING, **size
+                )
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise CommandError(
                     f"no Ray cluster answers at {address}: {error}. If it wants a token, set RAY_AUTH_MODE=token and "

@@ -25,7 +25,19 @@ FILE = "records.jsonl"
 
 # Of each line of these files, what a series or a measure may ask for.
 _LINES = {
-    "metrics.jsonl": ("epoch", "step", "epsilon", "accuracy", "ece", "auc", "rmse", "loss", "clip", "zeta", "seconds"),
+    "metrics.jsonl": (
+        "epoch",
+        "step",
+        "epsilon",
+        "accuracy",
+        "ece",
+        "auc",
+        "rmse",
+        "loss",
+        "clip",
+        "zeta",
+        "seconds",
+    ),
     "probes.jsonl": ("probe", "step", "clip", "smoothed", "zeta"),
 }
 _LEFT_OUT = ("reliability",)
@@ -77,7 +89,11 @@ def _line(planned: PlannedRun, run: Run) -> str:
 def _slim(lines: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """The first and the last line, which tell the time between them, and those that measured something."""
     last = len(lines) - 1
-    told = [line for place, line in enumerate(lines) if place in (0, last) or line.get("metric", True) is not None]
+    told = [
+        line
+        for place, line in enumerate(lines)
+        if place in (0, last) or line.get("metric", True) is not None
+    ]
     return [{key: line[key] for key in keys if line.get(key) is not None} for line in told]
 
 

@@ -89,7 +89,9 @@ def difference_text(difference: Mapping[str, Any], digits: int) -> str:
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
-def cell_values(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> dict[int, float]:
+def cell_values(
+    plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
+) -> dict[int, float]:
     """One number per finished seed of a cell."""
     measure = MEASURES[column.measure]
     values = _raw(plan, runs, group, row, column, measure)
@@ -98,7 +100,9 @@ def cell_values(plan: Plan, runs: Mapping[str, Run], group: str, row: str, colum
     if row == plan.experiment.baseline:
         return {}
     base = _raw(plan, runs, group, plan.experiment.baseline, column, measure)
-    return {seed: 100.0 * (value / base[seed] - 1.0) for seed, value in values.items() if base.get(seed)}
+    return {
+        seed: 100.0 * (value / base[seed] - 1.0) for seed, value in values.items() if base.get(seed)
+    }
 
 
 def table(
@@ -109,9 +113,18 @@ def table(
     lines = []
     for group in experiment.groups:
         for row in experiment.rows:
-            cells = [_cell(plan, runs, group["label"], row["label"], column) for column in plan.columns]
+            cells = [
+                _cell(plan, runs, group["label"], row["label"], column) for column in plan.columns
+            ]
             if any(cell is not None for cell in cells):
-                lines.append({"label": row["label"], "group": group["label"], "method": row["method"], "cells": cells})
+                lines.append(
+                    {
+                        "label": row["label"],
+                        "group": group["label"],
+                        "method": row["method"],
+                        "cells": cells,
+                    }
+                )
     finished = [run for key, run in runs.items() if key in plan.by_key]
     commits = sorted({str(run.result["commit"]) for run in finished if run.result.get("commit")})
     return {
@@ -164,7 +177,9 @@ def csv_text(plan: Plan, runs: Mapping[str, Run]) -> str:
     return out.getvalue()
 
 
-def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> dict[str, Any] | None:
+def _cell(
+    plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
+) -> dict[str, Any] | None:
     planned = plan.cells.get((group, row, column.condition))
     if planned is None:
         return None
@@ -178,12 +193,17 @@ def _cell(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Col
     spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
     return {
         "ours": summary(list(values.values())),
-        "values": {str(seed): value for seed, value in sorted(everything.items()) if seed in paired},
+        "values": {
+            str(seed): value for seed, value in sorted(everything.items()) if seed in paired
+        },
         "published": _published(plan, group, row, column),
         "difference": None if difference is None else vars(difference),
         "better": _better(difference, direction(measure, finished)),
         "epsilon": [min(spent), max(spent)] if spent else None,
-        "delta": next((run.result.get("delta") for run in finished if run.result.get("epsilon") is not None), None),
+        "delta": next(
+            (run.result.get("delta") for run in finished if run.result.get("epsilon") is not None),
+            None,
+        ),
         "finished": len(finished),
         "diverged": _diverged(plan, runs, group, row, column),
         "planned": len(planned),
@@ -197,8 +217,14 @@ def _metric_name(runs: Sequence[Run]) -> str | None:
     return names.pop() if len(names) == 1 and names <= MEASURES.keys() else None
 
 
-def _finished(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
-    return [seed for seed, key in plan.cells.get((group, row, column.condition), {}).items() if key in runs]
+def _finished(
+    plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
+) -> list[int]:
+    return [
+        seed
+        for seed, key in plan.cells.get((group, row, column.condition), {}).items()
+        if key in runs
+    ]
 
 
 def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
@@ -206,10 +232,13 @@ def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Co
 
     A row may be ahead of the others, and seeds differ by more than methods do. Where no seed is common yet, all of a row's count.
     """
-    finished = {line["label"]: _finished(plan, runs, group, line["label"], column) for line in plan.experiment.rows}
-    return [seed for seed in finished[row] if all(seed in other for other in finished.values() if other)] or finished[
-        row
-    ]
+    finished = {
+        line["label"]: _finished(plan, runs, group, line["label"], column)
+        for line in plan.experiment.rows
+    }
+    return [
+        seed for seed in finished[row] if all(seed in other for other in finished.values() if other)
+    ] or finished[row]
 
 
 def _paired(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
@@ -219,10 +248,17 @@ def _paired(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: C
     return [seed for seed in own if seed in base] or own
 
 
-def _difference(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> Difference | None:
+def _difference(
+    plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
+) -> Difference | None:
     """With the baseline, where both are to be compared and none of their seeds diverged."""
     baseline = plan.experiment.baseline
-    if not baseline or row == baseline or not MEASURES[column.measure].good or not is_private(plan, row):
+    if (
+        not baseline
+        or row == baseline
+        or not MEASURES[column.measure].good
+        or not is_private(plan, row)
+    ):
         return None
     if any(_diverged(plan, runs, group, one, column) for one in (row, baseline)):
         return None
@@ -279,19 +315,48 @@ def _raw(
     return values
 
 
-def _line(place: Mapping[str, Any], config: Mapping[str, Any], key: str, run: Run | None) -> dict[str, Any]:
+def _line(
+    place: Mapping[str, Any], config: Mapping[str, Any], key: str, run: Run | None
+) -> dict[str, Any]:
     result: Mapping[str, Any] = run.result if run is not None else {}
     metric, clip = result.get("metric") or {}, result.get("clip") or {}
-    probes, seconds, metrics = result.get("probes") or {}, result.get("seconds") or {}, result.get("metrics") or {}
-    names = ("experiment", "profile", "group", "row", "condition", "data", "method", "recipe", "seed")
+    probes, seconds, metrics = (
+        result.get("probes") or {},
+        result.get("seconds") or {},
+        result.get("metrics") or {},
+    )
+    names = (
+        "experiment",
+        "profile",
+        "group",
+        "row",
+        "condition",
+        "data",
+        "method",
+        "recipe",
+        "seed",
+    )
     line = {name: place[name] for name in names}
-    line |= {"run": key, "state": "finished" if run is not None else "not run", "model": config["model"]}
+    line |= {
+        "run": key,
+        "state": "finished" if run is not None else "not run",
+        "model": config["model"],
+    }
     line["lr"] = config["lr"] if isinstance(config["lr"], (int, float)) else None
-    line |= {name: result.get(name) for name in ("epsilon", "delta", "accountant", "sigma", "steps", "sample_rate")}
+    line |= {
+        name: result.get(name)
+        for name in ("epsilon", "delta", "accountant", "sigma", "steps", "sample_rate")
+    }
     line |= {"metric": metric.get("name"), "value": metric.get("value")}
     line |= {name: metrics.get(name) for name in ("accuracy", "auc", "rmse", "ece", "loss")}
     parts = ("initial", "final", "median", "mean", "min", "max", "hits_min", "hits_max")
     line |= {f"clip_{name}": clip.get(name) for name in parts}
-    line |= {f"probes_{name}": probes.get(name) for name in ("count", "in_zone_share", "weak_fits", "failed_fits")}
-    line |= {f"seconds_{name}": seconds.get(name) for name in ("total", "train", "eval", "probe", "setup")}
+    line |= {
+        f"probes_{name}": probes.get(name)
+        for name in ("count", "in_zone_share", "weak_fits", "failed_fits")
+    }
+    line |= {
+        f"seconds_{name}": seconds.get(name)
+        for name in ("total", "train", "eval", "probe", "setup")
+    }
     return line | {"commit": result.get("commit")}

@@ -82,9 +82,13 @@ def run_all(
     for run in runs:
         if run.key not in left:  # what has a record but no folder needs no more
             problems = store.problems(run) if store.finished(run.key) else []
-            outcomes[run.key] = Outcome("failed", _edited(store, run, problems)) if problems else Outcome("reused")
+            outcomes[run.key] = (
+                Outcome("failed", _edited(store, run, problems)) if problems else Outcome("reused")
+            )
     running: dict[str, tuple[PlannedRun, Any]] = {}
-    ended: list[tuple[PlannedRun, int]] = []  # not yet verified, which takes a second: the next ones start first
+    ended: list[
+        tuple[PlannedRun, int]
+    ] = []  # not yet verified, which takes a second: the next ones start first
     progress.begin(len(runs), outcomes)
     try:
         while waiting or running or ended:
@@ -94,7 +98,9 @@ def run_all(
                     waiting.remove(run)
                     outcomes[run.key] = Outcome("blocked", "a run that it needs has failed")
                     progress.ended(run, outcomes)
-                elif len(running) < backend.slots and all(state in ("done", "reused") for state in states):
+                elif len(running) < backend.slots and all(
+                    state in ("done", "reused") for state in states
+                ):
                     waiting.remove(run)
                     running[run.key] = (run, backend.start(_job(store, run, threads)))
             while ended:
@@ -147,7 +153,13 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
     """Starts one training from nothing, as a process on a leash; what it says goes to its log."""
     command = train_command(job.config, job.folder, _begun(job.folder))
     # By its path and isolated: the leash itself must not wait for the package (and torch) to be imported.
-    leashed = [sys.executable, "-I", str(Path(__file__).with_name("leash.py")), str(os.getpid()), *command]
+    leashed = [
+        sys.executable,
+        "-I",
+        str(Path(__file__).with_name("leash.py")),
+        str(os.getpid()),
+        *command,
+    ]
     with open(job.log, "ab") as log:
         log.write(_ATTEMPT.encode() + b"\n")
         log.flush()
@@ -185,7 +197,9 @@ class LocalBackend:
             self._nursery = Nursery(environment_of(job.threads, job.data))
         with open(job.log, "ab") as log:
             log.write(_ATTEMPT.encode() + b"\n")
-        return self._nursery.start(["train", *_train_words(job.config, job.folder, _begun(job.folder))], job.log)
+        return self._nursery.start(
+            ["train", *_train_words(job.config, job.folder, _begun(job.folder))], job.log
+        )
 
     def poll(self, handle: Training) -> int | None:
         return handle.poll()
@@ -242,7 +256,11 @@ def _outcome(store: Store, run: PlannedRun, code: int) -> Outcome:
     if code == 0:
         said = f"it ended without a result{': ' + said if said else ''}"
     elif not said:
-        said = f"it ended with code {code} and said nothing" if code > 0 else f"it was killed by signal {-code}"
+        said = (
+            f"it ended with code {code} and said nothing"
+            if code > 0
+            else f"it was killed by signal {-code}"
+        )
     return Outcome("failed", said)
 
 

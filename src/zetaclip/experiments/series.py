@@ -46,28 +46,46 @@ def points(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any]) -> list
     for (group, row, condition), seeds in plan.cells.items():
         for seed, key in seeds.items():
             labels = plan.places[group, row, condition]
-            if key not in runs or (methods and labels["method"] not in methods) or (data and labels["data"] != data):
+            if (
+                key not in runs
+                or (methods and labels["method"] not in methods)
+                or (data and labels["data"] != data)
+            ):
                 continue
             for line in runs[key].lines(name):
                 for value in spec["values"]:
                     number = line.get(value)
                     if number is not None:
                         scale = 100.0 if value in _PER_CENT else 1.0
-                        found.append(Point(group, condition, row, seed, int(line[index]), value, scale * number))
+                        found.append(
+                            Point(
+                                group, condition, row, seed, int(line[index]), value, scale * number
+                            )
+                        )
     return found
 
 
 def csv_text(found: list[Point], spec: Mapping[str, Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["group", "condition", "row", "seed", KINDS[spec["kind"]][1], "value", "number"])
-    writer.writerows([p.group, p.condition, p.row, p.seed, p.index, p.value, p.number] for p in found)
+    writer.writerow(
+        ["group", "condition", "row", "seed", KINDS[spec["kind"]][1], "value", "number"]
+    )
+    writer.writerows(
+        [p.group, p.condition, p.row, p.seed, p.index, p.value, p.number] for p in found
+    )
     return out.getvalue()
 
 
-def means(found: list[Point], group: str, condition: str, value: str) -> dict[str, dict[int, list[float]]]:
+def means(
+    found: list[Point], group: str, condition: str, value: str
+) -> dict[str, dict[int, list[float]]]:
     """row -> index -> the numbers of the seeds that all rows have; of all seeds, where none is common."""
-    here = [point for point in found if (point.group, point.condition, point.value) == (group, condition, value)]
+    here = [
+        point
+        for point in found
+        if (point.group, point.condition, point.value) == (group, condition, value)
+    ]
     seeds: dict[str, set[int]] = {}
     for point in here:
         seeds.setdefault(point.row, set()).add(point.seed)
@@ -98,12 +116,20 @@ def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
         lines = means(found, group, condition, value)
         published = spec.get("published", {}).get(value, {})
         theirs = {row: list(published[row]) for row in lines if row in published}
-        last = max([index for line in lines.values() for index in line] + [len(line) for line in theirs.values()])
+        last = max(
+            [index for line in lines.values() for index in line]
+            + [len(line) for line in theirs.values()]
+        )
         head = [index, *lines, *(f"paper: {row}" for row in theirs)]
         body = []
         for place in range(1, last + 1):
-            ours = [f"{statistics.fmean(line[place]):.3f}" if place in line else "" for line in lines.values()]
-            paper = [f"{line[place - 1]:.2f}" if place <= len(line) else "" for line in theirs.values()]
+            ours = [
+                f"{statistics.fmean(line[place]):.3f}" if place in line else ""
+                for line in lines.values()
+            ]
+            paper = [
+                f"{line[place - 1]:.2f}" if place <= len(line) else "" for line in theirs.values()
+            ]
             body.append([str(place), *ours, *paper])
         title = ", ".join(part for part in (group, condition, LABELS.get(value, value)) if part)
         page += [f"## {title}", "", *grid(head, body)]

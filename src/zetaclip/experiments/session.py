@@ -58,7 +58,9 @@ def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str
         if equals and before.strip() in _ONLY:
             key, rest = before.strip(), after.lstrip()
         elif not key:
-            raise CommandError(f"--only takes KEY=VALUE with one of {', '.join(_ONLY)}, not {rest!r}")
+            raise CommandError(
+                f"--only takes KEY=VALUE with one of {', '.join(_ONLY)}, not {rest!r}"
+            )
         labels = [label for label in known.get(key, ()) if f"{rest},".startswith(f"{label},")]
         value = max(labels, key=len, default=rest.partition(",")[0])
         chosen.setdefault(key, []).append(value.strip())
@@ -68,7 +70,9 @@ def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str
 
 def known_labels(experiment: Experiment, profile: str) -> dict[str, set[str]]:
     """What ``--only`` may name, by key."""
-    places = [labels for found in _places(make_plan(experiment, profile)).values() for labels in found]
+    places = [
+        labels for found in _places(make_plan(experiment, profile)).values() for labels in found
+    ]
     return {key: {str(labels[key]) for labels in places} for key in _ONLY}
 
 
@@ -88,11 +92,16 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
         known = {str(labels[key]) for found in places.values() for labels in found}
         for value in values:
             if value not in known:
-                raise CommandError(f"--only {key}={value} matches nothing; there are: {', '.join(sorted(known))}")
+                raise CommandError(
+                    f"--only {key}={value} matches nothing; there are: {', '.join(sorted(known))}"
+                )
     wanted = [
         run
         for run in plan.runs
-        if any(all(str(labels[key]) in values for key, values in only.items()) for labels in places.get(run.key, []))
+        if any(
+            all(str(labels[key]) in values for key, values in only.items())
+            for labels in places.get(run.key, [])
+        )
     ]
     if not wanted:
         raise CommandError("--only leaves nothing to run")
@@ -118,7 +127,9 @@ def reproduce(request: Request) -> tuple[str, int]:
             failures |= _tune(request, store, backend, threads, plan, wanted)
             plan, wanted, skipped = _prepare(request, store)
             ready, left_out = _ready(plan, wanted)
-            outcomes = run_all(ready, store, backend, threads, Progress(title=request.experiment.name))
+            outcomes = run_all(
+                ready, store, backend, threads, Progress(title=request.experiment.name)
+            )
             failed = _failures(plan.by_key, outcomes)
             store.keep_failures(failed, over=outcomes)
             failures |= failed | left_out
@@ -146,7 +157,9 @@ def dry_run(request: Request) -> str:
     todo = store.unfinished(needed)
     lines = [f"{run.key}  {run.describe()}" for run in todo]
     rates_left = sum(run in grids for run in todo)
-    lines.append(f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done")
+    lines.append(
+        f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done"
+    )
     lines += skipped
     workers, threads = request.shared_out
     seconds, sources = _clock(request.experiment, request.profile, store, threads)(todo)
@@ -172,13 +185,17 @@ def _backend(request: Request) -> tuple[Backend, int]:
     from .ray_backend import RayBackend
 
     alone = request.experiment.exclusive
-    return RayBackend(request.ray, threads if alone else 1, 1 if alone else request.workers), threads if alone else 1
+    return RayBackend(
+        request.ray, threads if alone else 1, 1 if alone else request.workers
+    ), threads if alone else 1
 
 
 def _plan(request: Request, store: Store) -> Plan:
     """The plan with the learning rates that its own grids have chosen so far."""
     grids = make_plan(request.experiment, request.profile).tunings
-    return make_plan(request.experiment, request.profile, tuning.values(grids, tuning.load_rates(store)))
+    return make_plan(
+        request.experiment, request.profile, tuning.values(grids, tuning.load_rates(store))
+    )
 
 
 def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
@@ -195,28 +212,41 @@ def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], li
 
 
 def _tune(
-    request: Request, store: Store, backend: Backend, threads: int, plan: Plan, wanted: Sequence[PlannedRun]
+    request: Request,
+    store: Store,
+    backend: Backend,
+    threads: int,
+    plan: Plan,
+    wanted: Sequence[PlannedRun],
 ) -> dict[str, str]:
     names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
     grids = tuning.open_tunings(plan.tunings, names, tuning.load_rates(store))
     if not grids:
         return {}
     runs = [run for grid in grids for run in grid.runs]
-    outcomes = run_all(runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates"))
+    outcomes = run_all(
+        runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates")
+    )
     undecided = tuning.decide(grids, store)
     failures = _failures({run.key: run for run in runs}, outcomes)
-    return failures | {name: f"left out: {name}: no learning rate, {why}" for name, why in undecided.items()}
+    return failures | {
+        name: f"left out: {name}: no learning rate, {why}" for name, why in undecided.items()
+    }
 
 
 def _ready(plan: Plan, wanted: Sequence[PlannedRun]) -> tuple[list[PlannedRun], dict[str, str]]:
     """The wanted runs with all that they need, and those that follow a run without a learning rate."""
     ready, left_out = [], {}
     for run in wanted:
-        needed = [one for one in with_dependencies(plan, [run]) if "@tuned:" in str(one.config["lr"])]
+        needed = [
+            one for one in with_dependencies(plan, [run]) if "@tuned:" in str(one.config["lr"])
+        ]
         if not needed:
             ready.append(run)
         elif run not in needed:
-            left_out[run.key] = f"left out: {run.describe()}: it follows a run without a learning rate"
+            left_out[run.key] = (
+                f"left out: {run.describe()}: it follows a run without a learning rate"
+            )
     return with_dependencies(plan, ready), left_out
 
 
@@ -230,13 +260,21 @@ def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -
 
 def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
     """Finished runs that the tables leave out, and why: they would look as if they had never been run."""
-    return [f"not used: {run.describe()}: {'; '.join(store.problems(run))}" for run in left if store.finished(run.key)]
+    return [
+        f"not used: {run.describe()}: {'; '.join(store.problems(run))}"
+        for run in left
+        if store.finished(run.key)
+    ]
 
 
 def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
     """Runs that failed when they were last tried: without a word they would look as if they never had been."""
     kept = store.failures()
-    return [f"when last tried, {kept[run.key]}" for run in left if run.key in kept and not store.finished(run.key)]
+    return [
+        f"when last tried, {kept[run.key]}"
+        for run in left
+        if run.key in kept and not store.finished(run.key)
+    ]
 
 
 def _clock(
@@ -244,7 +282,8 @@ def _clock(
 ) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
     """Tells the seconds of one worker for some runs, and where the figure comes from; measures with ``threads`` what is not known."""
     costs = {
-        str(method["set"]["method"]): float(method.get("cost", 1.0)) for method in experiment.common["methods"].values()
+        str(method["set"]["method"]): float(method.get("cost", 1.0))
+        for method in experiment.common["methods"].values()
     }
     speeds = estimate.known_speeds(store)
 
@@ -259,10 +298,15 @@ def _clock(
 
 def _sizes(experiment: Experiment, profile: str) -> dict[str, int]:
     """Training records by data set; a profile may stand on a part of them."""
-    return {name: int(data.get(f"{profile}_size", data["size"])) for name, data in experiment.common["data"].items()}
+    return {
+        name: int(data.get(f"{profile}_size", data["size"]))
+        for name, data in experiment.common["data"].items()
+    }
 
 
-def _write(request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]) -> str:
+def _write(
+    request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]
+) -> str:
     """All that an experiment leaves in its folder; returns what to print."""
     folder = store.out / folder_of(plan.experiment.name, plan.profile)
     runs = results.collect(plan, store)

@@ -28,7 +28,17 @@ OUT = "results"  # where results go unless told otherwise
 
 # In the order of the paper; the last three are the ones it should have had.
 ORDER = (
-    *("iid", "tabular", "recent", "noniid", "clip-sweep", "zone", "components", "smoothing", "probe-layer"),
+    *(
+        "iid",
+        "tabular",
+        "recent",
+        "noniid",
+        "clip-sweep",
+        "zone",
+        "components",
+        "smoothing",
+        "probe-layer",
+    ),
     *("calibration", "runtime", "controls", "budget", "rates"),
 )
 
@@ -89,7 +99,9 @@ class Experiment:
     groups: tuple[dict[str, Any], ...]
     columns: tuple[dict[str, Any], ...]
     rows: tuple[dict[str, Any], ...]
-    published: dict[str, dict[str, list[Published | None]]]  # group -> row -> a cell per column and measure
+    published: dict[
+        str, dict[str, list[Published | None]]
+    ]  # group -> row -> a cell per column and measure
     common: dict[str, Any]  # base, recipes, readings, data, methods
     published_measures: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
@@ -117,7 +129,9 @@ def load(name: str) -> Experiment:
     if not path.exists():
         raise CommandError(f"there is no file {path}")
     _check_own_name(path)
-    return replace(_experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml")), given=name)
+    return replace(
+        _experiment(path, read_toml(path), read_toml(FOLDER / "_common.toml")), given=name
+    )
 
 
 def folder_of(name: str, profile: str) -> str:
@@ -140,7 +154,9 @@ def _check_own_name(path: Path) -> None:
             f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder of that name; rename the file"
         )
     if path.stem in _TAKEN or path.stem.endswith("-paper"):
-        raise CommandError(f"{path}: {path.stem} is a folder that results have for something else; rename the file")
+        raise CommandError(
+            f"{path}: {path.stem} is a folder that results have for something else; rename the file"
+        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -156,7 +172,9 @@ def published_cell(text: str) -> Published | None:
         return None
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)
     if match is None:
-        raise CommandError(f"a published cell reads {text!r}; write '94.22 ± 0.15', '94.22' or '--'")
+        raise CommandError(
+            f"a published cell reads {text!r}; write '94.22 ± 0.15', '94.22' or '--'"
+        )
     return Published(float(match[1]), None if match[2] is None else float(match[2]))
 
 
@@ -175,7 +193,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
     where = path.name
     _known(where, "the experiment", table, _EXPERIMENT_KEYS)
     # `data` is the name of a set in an experiment, so a set that it brings along stands under `datasets`.
-    own: dict[str, Any] = {key: table[key] for key in ("base", "recipes", "methods") if key in table}
+    own: dict[str, Any] = {
+        key: table[key] for key in ("base", "recipes", "methods") if key in table
+    }
     common = merged(shared, own, {"data": table.get("datasets", {})})
     default = {key: table[key] for key in ("data", "readings", "measures") if key in table}
     groups = tuple(table.get("groups", [{"label": ""}]))
@@ -211,7 +231,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             for group, lines in by_group.items()
         },
         common=common,
-        published_measures=tuple(table["published_measures"]) if "published_measures" in table else None,
+        published_measures=tuple(table["published_measures"])
+        if "published_measures" in table
+        else None,
         notes=tuple(table.get("notes", ())),
         tuning=table.get("tuning", {}),
         series=tuple(table.get("series", ())),
@@ -225,11 +247,25 @@ def _check_complete(where: str, common: dict[str, Any]) -> None:
     """What plans and estimates take for granted."""
     for name, method in common["methods"].items():
         _needs(where, f"the method {name!r}", method, "set", "what train is told, with its method")
-        _needs(where, f"the set of the method {name!r}", method["set"], "method", "a method of train")
+        _needs(
+            where, f"the set of the method {name!r}", method["set"], "method", "a method of train"
+        )
     for name, data in common["data"].items():
-        _needs(where, f"the data set {name!r}", data, "size", "the public number of its training records")
+        _needs(
+            where,
+            f"the data set {name!r}",
+            data,
+            "size",
+            "the public number of its training records",
+        )
         _needs(where, f"the data set {name!r}", data, "set", "what train is told, with its data")
-        _needs(where, f"the set of the data set {name!r}", data["set"], "data", "a name or a path, as train takes it")
+        _needs(
+            where,
+            f"the set of the data set {name!r}",
+            data["set"],
+            "data",
+            "a name or a path, as train takes it",
+        )
 
 
 def _needs(where: str, what: str, table: Mapping[str, Any], key: str, meaning: str) -> None:
@@ -247,7 +283,9 @@ def _check_names(where: str, common: dict[str, Any], groups: Any, columns: Any, 
         for reading in column.get("readings", ()):
             _one_of(where, f"a reading of {column['label']!r}", reading, common["readings"])
         if not column.get("measures"):
-            raise CommandError(f"{where}: column {column['label']!r} measures nothing; set measures")
+            raise CommandError(
+                f"{where}: column {column['label']!r} measures nothing; set measures"
+            )
         for measure in column["measures"]:
             _one_of(where, f"a measure of {column['label']!r}", measure, MEASURES)
         for group in groups:
@@ -264,4 +302,6 @@ def _known(where: str, what: str, table: Mapping[str, Any], keys: frozenset[str]
     for key in table:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
-            raise CommandError(f"{where}: {what} has an unknown key {key!r}" + (f"; {near[0]}?" if near else ""))
+            raise CommandError(
+                f"{where}: {what} has an unknown key {key!r}" + (f"; {near[0]}?" if near else "")
+            )

@@ -44,7 +44,14 @@ from .plan import PlannedRun, config_key
 FORMAT = 1
 
 # The files whose contents `verify` judges; if none has changed, its verdict stands.
-_JUDGED = ("config.json", "result.json", "ledger.jsonl", "probes.jsonl", "clips.jsonl", "metrics.jsonl")
+_JUDGED = (
+    "config.json",
+    "result.json",
+    "ledger.jsonl",
+    "probes.jsonl",
+    "clips.jsonl",
+    "metrics.jsonl",
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,10 @@ class Store:
 
     @classmethod
     def open(
-        cls, out: str | os.PathLike[str], verify: Callable[[Path], Sequence[str]] | None = None, create: bool = True
+        cls,
+        out: str | os.PathLike[str],
+        verify: Callable[[Path], Sequence[str]] | None = None,
+        create: bool = True,
     ) -> Store:
         """The folder, made if it is not there. One that another version wrote is refused."""
         path = Path(out).expanduser().resolve()
@@ -71,7 +81,9 @@ class Store:
                     "choose another folder with --out"
                 )
         elif path.exists() and any(path.iterdir()) and not _only_results(path):
-            raise CommandError(f"{path} holds other files; choose an empty folder or a new one with --out")
+            raise CommandError(
+                f"{path} holds other files; choose an empty folder or a new one with --out"
+            )
         if create:
             path.mkdir(parents=True, exist_ok=True)
             if not marker.exists():
@@ -150,7 +162,9 @@ class Store:
         if isinstance(value, str) and value.startswith("@run:"):
             return str(self.folder(value.removeprefix("@run:")))
         if isinstance(value, str) and value.startswith("@tuned:"):
-            raise CommandError(f"the learning rate {value.removeprefix('@tuned:')} has not been tuned")
+            raise CommandError(
+                f"the learning rate {value.removeprefix('@tuned:')} has not been tuned"
+            )
         return value
 
     def problems(self, run: PlannedRun) -> list[str]:
@@ -165,9 +179,14 @@ class Store:
             wanted = {**run.config, "lr": self.materialise({"lr": run.config["lr"]})["lr"]}
         except (OSError, ValueError, KeyError) as error:
             return [f"its files can't be read: {error}"]
-        other = [key for key, value in wanted.items() if key in found and not _same(found[key], value)]
+        other = [
+            key for key, value in wanted.items() if key in found and not _same(found[key], value)
+        ]
         if other:
-            return [f"it was run with another {key}: {found[key]!r}, not {wanted[key]!r}" for key in other]
+            return [
+                f"it was run with another {key}: {found[key]!r}, not {wanted[key]!r}"
+                for key in other
+            ]
         judged = self.out / "verified.json"
         verdicts = read_cache(judged)
         if verdicts.get(run.key) == digest:
@@ -183,7 +202,9 @@ class Store:
 
     def keep_failures(self, failed: Mapping[str, str], over: Collection[str]) -> None:
         """Of these runs (``over``) only the given ones failed; what is known of others stays."""
-        kept = {key: said for key, said in self.failures().items() if key not in over} | dict(failed)
+        kept = {key: said for key, said in self.failures().items() if key not in over} | dict(
+            failed
+        )
         if kept or self.failures():
             write_json(self.out / "failures.json", kept)
 
@@ -217,7 +238,9 @@ class Store:
 def _only_results(path: Path) -> bool:
     """True for a folder that a checkout brought along: tables without the marker and the runs."""
     kinds = (".md", ".json", ".jsonl")
-    return all(entry.is_dir() or entry.suffix in kinds or entry.name == ".lock" for entry in path.iterdir())
+    return all(
+        entry.is_dir() or entry.suffix in kinds or entry.name == ".lock" for entry in path.iterdir()
+    )
 
 
 def _digest(folder: Path) -> str:

@@ -40,7 +40,11 @@ def markdown(
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         lines = [line for line in table["rows"] if line["group"] == group]
-        columns = [place for place in range(len(table["columns"])) if any(line["cells"][place] for line in lines)]
+        columns = [
+            place
+            for place in range(len(table["columns"]))
+            if any(line["cells"][place] for line in lines)
+        ]
         page += [f"## {group}", ""] if group else []
         page += _values(table, lines, columns)
         page += _differences(table, lines, columns)
@@ -56,7 +60,11 @@ def _commits(told: str) -> str:
     """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
     commits = told.split(", ")
     shown = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in commits)
-    changed = " (+: with changes that were not committed yet, in the code or in `results/`)" if "+" in shown else ""
+    changed = (
+        " (+: with changes that were not committed yet, in the code or in `results/`)"
+        if "+" in shown
+        else ""
+    )
     return f"commit{'s' if len(commits) > 1 else ''} {shown}{changed}"
 
 
@@ -81,22 +89,27 @@ def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *lines)] + [""]
 
 
-def _values(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+def _values(
+    table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]
+) -> list[str]:
     head = ["", *(_title(table, lines, place) for place in columns)]
     digits = {place: _measure(table, lines, place).digits for place in columns}
-    body = [[line["label"], *(_value(line["cells"][place], digits[place]) for place in columns)] for line in lines]
+    body = [
+        [line["label"], *(_value(line["cells"][place], digits[place]) for place in columns)]
+        for line in lines
+    ]
     caption = "Mean ± standard deviation over seeds, last epoch"
     cells = [cell for line in lines for cell in line["cells"] if cell]
     if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
         caption += "; (2/5): over the two of five seeds that all the rows have"
     if any(cell["diverged"] for cell in cells):
-        caption += (
-            "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
-        )
+        caption += "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
     if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
     if table["baseline"]:
-        caption += f". Bold: better than {table['baseline']} by the 95 % interval of the paired difference"
+        caption += (
+            f". Bold: better than {table['baseline']} by the 95 % interval of the paired difference"
+        )
     return [f"{caption}.", "", *grid(head, body)]
 
 
@@ -118,20 +131,34 @@ def _value(cell: Mapping[str, Any] | None, digits: int) -> str:
     ours, theirs = cell["ours"], cell["published"]
     lost = f"{cell['diverged']} of {cell['finished']} diverged" if cell["diverged"] else ""
     if ours is None:
-        text = lost or ("–" if cell["finished"] else "not run")  # plain training has no C, the baseline no overhead
+        text = lost or (
+            "–" if cell["finished"] else "not run"
+        )  # plain training has no C, the baseline no overhead
     else:
-        text = number(ours["mean"], digits) + (f" ± {number(ours['std'], digits)}" if ours["std"] is not None else "")
+        text = number(ours["mean"], digits) + (
+            f" ± {number(ours['std'], digits)}" if ours["std"] is not None else ""
+        )
         text = f"**{text}**" if cell["better"] else text
-        text += f" ({cell['finished']}/{cell['planned']})" if cell["finished"] < cell["planned"] else ""
+        text += (
+            f" ({cell['finished']}/{cell['planned']})" if cell["finished"] < cell["planned"] else ""
+        )
         text += f" ({lost})" if lost else ""
     if theirs is not None:
-        text += f" [{theirs['mean']:g}" + (f" ± {theirs['std']:g}" if theirs["std"] is not None else "") + "]"
+        text += (
+            f" [{theirs['mean']:g}"
+            + (f" ± {theirs['std']:g}" if theirs["std"] is not None else "")
+            + "]"
+        )
     return text
 
 
-def _differences(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+def _differences(
+    table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]
+) -> list[str]:
     places = [
-        place for place in columns if any(line["cells"][place] and line["cells"][place]["difference"] for line in lines)
+        place
+        for place in columns
+        if any(line["cells"][place] and line["cells"][place]["difference"] for line in lines)
     ]
     if not places:
         return []
@@ -142,7 +169,11 @@ def _differences(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], c
         if any(cells):
             body.append([line["label"], *cells])
     head = ["", *(_title(table, lines, place) for place in places)]
-    return [f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.", "", *grid(head, body)]
+    return [
+        f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.",
+        "",
+        *grid(head, body),
+    ]
 
 
 def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
@@ -153,7 +184,9 @@ def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
     return f"{text} ({pairs} seeds)" if pairs > cell["ours"]["n"] else text
 
 
-def _budgets(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]) -> list[str]:
+def _budgets(
+    table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], columns: Sequence[int]
+) -> list[str]:
     """ε as recomputed from the ledgers, one column per condition."""
     places: dict[str, int] = {}
     for place in columns:
@@ -193,7 +226,9 @@ def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
     return ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
 
 
-def _used(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+def _used(
+    plan: Plan, rates: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, Mapping[str, Any]]]:
     """The learning rates behind a table: what each is called, and how it was chosen."""
     return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
 
@@ -245,8 +280,13 @@ def _tuned_at(plan: Plan) -> str:
     return ", ".join(found.values()) or "the table's budget"
 
 
-def _missing(plan: Plan, table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]) -> list[str]:
-    lines = [f"- {text}" for text in (*map(open_part, table["missing"]), *plan.left_out, *skipped, *failures)]
+def _missing(
+    plan: Plan, table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]
+) -> list[str]:
+    lines = [
+        f"- {text}"
+        for text in (*map(open_part, table["missing"]), *plan.left_out, *skipped, *failures)
+    ]
     return ["## Not run", "", *lines, ""] if lines else []
 
 

@@ -30,7 +30,10 @@ def tally(out: Path) -> list[str]:
     if not used:
         return []
     counts = {form: Counter(verdicts.values()) for form, verdicts in found.items()}
-    told = [f"{form} {n[True]} better, {n[False]} worse, {n[None]} can't be told" for form, n in counts.items()]
+    told = [
+        f"{form} {n[True]} better, {n[False]} worse, {n[None]} can't be told"
+        for form, n in counts.items()
+    ]
     return [
         f"**Each form against {_BASELINE}**, over all tables in which both stand with two seeds or more ({', '.join(used)}), each comparison of accuracy, AUC or RMSE "
         f"once: {'; '.join(told)}. By 95 % intervals, which are not widened for the number of comparisons.",

@@ -47,15 +47,21 @@ def load_rates(store: Store) -> dict[str, dict[str, Any]]:
 def settled(tuning: Tuning, rates: dict[str, dict[str, Any]]) -> bool:
     """True if this very grid has been decided, by all of its runs."""
     entry = rates.get(key(tuning))
-    return entry is not None and all(point["value"] is not None or point.get("diverged") for point in entry["grid"])
+    return entry is not None and all(
+        point["value"] is not None or point.get("diverged") for point in entry["grid"]
+    )
 
 
-def chosen(tunings: Sequence[Tuning], rates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def chosen(
+    tunings: Sequence[Tuning], rates: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """How the rates of these grids were chosen, by name, as far as they are."""
     return {tuning.name: rates[key(tuning)] for tuning in tunings if settled(tuning, rates)}
 
 
-def open_tunings(tunings: Sequence[Tuning], names: set[str], rates: dict[str, dict[str, Any]]) -> list[Tuning]:
+def open_tunings(
+    tunings: Sequence[Tuning], names: set[str], rates: dict[str, dict[str, Any]]
+) -> list[Tuning]:
     """Those of the named grids that still have to be run."""
     return [tuning for tuning in tunings if tuning.name in names and not settled(tuning, rates)]
 
@@ -73,7 +79,9 @@ def decide(tunings: Sequence[Tuning], store: Store) -> dict[str, str]:
             rates[key(tuning)] = _chosen(grid, metric)
             continue
         why = (
-            f"{missing} of {len(grid)} runs of its grid have no result" if missing else "every run of its grid diverged"
+            f"{missing} of {len(grid)} runs of its grid have no result"
+            if missing
+            else "every run of its grid diverged"
         )
         dropped = rates.pop(key(tuning), None)
         undecided[tuning.name] = why + (
@@ -101,14 +109,20 @@ def _measured(tuning: Tuning, store: Store) -> tuple[list[dict[str, Any]], str, 
             found = finished.result.get("metric") or {}
             value = found.get("value")
             metric = found.get("name", metric)
-            point |= {"value": value} if value is not None and math.isfinite(value) else {"diverged": True}
+            point |= (
+                {"value": value}
+                if value is not None and math.isfinite(value)
+                else {"diverged": True}
+            )
         grid.append(point)
     return grid, metric, missing
 
 
 def _chosen(grid: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     better = min if metric == "rmse" else max
-    best = better((point for point in grid if point["value"] is not None), key=lambda point: point["value"])
+    best = better(
+        (point for point in grid if point["value"] is not None), key=lambda point: point["value"]
+    )
     # A neighbour that diverged was tried too, so it does not make an edge.
     edge = len(grid) > 1 and best["lr"] in (grid[0]["lr"], grid[-1]["lr"])
     return {"rate": best["lr"], "metric": metric, "at_edge_of_grid": edge, "grid": grid}

@@ -10,7 +10,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
 from .capture import Recorder, Shadow
-from .fallback import LOOP, VMAP, recordless_refusal, recurrent_refusal, run_per_example, sparse_refusal
+from .fallback import (
+    LOOP,
+    VMAP,
+    recordless_refusal,
+    recurrent_refusal,
+    run_per_example,
+    sparse_refusal,
+)
 from .rules import find_rule, refusal
 
 
@@ -82,4 +89,6 @@ def _refused_inside(part: nn.Module, name: str) -> Iterator[Refusal]:
         if inner is not part:
             reason = refusal(inner) or recurrent_refusal(inner) or sparse_refusal(inner)
             if reason is not None:
-                yield Refusal(f"{name}.{inner_name}" if name else inner_name, type(inner).__name__, reason)
+                yield Refusal(
+                    f"{name}.{inner_name}" if name else inner_name, type(inner).__name__, reason
+                )

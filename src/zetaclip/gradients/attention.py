@@ -17,7 +17,9 @@ from .contributions import Outer
 from .rules import _dense, layer_rule, linear_contributions
 
 
-def _project(shadow: Shadow, x: Tensor, weight: str, bias: str, rows: slice | None = None) -> Tensor:
+def _project(
+    shadow: Shadow, x: Tensor, weight: str, bias: str, rows: slice | None = None
+) -> Tensor:
     """A recorded linear map by a parameter of the attention module, or by a block of its rows."""
     named = dict(shadow.module.named_parameters())
     matrix = named[weight].detach()
@@ -44,7 +46,9 @@ def _project(shadow: Shadow, x: Tensor, weight: str, bias: str, rows: slice | No
     return shadow.record(F.linear(x, matrix, offset), backward, x)
 
 
-def _projected_inputs(shadow: Shadow, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _projected_inputs(
+    shadow: Shadow, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     module: Any = shadow.module
     width = module.embed_dim
     if not module._qkv_same_embed_dim:
@@ -112,11 +116,18 @@ def _forward(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     module: Any = shadow.module
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("key_padding_mask", key_padding_mask)):
+    for name, tensor in (
+        ("query", query),
+        ("key", key),
+        ("value", value),
+        ("key_padding_mask", key_padding_mask),
+    ):
         if tensor is not None:
             shadow.recorder.check_rows(tensor, f"{shadow.name} ({name})")
     if is_causal and attn_mask is None:
-        raise RuntimeError("is_causal=True is a hint about attn_mask, which is missing; pass the mask too")
+        raise RuntimeError(
+            "is_causal=True is a hint about attn_mask, which is missing; pass the mask too"
+        )
     batch, heads = query.shape[0], module.num_heads
     q, k, v = (
         t.view(batch, t.shape[1], heads, module.head_dim).transpose(1, 2)

@@ -42,7 +42,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows = 0  # records handed out; 0 when no batch is out
-        self.turn = 0  # counts what was handed out, so that a graph of an earlier chunk is known as such
+        self.turn = (
+            0  # counts what was handed out, so that a graph of an earlier chunk is known as such
+        )
         self.uses: list[Shadow] = []  # in forward
         # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
         self.received: Received = {}
@@ -130,7 +132,9 @@ class _Record(Node):
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor
+    ) -> Tensor:
         ctx.mark_dirty(y)
         ctx.save_for_backward(*saved)
         ctx.shadow, ctx.handler, ctx.turn = shadow, backward, shadow.recorder.turn
@@ -161,7 +165,9 @@ def exact(device: torch.device) -> Any:
     kind = device.type
     autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
     backend = "cuda" if kind == "cuda" else "mkldnn"
-    return _WholeFloat32(backend, autocast) if _WholeFloat32.inside or _rounds(backend) else autocast
+    return (
+        _WholeFloat32(backend, autocast) if _WholeFloat32.inside or _rounds(backend) else autocast
+    )
 
 
 # How torch says which kernels may round float32: one switch for matmul and one for cudnn, and from 2.9 on also a setting for each kind
@@ -175,7 +181,9 @@ def _rounds(backend: str) -> bool:
     """Whether kernels that are used inside ``exact`` may take float32 numbers for shorter ones there."""
     if _precision is not None:
         return _precision(backend, "matmul") in _ROUNDED or _precision(backend, "conv") in _ROUNDED
-    return torch.get_float32_matmul_precision() != "highest" or (backend == "cuda" and torch.backends.cudnn.allow_tf32)
+    return torch.get_float32_matmul_precision() != "highest" or (
+        backend == "cuda" and torch.backends.cudnn.allow_tf32
+    )
 
 
 class _WholeFloat32:
@@ -214,7 +222,9 @@ class _WholeFloat32:
         with self._lock:
             while self.inside == 1 and self._entered:
                 self._entered.pop()._put_back()
-            _WholeFloat32.inside -= 1  # last: who finds 0 here, without the lock, must find the user's settings, too
+            _WholeFloat32.inside -= (
+                1  # last: who finds 0 here, without the lock, must find the user's settings, too
+            )
 
     def _look(self) -> None:
         self.matmul = _matmul_switch()
@@ -306,7 +316,9 @@ class Shadow:
                 break
         if not shadow.parameters:  # nothing of it is trained in this forward: plain torch
             return self.inner(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1:  # a forward run again by gradient checkpointing is no further use
+        if (
+            torch._C._current_graph_task_id() == -1
+        ):  # a forward run again by gradient checkpointing is no further use
             recorder.uses.append(shadow)
         return self.run(shadow, *args, **kwargs)
 
@@ -359,7 +371,9 @@ class Shadow:
     def detached_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, with its own parameters detached."""
         own = self.module.__dict__["_parameters"]
-        self.module.__dict__["_parameters"] = {k: None if p is None else p.detach() for k, p in own.items()}
+        self.module.__dict__["_parameters"] = {
+            k: None if p is None else p.detach() for k, p in own.items()
+        }
         try:
             return self.inner(*args, **kwargs)
         finally:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 rows: Any
 try:
-    from .. import _rows as rows
+    from . import _rows as rows
 except ImportError:  # built where there was no C compiler
     rows = None
 
@@ -17,5 +17,9 @@ except ImportError:  # built where there was no C compiler
 def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     """Whether the compiled part may go through this tensor from its first to its last number."""
     return (
-        rows is not None and tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+        rows is not None
+        and tensor.dtype is dtype
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
     )

@@ -81,9 +81,15 @@ def row_norms(rows: Tensor) -> Tensor:
     if width <= 2 * NORM_PIECE or flat.dtype == torch.float64:
         return torch.linalg.vector_norm(flat, dim=1).double()
     whole = width - width % NORM_PIECE
-    pieces = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, NORM_PIECE)), dim=2).double()
+    pieces = torch.linalg.vector_norm(
+        flat[:, :whole].unflatten(1, (-1, NORM_PIECE)), dim=2
+    ).double()
     norms = torch.linalg.vector_norm(pieces, dim=1)
-    return norms if whole == width else torch.hypot(norms, torch.linalg.vector_norm(flat[:, whole:], dim=1).double())
+    return (
+        norms
+        if whole == width
+        else torch.hypot(norms, torch.linalg.vector_norm(flat[:, whole:], dim=1).double())
+    )
 
 
 def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
@@ -94,7 +100,9 @@ def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
         and compiled.plain(out, torch.float64)
     ):
         assert out.shape == rows.shape[1:] and factors.shape == rows.shape[:1]
-        compiled.rows.weigh([rows.data_ptr(), rows.shape[1], 0, out.data_ptr()], len(rows), factors.data_ptr(), 1.0)
+        compiled.rows.weigh(
+            [rows.data_ptr(), rows.shape[1], 0, out.data_ptr()], len(rows), factors.data_ptr(), 1.0
+        )
     elif rows.dtype == torch.float64:
         out.addmv_(rows.t(), factors)
     else:
@@ -183,13 +191,19 @@ def gram_norms(x: Tensor, g: Tensor) -> Tensor:
     gram_x = torch.bmm(x, x.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
     # In float64: of T² terms of both signs little may be left.
-    squares = torch.linalg.vecdot(gram_x.flatten(1).double(), gram_g.flatten(1).double()).clamp_min_(0)
+    squares = torch.linalg.vecdot(
+        gram_x.flatten(1).double(), gram_g.flatten(1).double()
+    ).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
-    return trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype])
+    return trusted(
+        squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype]
+    )
 
 
-def trusted(norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float) -> Tensor:
+def trusted(
+    norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float
+) -> Tensor:
     """``norms``, NaN where cancellation took the digits, and never below what underflow can hide.
 
     ``lengths`` are the norms of x_t and g_t, (B, T).
@@ -265,15 +279,22 @@ class Outer:
             for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
         ]
         # The sum is formed in another order than these norms, so it is trusted no further than its digits go.
-        lengths_x, lengths_g = torch.linalg.vector_norm(self.x, dim=2), torch.linalg.vector_norm(self.g, dim=2)
-        return trusted(torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype])
+        lengths_x, lengths_g = (
+            torch.linalg.vector_norm(self.x, dim=2),
+            torch.linalg.vector_norm(self.g, dim=2),
+        )
+        return trusted(
+            torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype]
+        )
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
         if positions >= LONG_SEQUENCE:
             return add_in_pieces(self, out, factors, inputs * outputs)
         some = max(1, 4 * SUM_FLOATS // max(1, positions * (inputs + outputs)))
-        for x, g, own in zip(self.x.split(some), self.g.split(some), factors.split(some), strict=True):
+        for x, g, own in zip(
+            self.x.split(some), self.g.split(some), factors.split(some), strict=True
+        ):
             scaled = g.double() * own.view(-1, 1, 1)
             out.addmm_(scaled.flatten(0, 1).t(), x.flatten(0, 1).double())
 
@@ -316,10 +337,14 @@ class Lookup:
             return trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
         gram = torch.bmm(self.g, self.g.transpose(1, 2))
-        squares = torch.linalg.vecdot(same.flatten(1).double(), gram.flatten(1).double()).clamp_min_(0)
+        squares = torch.linalg.vecdot(
+            same.flatten(1).double(), gram.flatten(1).double()
+        ).clamp_min_(0)
         # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
         # flags a few more.
-        return trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype])
+        return trusted(
+            squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype]
+        )
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         scaled = self.g.double() * factors.view(-1, 1, 1)
@@ -329,7 +354,9 @@ class Lookup:
         examples, positions = self.ids.shape
         out = self.g.new_zeros(examples, *self.shape)
         row = torch.arange(examples, device=self.ids.device).unsqueeze(1).expand(-1, positions)
-        return out.index_put_((row.flatten(), self.ids.flatten()), self.g.flatten(0, 1), accumulate=True)
+        return out.index_put_(
+            (row.flatten(), self.ids.flatten()), self.g.flatten(0, 1), accumulate=True
+        )
 
     def take(self, rows: Tensor | slice) -> Lookup:
         return replace(self, ids=self.ids[rows], g=self.g[rows])
@@ -358,7 +385,9 @@ def combine(parts: list[Contribution]) -> list[Contribution]:
         spans = sorted(blocks)
         if all(first[1] <= second[0] for first, second in pairwise(spans)):
             return [_join(group) for group in blocks.values()]
-        raise RuntimeError("overlapping blocks of one parameter; a layer rule must use the same blocks every time")
+        raise RuntimeError(
+            "overlapping blocks of one parameter; a layer rule must use the same blocks every time"
+        )
     whole = [part for part in parts if part.block is None]
     if len(whole) < len(parts):
         # One use took all of it, another a block (an attention that serves as self- and as cross-attention).

@@ -93,12 +93,16 @@ def _folded(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tens
     return _weight_gradient(wide_x, wide_g, geometry, many, batch * geometry.groups).view(batch, -1)
 
 
-def _weight_gradient(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size, groups: int) -> Tensor:
+def _weight_gradient(
+    x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size, groups: int
+) -> Tensor:
     """The ordinary weight gradient, summed over the batch, by torch's own kernel."""
     total: Tensor = torch.ops.aten.convolution_backward(
         g,
         x,
-        x.new_empty(1).expand(shape),  # asked for its shape only; its values don't enter the weight gradient
+        x.new_empty(1).expand(
+            shape
+        ),  # asked for its shape only; its values don't enter the weight gradient
         None,
         geometry.stride,
         geometry.padding,
@@ -114,7 +118,9 @@ def _weight_gradient(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size
 def _shifted(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Dense:
     """Stored as (B, kernel rows, O, C, kernel columns)."""
     outputs, inputs = shape[0], shape[1]
-    stored = x.new_empty(len(x), *_as_2d(geometry.kernel)[:1], outputs, inputs * geometry.kernel[-1])
+    stored = x.new_empty(
+        len(x), *_as_2d(geometry.kernel)[:1], outputs, inputs * geometry.kernel[-1]
+    )
     for rows, columns, height, flat_g in _unfolded_pieces(x, g, geometry):
         for i, start in enumerate(height):
             window = columns(i, start)
@@ -122,7 +128,9 @@ def _shifted(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Den
             torch.baddbmm(target, flat_g, window.transpose(1, 2), beta=0, out=target)
 
     def unpack(values: Tensor) -> Tensor:
-        ordered = values.view(len(values), -1, outputs, inputs, geometry.kernel[-1]).permute(0, 2, 3, 1, 4)
+        ordered = values.view(len(values), -1, outputs, inputs, geometry.kernel[-1]).permute(
+            0, 2, 3, 1, 4
+        )
         return ordered.reshape(len(values), *shape)
 
     return Dense(stored, shape, unpack)
@@ -161,7 +169,9 @@ def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple
                         phase,
                         slice(top, bottom),
                         slice(low, high),
-                        slice(source_top, source_top + (bottom - top - 1) * stride[0] + 1, stride[0]),
+                        slice(
+                            source_top, source_top + (bottom - top - 1) * stride[0] + 1, stride[0]
+                        ),
                         slice(first, first + (high - low - 1) * stride[1] + 1, stride[1]),
                     )
                 )
@@ -172,7 +182,9 @@ def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple
         rows = slice(begin, begin + count)
         piece = x[rows]
         for j, phase, to_rows, to_columns, from_rows, from_columns in copies:
-            buffer[:count, :, j, phase, to_rows, to_columns].copy_(piece[:, :, from_rows, from_columns])
+            buffer[:count, :, j, phase, to_rows, to_columns].copy_(
+                piece[:, :, from_rows, from_columns]
+            )
 
         def window(i: int, start: int, count: int = count) -> Tensor:
             phase, row = start % stride[0], start // stride[0]
@@ -215,7 +227,9 @@ class ConvGram:
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.g.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel))
+        return torch.Size(
+            (self.g.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel)
+        )
 
     def _unfolded(self) -> Tensor:
         """(B, positions, C * area)."""
@@ -267,17 +281,22 @@ class ConvPieces(ConvGram):
         weights = self.shape.numel()
         some = max(1, (1 << 19) // weights)
         pieces = [
-            _gradients(x, g, self.geometry).norms() for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
+            _gradients(x, g, self.geometry).norms()
+            for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
         ]
         # What the positions could add up to without cancellation, from above: each input value is met `area` times.
         reach = row_norms(self.x).mul_(_product(self.geometry.kernel) ** 0.5).unsqueeze(1)
         inputs, outputs = self.x[0].numel(), self.g[0].numel()
         share = TRUSTED_DENSE[self.x.dtype]
-        return trusted(torch.cat(pieces), reach, row_norms(self.g).unsqueeze(1), inputs, outputs, share)
+        return trusted(
+            torch.cat(pieces), reach, row_norms(self.g).unsqueeze(1), inputs, outputs, share
+        )
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         some = max(1, (1 << 19) // self.shape.numel())
-        for x, g, own in zip(self.x.split(some), self.g.split(some), factors.split(some), strict=True):
+        for x, g, own in zip(
+            self.x.split(some), self.g.split(some), factors.split(some), strict=True
+        ):
             _gradients(x, g, self.geometry).add_to(out, own)
 
     def dense(self) -> Tensor:

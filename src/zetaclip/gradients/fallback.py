@@ -31,7 +31,20 @@ from .contributions import Dense
 # Hooks that compute a weight from the parameters before each forward: torch's reparametrizations of the older kind.
 _MAKES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Arguments in which nothing else is looked for, and how far down it is in others.
-_SIMPLE = (Tensor, torch.Size, nn.Module, str, bytes, int, float, complex, type, type(None), torch.dtype, torch.device)
+_SIMPLE = (
+    Tensor,
+    torch.Size,
+    nn.Module,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    type(None),
+    torch.dtype,
+    torch.device,
+)
 _DEEPEST = 5
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
@@ -45,7 +58,9 @@ class _Alias(torch.autograd.Function):
     """One alias of a parameter per example; backward brings the per-example gradients."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int
+    ) -> Tensor:
         ctx.shadow, ctx.parameter_name, ctx.turn = shadow, name, shadow.recorder.turn
         return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
 
@@ -123,7 +138,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
         except Exception as problem:
             if getattr(shadow, "proven", False):
                 raise
-            from ..tape import rewind  # which imports this package
+            from ..randomness._forward import rewind
 
             rewind(state)
             shadow.path = LOOP
@@ -157,8 +172,12 @@ def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
             continue
         met.add(id(value))
         inner = _parts_of(value)
-        bare = isinstance(value, Sequence | np.ndarray | Set) and not any(isinstance(one, Tensor) for _, one in inner)
-        for length in (value.shape if isinstance(value, np.ndarray) else (len(inner),)) if bare else ():
+        bare = isinstance(value, Sequence | np.ndarray | Set) and not any(
+            isinstance(one, Tensor) for _, one in inner
+        )
+        for length in (
+            (value.shape if isinstance(value, np.ndarray) else (len(inner),)) if bare else ()
+        ):
             if length != rows:
                 settings.add((place, length))
             elif rows > 1 and (place, length) not in settings:
@@ -177,15 +196,25 @@ def _parts_of(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, (Sequence, Set)):
         return list(enumerate(value))
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
-    return [*getattr(value, "__dict__", {}).items(), *((name, getattr(value, name)) for name in slots)]
+    slots = [
+        name
+        for kind in type(value).__mro__
+        for name in getattr(kind, "__slots__", ())
+        if hasattr(value, name)
+    ]
+    return [
+        *getattr(value, "__dict__", {}).items(),
+        *((name, getattr(value, name)) for name in slots),
+    ]
 
 
 def untensored(value: Any) -> bool:
     """Whether this is an array, or a list without any tensor in it: what a ``collate_fn`` may have one item of for each record."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
-    return isinstance(value, (list, tuple)) and not any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0])
+    return isinstance(value, (list, tuple)) and not any(
+        isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0]
+    )
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -248,7 +277,11 @@ def _call(unit: _Unit, parameters: dict[str, Tensor], args: tuple, kwargs: dict)
 
 
 def _vectorised(
-    shadow: Shadow, one: Callable[..., Any], aliases: dict[str, Tensor], tensors: list[Tensor], dims: list[int]
+    shadow: Shadow,
+    one: Callable[..., Any],
+    aliases: dict[str, Tensor],
+    tensors: list[Tensor],
+    dims: list[int],
 ) -> Any:
     with warnings.catch_warnings():
         # torch may know no batched form of an operation and loop inside; the result is the same.
@@ -259,7 +292,9 @@ def _vectorised(
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             _check_single(shadow, leaf.shape[1:], 0)
-    return tree_unflatten([leaf.squeeze(1) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+    return tree_unflatten(
+        [leaf.squeeze(1) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+    )
 
 
 def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
@@ -283,7 +318,9 @@ def _looped(
     structure = None
     for i in range(shadow.recorder.rows):
         own = {name: alias[i] for name, alias in aliases.items()}
-        output = one(own, *(tensor.select(dim, i) for tensor, dim in zip(tensors, dims, strict=True)))
+        output = one(
+            own, *(tensor.select(dim, i) for tensor, dim in zip(tensors, dims, strict=True))
+        )
         leaves, structure = tree_flatten(output)
         results.append(leaves)
     joined = []

@@ -26,7 +26,9 @@ class Layout:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     offsets: tuple[int, ...]
-    places: tuple[tuple, ...]  # (size, stride, offset) of each, as ``as_strided`` takes them: the fastest view there is
+    places: tuple[
+        tuple, ...
+    ]  # (size, stride, offset) of each, as ``as_strided`` takes them: the fastest view there is
     numel: int
     dtype: torch.dtype
     device: torch.device
@@ -46,8 +48,12 @@ class Layout:
             )
         dtype = torch.float64 if wide else torch.float32
         shapes = [torch.empty(p.shape, device="meta") for p in parameters]
-        places = tuple((s.shape, s.stride(), offset) for s, offset in zip(shapes, offsets, strict=True))
-        return Layout(tuple(named), parameters, tuple(offsets), places, total, dtype, parameters[0].device)
+        places = tuple(
+            (s.shape, s.stride(), offset) for s, offset in zip(shapes, offsets, strict=True)
+        )
+        return Layout(
+            tuple(named), parameters, tuple(offsets), places, total, dtype, parameters[0].device
+        )
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each parameter's part of the flat vector, in the parameter's shape."""
@@ -65,7 +71,9 @@ class Chunk:
     ``scale`` multiplies every gradient: the rows of the chunk where the loss was a mean over them.
     """
 
-    def __init__(self, received: dict[int, list[Contribution]], layout: Layout, rows: int, scale: float) -> None:
+    def __init__(
+        self, received: dict[int, list[Contribution]], layout: Layout, rows: int, scale: float
+    ) -> None:
         self.layout = layout
         self.rows = rows
         self.scale = scale
@@ -79,7 +87,9 @@ class Chunk:
     def _hold(self, parts: dict[int, list[Contribution]]) -> None:
         self.parts = parts
         # By id() of the part: its addresses where it is a small matrix, or None.
-        self._tasks = {id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some}
+        self._tasks = {
+            id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some
+        }
 
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
@@ -138,7 +148,9 @@ class Chunk:
         layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
         tasks: list[int] = []
-        products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += left^T right, once the tasks are done
+        products: list[
+            tuple[Tensor, Tensor, Tensor]
+        ] = []  # out += left^T right, once the tasks are done
         scaled: Tensor | None = None
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):

@@ -33,7 +33,9 @@ def source() -> str:
 
 def fits(matrix: Tensor, rows: int) -> bool:
     """Whether the compiled part can take this tensor as a matrix of so many rows."""
-    return plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
+    return (
+        plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
+    )
 
 
 def norm_task(part: Contribution, rows: int) -> Task | None:
@@ -49,7 +51,9 @@ def norm_task(part: Contribution, rows: int) -> Task | None:
     return None
 
 
-def norms(tasks: list[int], squares: Tensor | None, rows: int, lost: float, scale: float) -> tuple[Tensor, bool]:
+def norms(
+    tasks: list[int], squares: Tensor | None, rows: int, lost: float, scale: float
+) -> tuple[Tensor, bool]:
     """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are finite."""
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares
     largest = compiled.rows.norms(tasks, rows, out.data_ptr(), squares is None, lost, scale)
@@ -136,7 +140,9 @@ def slots(norms: Tensor, clip: float, width: int) -> Tensor:
         root = math.sqrt(width)
         most = clip / root
         full = torch.tensor(
-            [root * clip - slot * most for slot in range(width)], dtype=norms.dtype, device=norms.device
+            [root * clip - slot * most for slot in range(width)],
+            dtype=norms.dtype,
+            device=norms.device,
         )
         return torch.sub(full, norms.unsqueeze(1), alpha=root).clamp_(0.0, most)
     columns = torch.empty(rows, width, dtype=torch.float64)
@@ -157,7 +163,9 @@ def _table(columns: Tensor, rows: int) -> bool:
     return plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
-def advance(places: list[Tensor], starts: list[Tensor], vector: Tensor, distance: float) -> bool | None:
+def advance(
+    places: list[Tensor], starts: list[Tensor], vector: Tensor, distance: float
+) -> bool | None:
     """Each start, and what stands for it in the unit vector times a distance, into its place.
 
     False, and nothing written, where the vector has no direction; None: not for the compiled part.
@@ -168,7 +176,11 @@ def advance(places: list[Tensor], starts: list[Tensor], vector: Tensor, distance
     address = vector.data_ptr()
     for place, start in zip(places, starts, strict=True):
         size = start.numel()
-        if not (plain(place, torch.float32) and plain(start, torch.float32) and place.numel() == size <= LARGEST):
+        if not (
+            plain(place, torch.float32)
+            and plain(start, torch.float32)
+            and place.numel() == size <= LARGEST
+        ):
             return None
         tasks += place.data_ptr(), size, start.data_ptr(), address
         address += 4 * size

@@ -54,14 +54,18 @@ def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
     def register(backward: Callable[..., Contributions]) -> Callable[..., Contributions]:
         for kind in types:
             if kind in LAYER_RULES:
-                raise ValueError(f"{kind.__name__} has a layer rule already; remove it from LAYER_RULES to replace it")
+                raise ValueError(
+                    f"{kind.__name__} has a layer rule already; remove it from LAYER_RULES to replace it"
+                )
             LAYER_RULES[kind] = LayerRule(path, backward, **options)
         return backward
 
     return register
 
 
-def linear_contributions(shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias: str) -> Contributions:
+def linear_contributions(
+    shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias: str
+) -> Contributions:
     """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
     found: Contributions = {}
     if g.dim() == 2:
@@ -105,7 +109,9 @@ class _Linear(Node):
         if shadow.recorder.wants(ctx.turn):
             with exact(g.device):
                 shadow.hand_over(
-                    linear_contributions(shadow, shadow.recorder.widened(g), widen(x.detach()), "weight", "bias")
+                    linear_contributions(
+                        shadow, shadow.recorder.widened(g), widen(x.detach()), "weight", "bias"
+                    )
                 )
         return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
 
@@ -122,12 +128,23 @@ def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
     return y
 
 
-@layer_rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, path="linear", forward=_linear_forward)
+@layer_rule(
+    nn.Linear,
+    nn.modules.linear.NonDynamicallyQuantizableLinear,
+    path="linear",
+    forward=_linear_forward,
+)
 def _linear(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     return linear_contributions(shadow, g, x, "weight", "bias")
 
 
-@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, path="convolution", dims=lambda module: len(module.kernel_size) + 2)
+@layer_rule(
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    path="convolution",
+    dims=lambda module: len(module.kernel_size) + 2,
+)
 def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     found: Contributions = {}
     module: Any = shadow.module
@@ -138,7 +155,9 @@ def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(module.kernel_size)
-        geometry = Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
+        geometry = Geometry(
+            module.kernel_size, module.stride, padding, module.dilation, module.groups
+        )
         found["weight"] = convolution_contribution(x, g, geometry)
     if "bias" in shadow.parameters:
         found["bias"] = _dense(g.flatten(2).sum(2))
@@ -147,9 +166,7 @@ def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 def _embedding_refused(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
-        return (
-            "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
-        )
+        return "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq divides by counts over the whole batch, which mixes records; set it to False"
     return None
@@ -197,7 +214,11 @@ def _instance_norm_refused(module: Any) -> str | None:
 
 
 @layer_rule(
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, path="instance norm", refuse=_instance_norm_refused
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    path="instance norm",
+    refuse=_instance_norm_refused,
 )
 def _instance_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     module: Any = shadow.module
@@ -249,7 +270,10 @@ class _FoldedGroupNorm(Node):
         if wanted:
             per_example = {"weight": dweight, "bias": dbias}
             ctx.shadow.hand_over(
-                {name: _dense(per_example[name].view(batch, channels)) for name in ctx.shadow.parameters}
+                {
+                    name: _dense(per_example[name].view(batch, channels))
+                    for name in ctx.shadow.parameters
+                }
             )
         return (None if dx is None else dx.view_as(x)), None, None
 
@@ -257,7 +281,9 @@ class _FoldedGroupNorm(Node):
 def _group_norm_forward(shadow: Shadow, input: Tensor) -> Tensor:
     shadow.recorder.check_rows(input, shadow.name)
     module: Any = shadow.module
-    low = input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(input.device.type)
+    low = input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(
+        input.device.type
+    )
     if low or input.device.type != "cpu" or module.weight.dtype != input.dtype or input.dim() < 3:
         return shadow.record(shadow.detached_forward(input), _group_norm, input)
     y: Tensor = _FoldedGroupNorm.apply(input, shadow.recorder.anchor, shadow)
@@ -281,14 +307,18 @@ def find_rule(module: nn.Module) -> LayerRule | None:
     if rule is None or not _runs_its_own_forward(module) or rule.skip(module):
         return None
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    tied = len(names) > len(list(module.parameters()))  # a rule would report one use under a name that nobody asks for
+    tied = len(names) > len(
+        list(module.parameters())
+    )  # a rule would report one use under a name that nobody asks for
     return rule if rule.names.issuperset(names) and not tied else None
 
 
 def _runs_its_own_forward(module: nn.Module) -> bool:
     """Copies of a private module carry their class's own forward as an attribute: that changes nothing."""
     own = module.__dict__.get("forward")
-    return own is None or (getattr(own, "__func__", None) is type(module).forward and own.__self__ is module)
+    return own is None or (
+        getattr(own, "__func__", None) is type(module).forward and own.__self__ is module
+    )
 
 
 def refusal(module: nn.Module) -> str | None:
@@ -297,4 +327,12 @@ def refusal(module: nn.Module) -> str | None:
     return rule.refuse(module) if rule is not None else None
 
 
-__all__ = ["LAYER_RULES", "CaptureError", "Contribution", "LayerRule", "find_rule", "layer_rule", "refusal"]
+__all__ = [
+    "LAYER_RULES",
+    "CaptureError",
+    "Contribution",
+    "LayerRule",
+    "find_rule",
+    "layer_rule",
+    "refusal",
+]

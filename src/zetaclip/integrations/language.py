@@ -49,7 +49,9 @@ def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
         if g.dim() == 2:
             found["weight"] = Single(g, x)
         else:
-            found["weight"] = Outer(g.reshape(len(g), -1, g.shape[-1]), x.reshape(len(x), -1, x.shape[-1]))
+            found["weight"] = Outer(
+                g.reshape(len(g), -1, g.shape[-1]), x.reshape(len(x), -1, x.shape[-1])
+            )
     if "bias" in shadow.parameters:
         summed = g.reshape(len(g), -1, g.shape[-1]).sum(1)
         found["bias"] = Dense(summed, summed.shape[1:])
@@ -76,7 +78,12 @@ def _is_rms_norm(module: nn.Module) -> bool:
     name = type(module).__name__
     own = dict(module.named_parameters())
     weight = own.get("weight")
-    if not name.endswith(("RMSNorm", "T5LayerNorm")) or weight is None or len(own) > 1 or weight.dim() != 1:
+    if (
+        not name.endswith(("RMSNorm", "T5LayerNorm"))
+        or weight is None
+        or len(own) > 1
+        or weight.dim() != 1
+    ):
         return False
     if not type(module).__module__.startswith("transformers."):
         return False
@@ -118,7 +125,10 @@ def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
             f"the records are padded on the left, and {type(inner).__name__} takes no position_ids, so what it computes for a record "
             "could depend on the longest one of the batch: set tokenizer.padding_side = 'right'"
         )
-    if not left and getattr(getattr(inner, "config", None), "model_type", None) not in SHARED_POSITIONS:
+    if (
+        not left
+        and getattr(getattr(inner, "config", None), "model_type", None) not in SHARED_POSITIONS
+    ):
         return inputs
     rows = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
     return {**inputs, "position_ids": rows if start is None else (rows - start).clamp_min(0)}
@@ -127,7 +137,11 @@ def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
 def _token_mask(inputs: dict[str, Any]) -> Tensor | None:
     """Which tokens are the records' own, as ``attention_mask`` says; None if it does not."""
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-    return mask != 0 if isinstance(mask, Tensor) and ids is not None and mask.shape == ids.shape else None
+    return (
+        mask != 0
+        if isinstance(mask, Tensor) and ids is not None and mask.shape == ids.shape
+        else None
+    )
 
 
 def _first_token(inputs: dict[str, Any]) -> Tensor | None:
@@ -142,7 +156,10 @@ def _counts_positions(model: nn.Module) -> bool:
 
 
 def padding_is_inert(
-    parameters: list[nn.Parameter], loss: Callable[[dict[str, Any]], Tensor], batch: dict[str, Any], tolerance: float
+    parameters: list[nn.Parameter],
+    loss: Callable[[dict[str, Any]], Tensor],
+    batch: dict[str, Any],
+    tolerance: float,
 ) -> bool:
     """Whether the gradient of a padded record is its gradient without the padding, by trial.
 
@@ -165,7 +182,9 @@ def padding_is_inert(
         for name, value in batch.items():
             own = isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
             padded[name] = value[i : i + 1] if own else value
-            bare[name] = padded[name][:, mask[i]] if own and value.shape[1:2] == (length,) else padded[name]
+            bare[name] = (
+                padded[name][:, mask[i]] if own and value.shape[1:2] == (length,) else padded[name]
+            )
         with_it, without = gradient(padded), gradient(bare)
         if not float((with_it - without).norm()) <= tolerance * float(without.norm()):
             return False
@@ -177,7 +196,9 @@ def shifts_labels(model: nn.Module) -> bool:
     """Whether position t predicts label t + 1; by the model's class, because nothing else in the library tells it for all."""
     inner = unwrapped(model)
     name = type(inner).__name__
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False) or name.endswith(ALIGNED):
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False) or name.endswith(
+        ALIGNED
+    ):
         return False
     if name.endswith(CAUSAL) and not name.endswith("WithLMHeadModel"):
         return True
@@ -187,7 +208,9 @@ def shifts_labels(model: nn.Module) -> bool:
     )
 
 
-def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float = 0.0, outputs: bool = False) -> Any:
+def record_loss(
+    model: nn.Module, inputs: dict[str, Any], label_smoothing: float = 0.0, outputs: bool = False
+) -> Any:
     """The mean over records of each record's own loss; with ``outputs`` also what the model returned.
 
     Labels of tokens (-100: not counted) are averaged within their record first: the models' own losses divide by the tokens of
@@ -230,7 +253,9 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
             f"logits of shape {tuple(logits.shape)} do not fit labels of shape {tuple(labels.shape)}; override compute_loss in a "
             "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
         )
-    mask = None if kept else _token_mask(inputs)  # an encoder's mask says nothing about the decoder's labels
+    mask = (
+        None if kept else _token_mask(inputs)
+    )  # an encoder's mask says nothing about the decoder's labels
     if mask is not None and mask.shape == labels.shape:
         labels = labels.masked_fill(~mask, IGNORED)
     if shifts_labels(model):
@@ -239,7 +264,11 @@ def record_loss(model: nn.Module, inputs: dict[str, Any], label_smoothing: float
             # The first token behind padding has nothing before it to be predicted from; alone it would not be predicted.
             labels = labels.masked_fill(~mask[:, :-1], IGNORED)
     each = F.cross_entropy(
-        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none", label_smoothing=label_smoothing
+        logits.float().transpose(1, 2),
+        labels,
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=label_smoothing,
     )
     counted = (labels != IGNORED).to(each.dtype)
     loss = ((each * counted).sum(1) / counted.sum(1).clamp_min(1)).mean()

@@ -34,13 +34,15 @@ try:
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.utilities import rank_zero_info
 except ImportError as problem:
-    raise ImportError("zetaclip.integrations.lightning needs Lightning: pip install 'zetaclip[lightning]'") from problem
+    raise ImportError(
+        "zetaclip.integrations.lightning needs Lightning: pip install 'zetaclip[lightning]'"
+    ) from problem
 
-from .. import checkpoint as checkpoints
-from ..engine import PrivacyEngine
-from ..optimizer import PrivateOptimizer
-from ..rehearsal import rehearse
-from ..run import Run
+from ..engine import _checkpoint as checkpoints
+from ..engine._engine import PrivacyEngine
+from ..engine._optimizer import PrivateOptimizer
+from ..engine._rehearsal import rehearse
+from ..engine._run import Run
 from .terms import Teller, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy"]
@@ -83,7 +85,9 @@ class Privacy(Callback):
         inner = files.inner if isinstance(files, _PrivateFiles) else files
         trainer.strategy.checkpoint_io = _PrivateFiles(inner, self._secrets)
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.training or trainer.state.fn == "fit":
             self._resumed = checkpoint
 
@@ -93,7 +97,9 @@ class Privacy(Callback):
                 f"Privacy needs one optimizer, and configure_optimizers returned {len(trainer.optimizers)}"
             )
         if trainer.strategy.model is not pl_module:
-            raise ValueError("the strategy wraps the module, which Privacy can't look into: use one device")
+            raise ValueError(
+                "the strategy wraps the module, which Privacy can't look into: use one device"
+            )
         loader = _train_loader(trainer)
         steps = _total_steps(trainer, self.terms.steps_per_epoch(loader))
         earlier = released_before(self.engine)
@@ -117,7 +123,9 @@ class Privacy(Callback):
 
     # -- training -------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         assert self.engine is not None
         self._before = self.engine.updates
 
@@ -125,7 +133,12 @@ class Privacy(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         engine, optimizer, updates = self.engine, self._optimizer, self._updates
-        assert engine is not None and optimizer is not None and updates is not None and self._teller is not None
+        assert (
+            engine is not None
+            and optimizer is not None
+            and updates is not None
+            and self._teller is not None
+        )
         if engine.updates != self._before + 1:
             raise RuntimeError(
                 f"Lightning counted an iteration in which {engine.updates - self._before} private updates were taken: the training does "
@@ -139,13 +152,17 @@ class Privacy(Callback):
             pl_module.log("epsilon", epsilon, **how)
         pl_module.log("clip", optimizer.clip, **how)
         if last:
-            rank_zero_info(f"stopped after {engine.updates} updates: the next one would exceed max_epsilon")
+            rank_zero_info(
+                f"stopped after {engine.updates} updates: the next one would exceed max_epsilon"
+            )
             trainer.should_stop = True
 
     def _warn_of_metrics(self, trainer: Trainer) -> None:
         if self._warned:
             return
-        names = {metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values()} - _OWN_METRICS
+        names = {
+            metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values()
+        } - _OWN_METRICS
         if not names:
             return
         self._warned = True
@@ -153,7 +170,8 @@ class Privacy(Callback):
         assert self.engine is not None
         ledger = self.engine.ledger
         ledger.header = replace(
-            ledger.header, notes=(*ledger.header.notes, f"not covered: logged in training: {listed}")
+            ledger.header,
+            notes=(*ledger.header.notes, f"not covered: logged in training: {listed}"),
         )
         warnings.warn(
             f"the module logs {listed} in training: exact functions of the batch's records, which ε does not cover. Keep them to "
@@ -165,22 +183,30 @@ class Privacy(Callback):
         if self.engine is not None:
             self.engine.detach()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         saves = any(isinstance(callback, OnExceptionCheckpoint) for callback in trainer.callbacks)
         if self.engine is not None and not saves:  # which still has to save the batch that is out
             self.engine.detach()
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self.engine is None:
             return
         run = self.engine._private()
         with run.weights.restored():
             public, secret = checkpoints.collect(run, None)
             weights = public.pop("module")
-            if not run.between_batches:  # an exception inside an update: Lightning may have taken perturbed weights
-                checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
+            if (
+                not run.between_batches
+            ):  # an exception inside an update: Lightning may have taken perturbed weights
+                checkpoint["state_dict"] = {
+                    name: value.detach().clone() for name, value in weights.items()
+                }
         public.pop("optimizer")  # Lightning keeps both itself
         checkpoint[_KEY] = public
         self._secrets.clear()  # of a checkpoint that was never written
@@ -194,7 +220,11 @@ class Privacy(Callback):
                 stacklevel=2,
             )
             return
-        public = {**loaded[_KEY], "module": loaded["state_dict"], "optimizer": loaded["optimizer_states"][0]}
+        public = {
+            **loaded[_KEY],
+            "module": loaded["state_dict"],
+            "optimizer": loaded["optimizer_states"][0],
+        }
         # A link to a checkpoint (save_last="link") has its secrets beside the file that it points to.
         path = Path(os.path.realpath(str(trainer.ckpt_path)))
         self._updates.resume(public, path.parent, secret_path(path))
@@ -204,7 +234,11 @@ class _WholeStep(PrivateOptimizer):
     """``step(closure)`` that completes an update: the closure runs once for every chunk and pass."""
 
     def __init__(
-        self, private: PrivateOptimizer, updates: Updates, trainer: Trainer, pl_module: LightningModule
+        self,
+        private: PrivateOptimizer,
+        updates: Updates,
+        trainer: Trainer,
+        pl_module: LightningModule,
     ) -> None:
         super().__init__(private.inner, private._run)
         self._updates, self._trainer, self._pl_module = updates, trainer, pl_module
@@ -223,7 +257,9 @@ class _PrivateFiles(CheckpointIO):
     def __init__(self, inner: CheckpointIO, secrets: dict[str, tuple[Run, dict[str, Any]]]) -> None:
         self.inner, self._secrets = inner, secrets
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         identity = checkpoint.get(_KEY, {}).get("identity")
         if identity not in self._secrets:
             self.inner.save_checkpoint(checkpoint, path, storage_options)
@@ -242,7 +278,9 @@ class _PrivateFiles(CheckpointIO):
         checkpoints.write_private(hidden, {identity: streams})
         run.watch(hidden.parent)
 
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: Any = None
+    ) -> dict[str, Any]:
         more = {} if weights_only is None else {"weights_only": weights_only}
         return self.inner.load_checkpoint(path, map_location, **more)
 
@@ -299,7 +337,9 @@ def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
             "does so in its __getitem__"
         )
     if sum(isinstance(callback, Privacy) for callback in trainer.callbacks) > 1:
-        raise ValueError("the Trainer has more than one Privacy callback; one module has one ledger")
+        raise ValueError(
+            "the Trainer has more than one Privacy callback; one module has one ledger"
+        )
 
 
 # -- what Lightning offers no public way for, in one place ------------------------------------------------------------------------
@@ -324,7 +364,11 @@ def _replace_loader(trainer: Trainer, updates: Updates) -> None:
 def _total_steps(trainer: Trainer, per_epoch: int) -> int | None:
     """The updates that this Trainer would take from the start, by its limits; None without an end."""
     limit = trainer.limit_train_batches
-    per_epoch = min(per_epoch, limit) if isinstance(limit, int) else int(per_epoch * (1.0 if limit is None else limit))
+    per_epoch = (
+        min(per_epoch, limit)
+        if isinstance(limit, int)
+        else int(per_epoch * (1.0 if limit is None else limit))
+    )
     ends = []
     if trainer.max_epochs not in (None, -1):
         ends.append(trainer.max_epochs * per_epoch)

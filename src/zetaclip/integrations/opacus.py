@@ -24,7 +24,9 @@ _GHOST = "DPOptimizerFastGradientClipping"
 class AttachedSpectral:
     """What ``attach_spectral`` returns: the current C, its history, and the way to undo it."""
 
-    def __init__(self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe) -> None:
+    def __init__(
+        self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe
+    ) -> None:
         self.optimizer = optimizer
         self.controller = controller
         self.probe = probe  # the controller's, bound to this module
@@ -47,7 +49,11 @@ class AttachedSpectral:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, to be saved beside the optimizer's."""
-        return {"steps": self.steps, "state": asdict(self.state), "clip_history": list(self.clip_history)}
+        return {
+            "steps": self.steps,
+            "state": asdict(self.state),
+            "clip_history": list(self.clip_history),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.steps = int(saved["steps"])
@@ -104,14 +110,18 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
             f"{kind}: others keep the clipping norm in more places or move it themselves"
         )
     if controller.probe is None:
-        raise TypeError("this controller reads the mechanism's releases, which Opacus does not hand out")
+        raise TypeError(
+            "this controller reads the mechanism's releases, which Opacus does not hand out"
+        )
     hooks = _ghost_hooks(module) if kind == _GHOST else None
     if getattr(optimizer, "zetaclip_controller", None) is not None:
         raise RuntimeError("a controller is already attached to this optimizer; detach it first")
     network = module._module if type(module).__module__.startswith("opacus.") else module
     if not isinstance(network, nn.Module):
         raise TypeError(f"module must be what make_private returned, not {type(module).__name__}")
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    updated = {
+        id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+    }
     trained = {name: p for name, p in network.named_parameters() if id(p) in updated}
     probe = bound_probe(controller, network, trained)
     assert probe is not None

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from .. import checkpoint, methods
-from ..accounting import affordable, epsilon
-from ..engine import PrivacyEngine
+from ..accounting._accounting import affordable, epsilon
+from ..engine import _checkpoint as checkpoint
+from ..engine._engine import PrivacyEngine
+from ..engine._optimizer import PrivateOptimizer
+from ..engine._sampling import PoissonLoader, check_loader
 from ..errors import AccountingError, NoGuarantee
-from ..ledger import Ledger
-from ..optimizer import PrivateOptimizer
+from ..ledger._ledger import Ledger
+from ..methods import _table as methods
 from ..randomness import Stream
-from ..sampling import PoissonLoader, check_loader
-from ..tape import set_users_streams
+from ..randomness._forward import set_users_streams
 
 # Telling ε may take a twentieth of the time, no more.
 _SHARE = 20.0
@@ -62,7 +63,9 @@ class Terms:
 
     def __post_init__(self) -> None:
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise TypeError("give target_epsilon= (σ is then found) or noise_multiplier=, one of them")
+            raise TypeError(
+                "give target_epsilon= (σ is then found) or noise_multiplier=, one of them"
+            )
         for name in ("target_epsilon", "max_epsilon"):
             if getattr(self, name) is not None and self.target_delta is None:
                 raise TypeError(f"{name}= needs target_delta=: an ε means nothing without its δ")
@@ -96,14 +99,18 @@ class Terms:
         """
         engine = PrivacyEngine(accountant=self.accountant, seed=self._seed_after(earlier))
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
-        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own}
+        options: dict[str, Any] = {
+            f.name: getattr(self, f.name) for f in fields(Terms) if f.name not in own
+        }
         options |= {"module": module, "optimizer": optimizer, "data_loader": loader, **changes}
         if steps is not None:
             options["epochs"] = steps / self.steps_per_epoch(loader)
         if self.target_epsilon is None:
             made = engine.make_private(noise_multiplier=self.noise_multiplier, **options)
         elif steps is None:
-            raise ValueError("target_epsilon= needs an end of training to find σ for: set a number of epochs or steps")
+            raise ValueError(
+                "target_epsilon= needs an end of training to find σ for: set a number of epochs or steps"
+            )
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
         if earlier is not None:
@@ -149,7 +156,9 @@ class Updates:
         self.loader = loader
         self.optimizer = optimizer
         self.limit: int | None = None
-        self.rewind: dict[str, Tensor] | None = None  # what torch's own generators are set to before the first item
+        self.rewind: dict[str, Tensor] | None = (
+            None  # what torch's own generators are set to before the first item
+        )
         self._run = optimizer._run
         self._chunks: Iterator[Any] = iter(())
 
@@ -185,7 +194,9 @@ class Updates:
         except checkpoint.CheckpointError as problem:
             if "fresh streams" not in str(problem) or hidden.name in str(problem):
                 raise
-            raise checkpoint.CheckpointError(f"{problem}; here, that is to resume without {hidden.name}") from None
+            raise checkpoint.CheckpointError(
+                f"{problem}; here, that is to resume without {hidden.name}"
+            ) from None
         if found:
             # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
             self.rewind = public["public_streams"][0]
@@ -216,7 +227,9 @@ class Teller:
     will have been taken by then, at the pace so far.
     """
 
-    def __init__(self, engine: PrivacyEngine, delta: float | None, limit: int | None = None) -> None:
+    def __init__(
+        self, engine: PrivacyEngine, delta: float | None, limit: int | None = None
+    ) -> None:
         self.engine, self.delta, self.limit = engine, delta, limit
         self._value: float | None = None
         self._covers = -1  # updates
@@ -234,7 +247,11 @@ class Teller:
             now = time.perf_counter()
             pace = (updates - self._first) / max(now - self._begun, 1e-9)
             ahead = 0 if exact or self._cost is None else math.ceil(_SHARE * self._cost * pace)
-            ends = [end for end in (self.limit, self.engine.planned_updates, updates + ahead) if end is not None]
+            ends = [
+                end
+                for end in (self.limit, self.engine.planned_updates, updates + ahead)
+                if end is not None
+            ]
             self._covers = max(updates, min(ends))
             self._value = self._at(self._covers)
             self._cost = time.perf_counter() - now
@@ -242,7 +259,10 @@ class Teller:
 
     def _at(self, updates: int) -> float | None:
         try:
-            events = [*self.engine.ledger.events(), *self.engine.planned_events(self.engine.updates, updates)]
+            events = [
+                *self.engine.ledger.events(),
+                *self.engine.planned_events(self.engine.updates, updates),
+            ]
             if not self.engine.ledger.header.claims_privacy:
                 return None
             assert self.delta is not None

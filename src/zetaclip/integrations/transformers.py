@@ -30,12 +30,12 @@ except ImportError as problem:
         "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
     ) from problem
 
-from .. import checkpoint as checkpoints
-from ..engine import PrivacyEngine
-from ..ledger import replace_file
-from ..optimizer import PrivateOptimizer
-from ..rehearsal import rehearse
-from ..tape import set_users_streams, users_streams
+from ..engine import _checkpoint as checkpoints
+from ..engine._engine import PrivacyEngine
+from ..engine._optimizer import PrivateOptimizer
+from ..engine._rehearsal import rehearse
+from ..files import replace_file
+from ..randomness._forward import set_users_streams, users_streams
 from .language import padding_is_inert, record_loss, register_rules
 from .terms import Teller, Terms, Updates, released_before, secret_path
 
@@ -78,7 +78,9 @@ class PrivateTrainer(Trainer):
     it training goes on with fresh noise, and says so. Evaluation on private rows is not covered.
     """
 
-    def __init__(self, model: Any = None, args: Any = None, *rest: Any, privacy: Privacy, **named: Any) -> None:
+    def __init__(
+        self, model: Any = None, args: Any = None, *rest: Any, privacy: Privacy, **named: Any
+    ) -> None:
         if not isinstance(privacy, Privacy):
             raise TypeError(
                 f"privacy must be a zetaclip.integrations.transformers.Privacy, not {type(privacy).__name__}"
@@ -123,13 +125,19 @@ class PrivateTrainer(Trainer):
         )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        return super().set_initial_training_values(args, _Length(dataloader, self.privacy.steps_per_epoch(dataloader)))
+        return super().set_initial_training_values(
+            args, _Length(dataloader, self.privacy.steps_per_epoch(dataloader))
+        )
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: Any) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: Any
+    ) -> Any:
         earlier = released_before(self.engine)
         if isinstance(getattr(self.optimizer, "optimizer", None), _Taken):
             self.optimizer.optimizer = self.optimizer.optimizer.inner
-        model, _ = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        model, _ = super()._prepare_for_training(
+            max_steps, train_dataloader, resume_from_checkpoint
+        )
         if model is not self.model:
             raise ValueError(
                 f"the model was wrapped into {type(model).__name__}, which can't be trained privately: use one device"
@@ -138,7 +146,12 @@ class PrivateTrainer(Trainer):
         if isinstance(train_dataloader.collate_fn, _AsDict):
             train_dataloader.collate_fn.inert_padding = self._padding_is_inert(train_dataloader)
         self.engine, self._private, loader = self.privacy.make_private(
-            model, self.optimizer.optimizer, train_dataloader, max_steps, earlier, loss_reduction="sum"
+            model,
+            self.optimizer.optimizer,
+            train_dataloader,
+            max_steps,
+            earlier,
+            loss_reduction="sum",
         )
         self._private._run.losses.by_hand("mean", _MEAN_OVER_ROWS)
         rehearse(self._private._run, loader, self._loss_of, "mean")
@@ -160,7 +173,9 @@ class PrivateTrainer(Trainer):
         data: Any = loader.dataset
         model, last = self.model, len(data) - 1
         parameters = [p for p in model.parameters() if p.requires_grad]
-        exact = not self.args.bf16 and all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
+        exact = not self.args.bf16 and all(
+            p.dtype in (torch.float32, torch.float64) for p in model.parameters()
+        )
         modes = [(part, part.training) for part in model.modules()]
         streams = users_streams(self.args.device)
         model.eval()
@@ -168,7 +183,10 @@ class PrivateTrainer(Trainer):
             chosen = sorted({round(k * last / (_TRIED - 1)) for k in range(_TRIED)})
             batch = self._prepare_inputs(loader.collate_fn([data[i] for i in chosen]))
             return padding_is_inert(
-                parameters, lambda inputs: self.compute_loss(model, inputs), batch, 1e-3 if exact else 5e-2
+                parameters,
+                lambda inputs: self.compute_loss(model, inputs),
+                batch,
+                1e-3 if exact else 5e-2,
             )
         except Exception:  # whatever is wrong with model or data is told where they are trained
             return False
@@ -202,16 +220,24 @@ class PrivateTrainer(Trainer):
         return super().hyperparameter_search(*rest, **named)
 
     def _run_epoch(self, **named: Any) -> None:
-        first = named["epoch"] == named["epochs_trained"] and named["resume_from_checkpoint"] is not None
+        first = (
+            named["epoch"] == named["epochs_trained"]
+            and named["resume_from_checkpoint"] is not None
+        )
         skipped = named["steps_trained_in_current_epoch"]
         if first and skipped and not self.args.ignore_data_skip:
             # The engine goes on inside the epoch by itself; batches that were trained on are not drawn again.
             self._load_rng_state(named["resume_from_checkpoint"])
             rest = named["num_update_steps_per_epoch"] - skipped
-            named |= {"train_dataloader": _First(named["train_dataloader"], rest), "resume_from_checkpoint": None}
+            named |= {
+                "train_dataloader": _First(named["train_dataloader"], rest),
+                "resume_from_checkpoint": None,
+            }
         super()._run_epoch(**named)
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
         """One update: forward, backward and a private step for every chunk and pass of a logical batch."""
         updates, private, engine = self._updates, self._private, self.engine
         assert updates is not None and private is not None and engine is not None
@@ -229,7 +255,9 @@ class PrivateTrainer(Trainer):
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
         if updates.limit is not None and engine.updates >= updates.limit:
-            _LOG.warning("stopped after %d updates: the next one would exceed max_epsilon", engine.updates)
+            _LOG.warning(
+                "stopped after %d updates: the next one would exceed max_epsilon", engine.updates
+            )
             self.control.should_training_stop = True
         return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
 
@@ -244,7 +272,11 @@ class PrivateTrainer(Trainer):
             )
 
     def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """The mean over rows of each row's own loss; in evaluation too, so that both can be compared."""
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
@@ -252,11 +284,17 @@ class PrivateTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         # By now .grad holds the released gradient, noise and all.
-        return super()._get_grad_norm(model, grad_norm) if self.privacy.non_private_diagnostics else None
+        return (
+            super()._get_grad_norm(model, grad_norm)
+            if self.privacy.non_private_diagnostics
+            else None
+        )
 
     def floating_point_ops(self, inputs: Any) -> int:
         # Counted from the rows of a batch, whose number is private.
-        return int(super().floating_point_ops(inputs)) if self.privacy.non_private_diagnostics else 0
+        return (
+            int(super().floating_point_ops(inputs)) if self.privacy.non_private_diagnostics else 0
+        )
 
     def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
         logs = dict(logs)
@@ -302,7 +340,9 @@ class PrivateTrainer(Trainer):
         checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
         with replace_file(folder / _STATE) as file:
             torch.save(public, file)
-        run.watch(folder.parent)  # and not in the checkpoint, which the trainer removes after a while
+        run.watch(
+            folder.parent
+        )  # and not in the checkpoint, which the trainer removes after a while
 
     def _restore(self, folder: Path) -> None:
         assert self.engine is not None and self._updates is not None
@@ -315,7 +355,10 @@ class PrivateTrainer(Trainer):
             return
         public = torch.load(folder / _STATE, map_location=run.layout.device, weights_only=True)
         # The trainer has loaded both already.
-        public |= {"module": run.module.state_dict(), "optimizer": copy.deepcopy(run.optimizer.state_dict())}
+        public |= {
+            "module": run.module.state_dict(),
+            "optimizer": copy.deepcopy(run.optimizer.state_dict()),
+        }
         self._updates.resume(public, folder.parent, secret_path(Path(os.path.abspath(folder))))
 
 
@@ -410,13 +453,21 @@ def _refuse(args: Any, privacy: Privacy) -> None:
             "it out, and bound memory with Privacy(physical_batch_size=...)"
         )
     if args.fp16:
-        raise ValueError("fp16 scales the loss and skips steps by what the data did: use bf16=True or 32-bit")
+        raise ValueError(
+            "fp16 scales the loss and skips steps by what the data did: use bf16=True or 32-bit"
+        )
     if args.n_gpu > 1:
-        raise ValueError("DataParallel splits a batch over replicas: make one GPU visible (CUDA_VISIBLE_DEVICES)")
+        raise ValueError(
+            "DataParallel splits a batch over replicas: make one GPU visible (CUDA_VISIBLE_DEVICES)"
+        )
     for name, what in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
         if getattr(args, name, None):
-            raise ValueError(f"{what} shards or sums raw gradients: train on one device, without {name}=")
+            raise ValueError(
+                f"{what} shards or sums raw gradients: train on one device, without {name}="
+            )
     if args.world_size > 1:
         raise ValueError("several processes would sum raw gradients: train in one process")
     if args.torch_compile:
-        raise ValueError("torch_compile traces per-example gradients away: leave it out; compile a copy for inference")
+        raise ValueError(
+            "torch_compile traces per-example gradients away: leave it out; compile a copy for inference"
+        )

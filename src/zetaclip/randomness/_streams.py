@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 _WORDS = 624  # of the Mersenne Twister's state
-_HEADER = 3  # 64-bit words before them in torch's serialised state: the seed, two flags, the position
+_HEADER = (
+    3  # 64-bit words before them in torch's serialised state: the seed, two flags, the position
+)
 
 
 def _derive(key: bytes, label: bytes) -> bytes:

@@ -40,13 +40,15 @@ def write_report(
         default = found.folder / "report.html"
     target = Path(out) if out is not None else default
     if target.is_dir():
-        raise CommandError(f"{target} is a folder; give the name of a file to write, e.g. {target / 'report.html'}")
+        raise CommandError(
+            f"{target} is a folder; give the name of a file to write, e.g. {target / 'report.html'}"
+        )
     return _write(target, render(page))
 
 
 def _write(target: Path, text: str) -> Path:
     from ..errors import CommandError
-    from ..ledger import replace_file
+    from ..files import replace_file
 
     try:
         with replace_file(target) as file:

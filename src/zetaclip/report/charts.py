@@ -45,7 +45,11 @@ def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
     shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
     text = "; ".join(shown)
     # A sentence begins with a capital; ε and a run's name stay what they are.
-    return f" {text[0].upper() + text[1:] if len(runs) == 1 and text[0].isascii() else text}." if text else ""
+    return (
+        f" {text[0].upper() + text[1:] if len(runs) == 1 and text[0].isascii() else text}."
+        if text
+        else ""
+    )
 
 
 def marked(runs: Sequence[Run]) -> str:
@@ -63,11 +67,19 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
             # One curve shows its points; several that lie on each other are told apart by their dashes.
-            series.append(points(run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))))
+            series.append(
+                points(
+                    run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))
+                )
+            )
     targets = {number(run.config.get("epsilon")) for run in runs} - {None}
     # A goal far above what was spent would press the curve to the floor.
     spent = max((value for one in series for value in one.y if value is not None), default=0.0)
-    rules = [Rule(f"target ε = {plain(value)}", value) for value in targets if value is not None and value <= 3 * spent]
+    rules = [
+        Rule(f"target ε = {plain(value)}", value)
+        for value in targets
+        if value is not None and value <= 3 * spent
+    ]
     said = told(runs, [(one.name, f"ε = {epsilon_text(last(one.y))} at the end") for one in series])
     return Chart(
         "epsilon",
@@ -90,15 +102,29 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         scale = 100.0 if name == "accuracy" else 1.0
         for slot, run in enumerate(runs):
             if run.metric_name == name:
-                values = [(number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics]
+                values = [
+                    (number(line.get("epoch")), number(line.get("metric"))) for line in run.metrics
+                ]
                 series.append(
-                    points(run.name, [(x, y and scale * y) for x, y in values], slot, marked(runs), share(len(runs)))
+                    points(
+                        run.name,
+                        [(x, y and scale * y) for x, y in values],
+                        slot,
+                        marked(runs),
+                        share(len(runs)),
+                    )
                 )
-        unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(name, units.pop() if len(units) == 1 else "")
+        unit = {"accuracy": "%", "auc": "no unit, 0.5 is guessing"}.get(
+            name, units.pop() if len(units) == 1 else ""
+        )
         label = f"{shown} ({unit or 'unit of the target'})"
         said = told(
             runs,
-            [(run.name, metric_text(name, run.metric, target_unit(run))) for run in runs if run.metric_name == name],
+            [
+                (run.name, metric_text(name, run.metric, target_unit(run)))
+                for run in runs
+                if run.metric_name == name
+            ],
         )
         made.append(
             Chart(
@@ -149,7 +175,10 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         note = f" Bounds {plain(low)} to {plain(high)}."
         log = low > 0 and high / low > 20 and len(near) == 2 and min(values) > 0
     hits = sum(1 for run in runs for probe in run.probes if probe.get("hit"))
-    said = told(runs, [(one.name, f"C went from {plain(one.y[0])} to {plain(last(one.y))}") for one in series])
+    said = told(
+        runs,
+        [(one.name, f"C went from {plain(one.y[0])} to {plain(last(one.y))}") for one in series],
+    )
     return Chart(
         "clip",
         "Clipping norm",
@@ -157,7 +186,8 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         Axis(CLIP, log=log),
         tuple(series),
         rules=tuple(rules),
-        summary=f"How long a gradient may be.{said}{note}" + (f" {hits} probes ended at a bound." if hits else ""),
+        summary=f"How long a gradient may be.{said}{note}"
+        + (f" {hits} probes ended at a bound." if hits else ""),
     )
 
 
@@ -178,9 +208,13 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         if len(runs) == 1:
             series += readings(run)
         name = "ζ̂, smoothed" if len(runs) == 1 else run.name
-        smoothed = [(number(probe.get("step")), number(probe.get("smoothed"))) for probe in run.probes]
+        smoothed = [
+            (number(probe.get("step")), number(probe.get("smoothed"))) for probe in run.probes
+        ]
         series.append(points(name, smoothed, 0 if len(runs) == 1 else slot, limit=share(len(runs))))
-        zones |= {(number(probe.get("center")), number(probe.get("radius"))) for probe in run.probes}
+        zones |= {
+            (number(probe.get("center")), number(probe.get("radius"))) for probe in run.probes
+        }
     bands = []
     reach = max((run.reach for _, run in probed), default=0.0)
     if len(zones) == 1 and reach:
@@ -190,7 +224,11 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
             name = f"zone {plain(center - radius)} to {plain(center + radius)}"
             bands.append(Band(name, ends, (center - radius,) * 2, (center + radius,) * 2))
     weak = sum(
-        1 for _, run in probed for probe in run.probes for layer in layers_of(probe).values() if layer.get("weak")
+        1
+        for _, run in probed
+        for probe in run.probes
+        for layer in layers_of(probe).values()
+        if layer.get("weak")
     )
     failed = sum(
         1
@@ -200,7 +238,10 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         if layer.get("ok") is False
     )
     ended = [
-        (run.name, f"ζ̂ = {plain(last(number(p.get('smoothed')) for p in run.probes), 3)} at the end")
+        (
+            run.name,
+            f"ζ̂ = {plain(last(number(p.get('smoothed')) for p in run.probes), 3)} at the end",
+        )
         for _, run in probed
     ]
     return Chart(
@@ -229,7 +270,11 @@ def readings(run: Run) -> list[Series]:
     names = layer_names(run)
     made: list[Series] = []
     for place, layer in enumerate(names):
-        kinds: dict[str, list[tuple[float, Value, Value, str]]] = {"points": [], "open": [], "cross": []}
+        kinds: dict[str, list[tuple[float, Value, Value, str]]] = {
+            "points": [],
+            "open": [],
+            "cross": [],
+        }
         for index in thin(len(run.probes), MAX_READINGS):
             probe = run.probes[index]
             step, fit = number(probe.get("step")), layers_of(probe).get(layer)
@@ -241,7 +286,9 @@ def readings(run: Run) -> list[Series]:
                 kinds["cross"].append((step, level, None, str(fit.get("reason") or "no fit")))
             else:
                 kind = "open" if fit.get("weak") else "points"
-                kinds[kind].append((step, value, number(fit.get("stderr")), str(fit.get("reason") or "")))
+                kinds[kind].append(
+                    (step, value, number(fit.get("stderr")), str(fit.get("reason") or ""))
+                )
         of = f" of {layer}" if len(names) > 1 else ""
         for kind, label in (("points", "ζ"), ("open", "ζ, weak fit"), ("cross", "no fit")):
             rows = kinds[kind]
@@ -256,21 +303,31 @@ def spectrum_charts(runs: Sequence[Run]) -> list[Chart]:
     probed = [(slot, run) for slot, run in enumerate(runs) if run.probes]
     if not probed:
         return []
-    shared = [name for name in layer_names(probed[0][1]) if all(name in layer_names(run) for _, run in probed)]
+    shared = [
+        name
+        for name in layer_names(probed[0][1])
+        if all(name in layer_names(run) for _, run in probed)
+    ]
     made = []
-    for place, layer in enumerate(shared[: MAX_LAYERS if len(runs) == 1 else MAX_LAYERS_OF_SEVERAL]):
+    for place, layer in enumerate(
+        shared[: MAX_LAYERS if len(runs) == 1 else MAX_LAYERS_OF_SEVERAL]
+    ):
         moments = (
             [("first", 0), ("middle", -2), ("last", -1)]
             if any(len(run.probes) > 2 for _, run in probed)
             else [("last", -1)]
         )
         for moment, which in moments:
-            chart = _spectrum(probed, layer, moment, which, f"spectrum-{place}-{moment}", alone=len(runs) == 1)
+            chart = _spectrum(
+                probed, layer, moment, which, f"spectrum-{place}-{moment}", alone=len(runs) == 1
+            )
             made.append(chart)
     return made
 
 
-def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which: int, key: str, alone: bool) -> Chart:
+def _spectrum(
+    probed: Sequence[tuple[int, Run]], layer: str, moment: str, which: int, key: str, alone: bool
+) -> Chart:
     series: list[Series] = []
     bands: list[Band] = []
     said: list[tuple[str, str]] = []
@@ -285,7 +342,13 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
         steps.add(number(probe.get("step")))
         name = "eigenvalues" if alone else run.name
         series.append(
-            Series(name, tuple(p[0] for p in drawn), tuple(p[1] for p in drawn), 1 if alone else slot, "points")
+            Series(
+                name,
+                tuple(p[0] for p in drawn),
+                tuple(p[1] for p in drawn),
+                1 if alone else slot,
+                "points",
+            )
         )
         zeta, start = number(fit.get("zeta")), number(fit.get("lambda_min"))
         tail = number(fit.get("n_tail"))
@@ -295,20 +358,33 @@ def _spectrum(probed: Sequence[tuple[int, Run]], layer: str, moment: str, which:
         top = drawn[0][0]
         at = share_above(drawn, start, tail)
         label = f"fit ζ = {zeta:.2f}" if alone else f"{run.name}, fit"
-        series.append(Series(label, *tail_line(start, top, at, zeta), 0 if alone else slot, "line", in_legend=alone))
+        series.append(
+            Series(
+                label,
+                *tail_line(start, top, at, zeta),
+                0 if alone else slot,
+                "line",
+                in_legend=alone,
+            )
+        )
         low, high = number(fit.get("null_low")), number(fit.get("null_high"))
         known = low is not None and high is not None
         said.append(
             (
                 run.name,
-                f"ζ = {zeta:.2f}" + (f"; random weights of this shape read {low:.2f} to {high:.2f}" if known else ""),
+                f"ζ = {zeta:.2f}"
+                + (f"; random weights of this shape read {low:.2f} to {high:.2f}" if known else ""),
             )
         )
         if alone and low is not None and high is not None and low > 1:
             x, upper = tail_line(start, top, at, low)
             _, lower = tail_line(start, top, at, high)
             bands.append(Band(f"random reads {low:.2f} to {high:.2f}", x, lower, upper))
-    when = f"step {steps.pop():.0f}" if len(steps) == 1 and None not in steps else "each run's own step"
+    when = (
+        f"step {steps.pop():.0f}"
+        if len(steps) == 1 and None not in steps
+        else "each run's own step"
+    )
     return Chart(
         key,
         f"Spectrum of {layer}, {moment} probe ({when})",
@@ -327,9 +403,15 @@ def share_above(drawn: Sequence[Sequence[float]], start: float, tail: float | No
     return max(above) if above else (tail or 1.0) / max(1, len(drawn))
 
 
-def tail_line(start: float, top: float, at: float, zeta: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def tail_line(
+    start: float, top: float, at: float, zeta: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """A density λ^-ζ leaves a share of (λ / λ_min)^(1 - ζ) above λ."""
-    x = tuple(start * (top / start) ** (place / 8) for place in range(9)) if top > start else (start, start * 1.01)
+    x = (
+        tuple(start * (top / start) ** (place / 8) for place in range(9))
+        if top > start
+        else (start, start * 1.01)
+    )
     return x, tuple(at * (value / start) ** (1.0 - zeta) for value in x)
 
 
@@ -340,14 +422,26 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
         bins = (run.result or {}).get("reliability")
         if not isinstance(bins, list):
             continue
-        kept = [one for one in bins if isinstance(one, dict) and (number(one.get("count")) or 0) > 0]
-        rows = [(number(one.get("confidence")), number(one.get("accuracy")), number(one.get("count"))) for one in kept]
+        kept = [
+            one for one in bins if isinstance(one, dict) and (number(one.get("count")) or 0) > 0
+        ]
+        rows = [
+            (number(one.get("confidence")), number(one.get("accuracy")), number(one.get("count")))
+            for one in kept
+        ]
         rows = [(x, y, count) for x, y, count in rows if x is not None and y is not None]
         if rows:
             x, y, counts = zip(*rows)
             notes = tuple(f"{count:.0f} records" for count in counts)
             series.append(
-                Series(run.name, tuple(100 * v for v in x), tuple(100 * v for v in y), slot, marked(runs), notes=notes)
+                Series(
+                    run.name,
+                    tuple(100 * v for v in x),
+                    tuple(100 * v for v in y),
+                    slot,
+                    marked(runs),
+                    notes=notes,
+                )
             )
             ece = number(((run.result or {}).get("metrics") or {}).get("ece"))
             said.append((run.name, f"expected calibration error {plain(ece and 100 * ece, 3)} %"))

@@ -32,13 +32,24 @@ def figures(rows: Sequence[dict[str, str]], folders: Sequence[Path | None]) -> l
             continue
         run = runs.setdefault(folder, Follower(folder).read())
         panel = (row.get("group") or row.get("data", ""), row.get("condition", ""))
-        panels.setdefault(panel, {}).setdefault(row.get("row") or row.get("method", ""), []).append(run)
+        panels.setdefault(panel, {}).setdefault(row.get("row") or row.get("method", ""), []).append(
+            run
+        )
     made: list[Chart] = []
     made += _over_panels(panels, "clip", "Clipping norm", Axis(STEP), Axis(CLIP), _clips, "steps")
-    made += _over_panels(panels, "zeta", "Smoothed tail exponent ζ̂", Axis(STEP), Axis(ZETA), _zetas, "line")
+    made += _over_panels(
+        panels, "zeta", "Smoothed tail exponent ζ̂", Axis(STEP), Axis(ZETA), _zetas, "line"
+    )
     made += budget_charts(panels)
     made += _over_panels(
-        panels, "ece", "Expected calibration error", Axis(EPOCH), Axis("ECE (%)"), _eces, "marked", bars=True
+        panels,
+        "ece",
+        "Expected calibration error",
+        Axis(EPOCH),
+        Axis("ECE (%)"),
+        _eces,
+        "marked",
+        bars=True,
     )
     made.append(time_chart(panels))
     return [chart for chart in made if not chart.empty]
@@ -60,7 +71,9 @@ def _eces(run: Run) -> Pairs:
     return [(x, 100 * y) for x, y in found if x is not None and y is not None]
 
 
-def mean_curve(curves: Sequence[Pairs]) -> tuple[tuple[float, ...], tuple[Value, ...], tuple[Value, ...]]:
+def mean_curve(
+    curves: Sequence[Pairs],
+) -> tuple[tuple[float, ...], tuple[Value, ...], tuple[Value, ...]]:
     """Mean and standard deviation over seeds at every x; a seed holds its last value until its next point."""
     places = sorted({x for curve in curves for x, _ in curve})
     columns: list[list[float]] = [[] for _ in places]
@@ -124,12 +137,19 @@ def _over_panels(
 
 def slots_of(panels: dict[Panel, dict[str, list[Run]]]) -> dict[str, int]:
     """A method has one colour on the whole page."""
-    return {row: slot for slot, row in enumerate(dict.fromkeys(row for rows in panels.values() for row in rows))}
+    return {
+        row: slot
+        for slot, row in enumerate(dict.fromkeys(row for rows in panels.values() for row in rows))
+    }
 
 
 def _titled(title: str, panel: Panel) -> str:
     group, condition = panel
-    told = condition if group.lower() in condition.lower() else ", ".join(part for part in panel if part)
+    told = (
+        condition
+        if group.lower() in condition.lower()
+        else ", ".join(part for part in panel if part)
+    )
     return f"{title}, {told}" if told else title
 
 
@@ -142,20 +162,34 @@ def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
             for name, pairs in _at_the_end(runs).items():
                 values = [value for _, value in pairs]
                 spread = statistics.stdev(values) if len(values) > 1 else None
-                point = (statistics.fmean(spent for spent, _ in pairs), statistics.fmean(values), spread)
+                point = (
+                    statistics.fmean(spent for spent, _ in pairs),
+                    statistics.fmean(values),
+                    spread,
+                )
                 found.setdefault((name, group), {}).setdefault(row, []).append(point)
     made: list[Chart] = []
     for (name, group), methods in sorted(found.items(), key=lambda one: one[0][0] == "ece"):
         spent = [point[0] for points in methods.values() for point in points]
-        alike = max(spent) <= ALIKE * min(spent)  # then rows stand side by side, or all would stand on one another
+        alike = max(spent) <= ALIKE * min(
+            spent
+        )  # then rows stand side by side, or all would stand on one another
         series = []
         for place, (row, unordered) in enumerate(methods.items(), 1):
             x, y, error = zip(*sorted(unordered, key=lambda point: point[:2]))
             x = tuple(float(place) for _ in x) if alike else x
-            series.append(Series(row, x, y, slots[row], "marked" if len(x) > 1 and not alike else "points", error))
-        unit = {"accuracy": "%", "ece": "%", "auc": "no unit, 0.5 is guessing"}.get(name, "unit of the target")
+            series.append(
+                Series(
+                    row, x, y, slots[row], "marked" if len(x) > 1 and not alike else "points", error
+                )
+            )
+        unit = {"accuracy": "%", "ece": "%", "auc": "no unit, 0.5 is guessing"}.get(
+            name, "unit of the target"
+        )
         shown = NAMES.get(name, name)
-        title = f"{shown[0].upper()}{shown[1:]} " + (f"at ε = {epsilon_text(max(spent))}" if alike else "against ε")
+        title = f"{shown[0].upper()}{shown[1:]} " + (
+            f"at ε = {epsilon_text(max(spent))}" if alike else "against ε"
+        )
         made.append(
             Chart(
                 f"budget-{len(made)}",
@@ -190,7 +224,9 @@ def time_chart(panels: dict[Panel, dict[str, list[Run]]]) -> Chart:
         for row, runs in rows.items():
             measured = [run.seconds for run in runs if run.result is not None]
             if measured and len(labels) < 40:
-                labels.append(", ".join(part for part in (row, *(panel if len(panels) > 1 else ())) if part))
+                labels.append(
+                    ", ".join(part for part in (row, *(panel if len(panels) > 1 else ())) if part)
+                )
                 times.append({part: _mean(one.get(part) for one in measured) for part in PARTS})
     bars = tuple(
         Bars(PART_NAMES.get(part, part), tuple(one[part] for one in times), slot)

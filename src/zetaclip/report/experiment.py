@@ -76,7 +76,11 @@ def read_experiment(root: Path, name: str, profile: str | None = None) -> Experi
 
     Where both profiles have been run and none is asked for, the full protocol's tables are shown.
     """
-    folders = [found for found in tables_of(root, name) if profile is None or found.name == folder_of(name, profile)]
+    folders = [
+        found
+        for found in tables_of(root, name)
+        if profile is None or found.name == folder_of(name, profile)
+    ]
     if not folders:
         raise CommandError(_missing(root, name, profile))
     folder = folders[0]
@@ -129,7 +133,8 @@ def _place(cell: Any) -> Place | None:
     if not isinstance(cell, dict):
         return None
     ours, theirs, difference = (
-        value if isinstance(value := cell.get(key), dict) else {} for key in ("ours", "published", "difference")
+        value if isinstance(value := cell.get(key), dict) else {}
+        for key in ("ours", "published", "difference")
     )
     low, high = number(difference.get("low")), number(difference.get("high"))
     better = cell.get("better")
@@ -151,7 +156,10 @@ def _runs(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
-        return [{str(key): value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+        return [
+            {str(key): value or "" for key, value in row.items() if key}
+            for row in csv.DictReader(file)
+        ]
 
 
 def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
@@ -159,7 +167,11 @@ def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
     named = row.get("run", "")
     for base in (root / "runs", root, folder):
         path = base / named
-        if named and (path / "config.json").is_file() and path.resolve().is_relative_to(root.resolve()):
+        if (
+            named
+            and (path / "config.json").is_file()
+            and path.resolve().is_relative_to(root.resolve())
+        ):
             return path
     return None
 
@@ -179,9 +191,16 @@ def page_for_experiment(experiment: Experiment) -> Page:
     ]
     if charts:
         sections.append(
-            Section("figures", "Figures", "<p>Mean over seeds; bars are one standard deviation.</p>", tuple(charts))
+            Section(
+                "figures",
+                "Figures",
+                "<p>Mean over seeds; bars are one standard deviation.</p>",
+                tuple(charts),
+            )
         )
-    sections.append(Section("origin", "Where it comes from", facts(_origin(experiment)) + _notes(experiment)))
+    sections.append(
+        Section("origin", "Where it comes from", facts(_origin(experiment)) + _notes(experiment))
+    )
     if experiment.runs:
         sections.append(Section("runs", "Every run", _run_table(experiment)))
     return Page(f"{experiment.name}: zetaclip experiment", tuple(sections), footer_text())
@@ -209,10 +228,18 @@ def sentences(experiment: Experiment) -> list[str]:
         f"Against {experiment.baseline or 'the baseline'}, {better} of {len(compared)} cells are better and {worse} are worse by the "
         f"95 % interval of the paired difference; in {len(compared) - better - worse} the runs can't tell."
     )
-    both = [(cell.ours, cell.theirs) for cell in cells if cell.ours is not None and cell.theirs is not None]
+    both = [
+        (cell.ours, cell.theirs)
+        for cell in cells
+        if cell.ours is not None and cell.theirs is not None
+    ]
     above = sum(ours > theirs for ours, theirs in both)
     relative = [100 * abs(ours - theirs) / abs(theirs) for ours, theirs in both if theirs]
-    middle = f", and differs from it by {statistics.median(relative):.1f} % in the median" if relative else ""
+    middle = (
+        f", and differs from it by {statistics.median(relative):.1f} % in the median"
+        if relative
+        else ""
+    )
     third = f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in {len(both) - above}{middle}."
     if not both:
         third = "The paper reports none of the cells that have been run."
@@ -243,26 +270,44 @@ def _tables(experiment: Experiment) -> list[str]:
     made = []
     for group in dict.fromkeys(line.group for line in experiment.lines):
         lines = [line for line in experiment.lines if line.group == group]
-        shown = [place for place in range(len(experiment.columns)) if any(line.cells[place] for line in lines)]
+        shown = [
+            place
+            for place in range(len(experiment.columns))
+            if any(line.cells[place] for line in lines)
+        ]
         digits = {place: _digits([line.cells[place] for line in lines]) for place in shown}
         rows = [
-            [Cell(line.label), *(_cell(experiment, line.cells[place], digits[place]) for place in shown)]
+            [
+                Cell(line.label),
+                *(_cell(experiment, line.cells[place], digits[place]) for place in shown),
+            ]
             for line in lines
         ]
         caption = "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published, and how much ours is above or below."
         if experiment.baseline:
             caption += f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired difference."
         if any(cell is not None and cell.diverged for line in lines for cell in line.cells):
-            caption += (
-                " A seed that diverged has no value: the mean is that of the others, and nothing is concluded from it."
-            )
+            caption += " A seed that diverged has no value: the mean is that of the others, and nothing is concluded from it."
         made.append(f"<h3>{escape(group)}</h3>" if group else "")
-        made.append(table(["row", *(experiment.columns[place] for place in shown)], rows, caption, sortable=True))
+        made.append(
+            table(
+                ["row", *(experiment.columns[place] for place in shown)],
+                rows,
+                caption,
+                sortable=True,
+            )
+        )
     return made
 
 
 def _digits(cells: Sequence[Place | None]) -> int:
-    sizes = [abs(value) for cell in cells if cell for value in (cell.ours, cell.theirs) if value is not None]
+    sizes = [
+        abs(value)
+        for cell in cells
+        if cell
+        for value in (cell.ours, cell.theirs)
+        if value is not None
+    ]
     return 2 if max(sizes, default=0.0) >= 10 else 3
 
 
@@ -272,7 +317,9 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
     spread = "" if place.spread is None else f" ± {place.spread:.{digits}f}"
     lost = f"{place.diverged} of {place.finished} diverged" if place.diverged else ""
     if place.ours is None:
-        ours = lost or ("–" if place.finished else "not run")  # plain training has no C, the baseline no overhead
+        ours = lost or (
+            "–" if place.finished else "not run"
+        )  # plain training has no C, the baseline no overhead
     else:
         ours = f"{place.ours:.{digits}f}{spread}" + (f" ({lost})" if lost else "")
     if place.better is True and place.decided:
@@ -291,7 +338,9 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
             else f"{place.interval[0]:+.{digits}f} to {place.interval[1]:+.{digits}f}"
         )
         base = escape(experiment.baseline or "baseline")
-        parts.append(f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f} ({within})</span>")
+        parts.append(
+            f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f} ({within})</span>"
+        )
     return Cell("", place.ours, html="".join(parts))
 
 
@@ -308,14 +357,20 @@ def _origin(experiment: Experiment) -> list[tuple[str, str]]:
     ]
     accountants = sorted({row["accountant"] for row in done if row.get("accountant")})
     if accountants:
-        rows.append(("ε", f"recomputed from each run's ledger, accountant {', '.join(accountants)}"))
+        rows.append(
+            ("ε", f"recomputed from each run's ledger, accountant {', '.join(accountants)}")
+        )
     return rows + ([("computing time", duration(seconds))] if seconds else [])
 
 
 def _notes(experiment: Experiment) -> str:
     if not experiment.notes:
         return ""
-    return "<h3>Notes</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in experiment.notes) + "</ul>"
+    return (
+        "<h3>Notes</h3><ul>"
+        + "".join(f"<li>{escape(note)}</li>" for note in experiment.notes)
+        + "</ul>"
+    )
 
 
 # Column of runs.csv: what the page calls it.
@@ -340,7 +395,10 @@ _COLUMNS = {
 def _run_table(experiment: Experiment) -> str:
     shown = [name for name in _COLUMNS if any(row.get(name) for row in experiment.runs)]
     rows = [
-        [Cell(row.get(shown[0], "")), *(Cell(_short(row.get(name, "")), _float(row.get(name))) for name in shown[1:])]
+        [
+            Cell(row.get(shown[0], "")),
+            *(Cell(_short(row.get(name, "")), _float(row.get(name))) for name in shown[1:]),
+        ]
         for row in experiment.runs
     ]
     caption = "One line per run and place in the table. A click on a heading sorts."

@@ -110,7 +110,11 @@ def thin(count: int, limit: int = MAX_POINTS) -> list[int]:
 
 def short(name: str, length: int = 26) -> str:
     """A name that fits into a legend: the middle is left out, because folders differ at their ends."""
-    return name if len(name) <= length else f"{name[: length // 2 - 1]}…{name[-(length - length // 2) :]}"
+    return (
+        name
+        if len(name) <= length
+        else f"{name[: length // 2 - 1]}…{name[-(length - length // 2) :]}"
+    )
 
 
 def share(series: int) -> int:

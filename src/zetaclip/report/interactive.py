@@ -19,7 +19,9 @@ from .words import plain
 @lru_cache(maxsize=1)
 def bundle() -> str:
     """plotly.js, whole. It holds no closing script tag, so that it can stand inside one."""
-    code = resources.files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+    code = (
+        resources.files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+    )
     if "</script" in code.lower() or "<!--" in code:
         raise RuntimeError("this version of plotly can't be put into a page; install plotly 7")
     return code
@@ -73,7 +75,12 @@ def figure(chart: Chart) -> dict[str, Any]:
         # Two long names may be cut to the same text, so bars stand at numbers and the names are labels.
         places = list(range(len(chart.categories)))
         labels = [safe(short(name)) for name in chart.categories]
-        layout["yaxis"] |= {"autorange": "reversed", "tickvals": places, "ticktext": labels, "ticksuffix": " "}
+        layout["yaxis"] |= {
+            "autorange": "reversed",
+            "tickvals": places,
+            "ticktext": labels,
+            "ticksuffix": " ",
+        }
     names = [one.name for one in chart.series if one.in_legend]
     names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
     return {
@@ -87,9 +94,15 @@ def figure(chart: Chart) -> dict[str, Any]:
 def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
     made: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
     if axis.log:
-        values = [v for one in series for v in (one.y if which else one.x) if v is not None and v > 0]
+        values = [
+            v for one in series for v in (one.y if which else one.x) if v is not None and v > 0
+        ]
         ticks = log_ticks(min(values, default=1.0), max(values, default=1.0))
-        made |= {"type": "log", "tickvals": ticks, "ticktext": [tick_text(value) for value in ticks]}
+        made |= {
+            "type": "log",
+            "tickvals": ticks,
+            "ticktext": [tick_text(value) for value in ticks],
+        }
     if axis.from_zero:
         made["rangemode"] = "tozero"
     if axis.limits:
@@ -146,7 +159,9 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
         if one.kind == "steps":
             trace["line"]["shape"] = "hv"
     else:
-        shape = {"points": symbol(one.slot), "open": f"{symbol(one.slot)}-open", "cross": "x"}[one.kind]
+        shape = {"points": symbol(one.slot), "open": f"{symbol(one.slot)}-open", "cross": "x"}[
+            one.kind
+        ]
         trace["mode"] = "markers"
         trace["marker"] = {"color": colour, "size": 4 if chart.x.log else 6, "symbol": shape}
     if any(value is not None for value in one.error):
@@ -162,7 +177,13 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
 
 def line_dash(one: Series) -> str:
     """Points with shapes need no dashes; lines that lie on each other do."""
-    return "dash" if one.kind == "dashed" else "solid" if one.kind == "marked" else dash(max(0, one.slot))
+    return (
+        "dash"
+        if one.kind == "dashed"
+        else "solid"
+        if one.kind == "marked"
+        else dash(max(0, one.slot))
+    )
 
 
 def _hover(one: Series, chart: Chart) -> str:

@@ -133,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         # A foreign page that rebinds its own name to 127.0.0.1 still sends that name.
         if self.headers.get("Host", "") not in self.server.hosts:
-            self._answer(HTTPStatus.FORBIDDEN, b"open the address that zetaclip printed\n", "text/plain")
+            self._answer(
+                HTTPStatus.FORBIDDEN, b"open the address that zetaclip printed\n", "text/plain"
+            )
             return
         target = urllib.parse.urlsplit(self.path).path
         if target not in ("/", "/data.json"):
@@ -142,11 +144,19 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer, wait = self.server.source.newest()
         except CommandError as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "replace"), "text/plain")
+            self._answer(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{error}\n".encode("utf-8", "replace"),
+                "text/plain",
+            )
             return
         more = {"ETag": answer.tag, "X-Wait": f"{wait:.3f}"}
         if target == "/":
-            self._answer(HTTPStatus.OK, render(answer.page, live=True).encode("utf-8", "replace"), "text/html")
+            self._answer(
+                HTTPStatus.OK,
+                render(answer.page, live=True).encode("utf-8", "replace"),
+                "text/html",
+            )
         elif self.headers.get("If-None-Match") == answer.tag:
             self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", more)
         elif urllib.parse.unquote(self.headers.get("X-Shape", "")) != shape(answer.page):
@@ -154,7 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.OK, answer.data, "application/json", more)
 
-    def _answer(self, status: HTTPStatus, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
+    def _answer(
+        self, status: HTTPStatus, body: bytes, kind: str, more: dict[str, str] | None = None
+    ) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": f"{kind}; charset=utf-8",
@@ -207,7 +219,9 @@ def serve(folders: Sequence[str | os.PathLike[str]], port: int = 0) -> Iterator[
     try:
         server = _Server(port, source)
     except (OSError, OverflowError) as error:
-        raise CommandError(f"can't listen on port {port}: {error}; leave --port out for a free one") from error
+        raise CommandError(
+            f"can't listen on port {port}: {error}; leave --port out for a free one"
+        ) from error
     thread = threading.Thread(target=server.serve_forever, name="zetaclip-watch", daemon=True)
     thread.start()
     try:

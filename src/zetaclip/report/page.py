@@ -104,7 +104,9 @@ def payload(page: Page) -> dict[str, Any]:
 
 def shape(page: Page) -> str:
     """Which sections and charts there are. While it stays, a live page changes what is inside and keeps the rest."""
-    return " ".join([*(section.id for section in page.sections), *(chart.id for chart in _charts(page))])
+    return " ".join(
+        [*(section.id for section in page.sections), *(chart.id for chart in _charts(page))]
+    )
 
 
 def main(page: Page, stills: bool) -> str:
@@ -114,7 +116,9 @@ def main(page: Page, stills: bool) -> str:
         figures = "".join(_figure(chart, stills) for chart in section.charts)
         grid = f"<div class=grid>{figures}</div>" if figures else ""
         name = _name(section.id)
-        parts.append(f"<section id={name}>{heading}<div data-part={name}>{section.html}</div>{grid}</section>\n")
+        parts.append(
+            f"<section id={name}>{heading}<div data-part={name}>{section.html}</div>{grid}</section>\n"
+        )
     return "".join(parts)
 
 

@@ -57,7 +57,11 @@ class Run:
         stated = (self.result or {}).get("metric")
         if isinstance(stated, dict) and isinstance(stated.get("name"), str):
             return str(stated["name"])
-        names = [name for name in ("accuracy", "auc", "rmse") if any(name in line for line in self.metrics)]
+        names = [
+            name
+            for name in ("accuracy", "auc", "rmse")
+            if any(name in line for line in self.metrics)
+        ]
         return names[0] if names else ""
 
     @property
@@ -72,12 +76,16 @@ class Run:
     def epsilon(self) -> float | None:
         if self.result is not None:
             return number(self.result.get("epsilon"))
-        return number(self.status.get("epsilon")) or last(number(line.get("epsilon")) for line in self.metrics)
+        return number(self.status.get("epsilon")) or last(
+            number(line.get("epsilon")) for line in self.metrics
+        )
 
     @property
     def seconds(self) -> dict[str, float]:
         """Time by part since the run began; without a result, what the last epoch's line says."""
-        stated = (self.result or {}).get("seconds") or (self.metrics[-1].get("seconds") if self.metrics else None)
+        stated = (self.result or {}).get("seconds") or (
+            self.metrics[-1].get("seconds") if self.metrics else None
+        )
         if not isinstance(stated, dict):
             return {}
         return {part: value for part in stated if (value := number(stated[part])) is not None}
@@ -86,7 +94,8 @@ class Run:
     def reach(self) -> float:
         """The last step that anything is known of."""
         steps = (
-            number(line.get("step")) for line in (*self.metrics[-1:], *self.probes[-1:], self.status, self.result or {})
+            number(line.get("step"))
+            for line in (*self.metrics[-1:], *self.probes[-1:], self.status, self.result or {})
         )
         return max((step for step in steps if step is not None), default=0.0)
 
@@ -168,7 +177,9 @@ class Lines:
         """What could not be read. An unfinished last line is none while the run still writes."""
         found = []
         if self._bad:
-            found.append(f"{self._bad} unreadable line{'s' * (self._bad > 1)} of {self.path.name} left out")
+            found.append(
+                f"{self._bad} unreadable line{'s' * (self._bad > 1)} of {self.path.name} left out"
+            )
         if self._rest.strip() and not growing:
             found.append(f"the last line of {self.path.name} is cut off and left out")
         return found
@@ -192,7 +203,9 @@ def slim(row: dict[str, Any]) -> dict[str, Any]:
     for name, layer in layers.items():
         if isinstance(layer, dict):
             values = layer.get("eigenvalues")
-            kept[str(name)] = layer | {"eigenvalues": _array(values if isinstance(values, list) else [])}
+            kept[str(name)] = layer | {
+                "eigenvalues": _array(values if isinstance(values, list) else [])
+            }
     return row | {"layers": kept}
 
 
@@ -227,7 +240,9 @@ class Follower:
         if not self.path.exists():
             raise CommandError(f"{self.path}: no such folder")
         if not self.path.is_dir():
-            raise CommandError(f"{self.path} is a file; give the folder that `zetaclip train --out` wrote")
+            raise CommandError(
+                f"{self.path} is a file; give the folder that `zetaclip train --out` wrote"
+            )
         if not (self.path / "config.json").exists():
             raise CommandError(_no_run(self.path))
         self._metrics = Lines(self.path / "metrics.jsonl", "epoch")
@@ -236,7 +251,14 @@ class Follower:
 
     def stamp(self) -> tuple[Any, ...]:
         """Changes whenever a file that a page shows does; costs a few system calls."""
-        names = ("config.json", "status.json", "result.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl")
+        names = (
+            "config.json",
+            "status.json",
+            "result.json",
+            "metrics.jsonl",
+            "probes.jsonl",
+            "clips.jsonl",
+        )
         stats = []
         for name in names:
             try:
@@ -248,7 +270,9 @@ class Follower:
 
     def state(self) -> str:
         """The state alone, for a look at the clock rather than at the files."""
-        return state_of(_object(self.path / "status.json", []), (self.path / "result.json").exists())
+        return state_of(
+            _object(self.path / "status.json", []), (self.path / "result.json").exists()
+        )
 
     def read(self) -> Run:
         problems: list[str] = []
@@ -259,7 +283,18 @@ class Follower:
         metrics, probes, clips = self._metrics.update(), self._probes.update(), self._clips.update()
         for lines in (self._metrics, self._probes, self._clips):
             problems += lines.problems(growing=state == "running")
-        return Run(self.path, self.name, config, status, result, metrics, probes, clips, state, tuple(problems))
+        return Run(
+            self.path,
+            self.name,
+            config,
+            status,
+            result,
+            metrics,
+            probes,
+            clips,
+            state,
+            tuple(problems),
+        )
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -337,7 +372,9 @@ def _born(pid: int) -> float | None:
     """When a process began, in unix seconds, where the system tells."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        booted = next(
+            line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
+        )
         if fields[0] in "ZX":  # a zombie: ended, and not yet fetched by its parent
             return math.inf
         return float(booted.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -36,7 +36,10 @@ TRAINING = ("epsilon", "metric-", "clip", "zeta")
 
 def page_for(runs: Sequence[Run], verify: bool = True, live: bool = False) -> Page:
     """The sections for these runs. A live page looks at no ledger: that would cost the run time."""
-    trusts = {run.name: Trust("not checked", ("the page is live",)) if live else examine(run, verify) for run in runs}
+    trusts = {
+        run.name: Trust("not checked", ("the page is live",)) if live else examine(run, verify)
+        for run in runs
+    }
     sections = _one(runs[0], trusts[runs[0].name]) if len(runs) == 1 else _several(runs, trusts)
     title = f"{runs[0].name}: zetaclip run" if len(runs) == 1 else f"{len(runs)} zetaclip runs"
     return Page(title, tuple(sections), footer_text())
@@ -46,9 +49,7 @@ def footer_text() -> str:
     from .. import __version__
 
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return (
-        f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing and sends nothing."
-    )
+    return f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing and sends nothing."
 
 
 def _chart_sections(runs: Sequence[Run]) -> list[Section]:
@@ -116,7 +117,8 @@ def _common(runs: Sequence[Run]) -> str:
     said = [
         str(values[0])
         for key in ("data", "model", "method")
-        if len(values := list(dict.fromkeys(str(run.get(key, "")) for run in runs))) == 1 and values[0]
+        if len(values := list(dict.fromkeys(str(run.get(key, "")) for run in runs))) == 1
+        and values[0]
     ]
     return " · ".join(["zetaclip runs", *said])
 
@@ -151,7 +153,10 @@ def _tiles(run: Run) -> str:
     tiles = []
     if run.metric is not None:
         tiles.append(
-            (metric_cell(run.metric_name, run.metric), f"{NAMES.get(run.metric_name, 'metric')} on held-out data")
+            (
+                metric_cell(run.metric_name, run.metric),
+                f"{NAMES.get(run.metric_name, 'metric')} on held-out data",
+            )
         )
     if run.epsilon is not None:
         by = run.get("accountant")
@@ -169,7 +174,9 @@ def _tiles(run: Run) -> str:
         moved = start is not None and start != final_clip(run)
         tiles.append(
             (
-                f"{plain(start, 3)} → {plain(final_clip(run), 3)}" if moved else f"C = {plain(final_clip(run), 3)}",
+                f"{plain(start, 3)} → {plain(final_clip(run), 3)}"
+                if moved
+                else f"C = {plain(final_clip(run), 3)}",
                 "clipping norm",
             )
         )
@@ -184,7 +191,9 @@ def _tiles(run: Run) -> str:
         if not tiles
         else (
             "<ul class=tiles>"
-            + "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
+            + "".join(
+                f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles
+            )
             + "</ul>"
         )
     )
@@ -208,7 +217,11 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
         text = f"The run {'failed' if run.state == 'failed' else 'stopped'} {progress(run)}."
         text += f" {message.rstrip('.')}." if isinstance(message, str) and message else ""
         line = f"<p class=note>{_who(run, named)}{escape(text)}"
-        said.append(line + (f" Resume it with <code>{escape(str(resume))}</code>" if resume else "") + "</p>")
+        said.append(
+            line
+            + (f" Resume it with <code>{escape(str(resume))}</code>" if resume else "")
+            + "</p>"
+        )
     for problem in run.problems:
         said.append(f"<p class=note>{_who(run, named)}{escape(problem)}.</p>")
     if trust.verdict == "failed":
@@ -244,7 +257,10 @@ def _ledger(run: Run, trust: Trust) -> str:
     by = (run.result or {}).get("epsilon_by")
     if isinstance(by, dict) and by:
         rows.append(
-            ("ε by accountant", ", ".join(f"{name} {epsilon_text(number(value))}" for name, value in by.items()))
+            (
+                "ε by accountant",
+                ", ".join(f"{name} {epsilon_text(number(value))}" for name, value in by.items()),
+            )
         )
     if trust.facts:
         text += f"<p>To check it again: <code>zetaclip verify {escape(run.name)}</code></p>"
@@ -261,7 +277,11 @@ def _config_rows(run: Run) -> list[tuple[str, str]]:
 
 def _repeat(run: Run, place: int = 0) -> str:
     versions = (run.result or {}).get("versions")
-    told = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    told = (
+        [f"{name} {version}" for name, version in versions.items()]
+        if isinstance(versions, dict)
+        else []
+    )
     commit = (run.result or {}).get("commit")
     made = (
         f"<p class=muted>Made with {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
@@ -359,7 +379,12 @@ def _differences(runs: Sequence[Run]) -> str:
     if not differing:
         return "<p>Nothing: the runs share one configuration.</p>"
     rows = [
-        [Cell(run.name), *(Cell(values[key][place], number(run.config.get(key))) for key in differing)]
+        [
+            Cell(run.name),
+            *(Cell(values[key][place], number(run.config.get(key))) for key in differing),
+        ]
         for place, run in enumerate(runs)
     ]
-    return table(["run", *differing], rows, "Settings that are not the same in all runs.", sortable=True)
+    return table(
+        ["run", *differing], rows, "Settings that are not the same in all runs.", sortable=True
+    )

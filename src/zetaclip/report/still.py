@@ -39,7 +39,9 @@ def picture(chart: Chart) -> str:
     width = _WIDTHS[chart.size]
     names = [one.name for one in chart.series if one.in_legend]
     names += [band.name for band in chart.bands] + [part.name for part in chart.bars]
-    columns = max(1, min(3, int(width / (0.5 + 0.065 * max((len(short(name)) for name in names), default=1)))))
+    columns = max(
+        1, min(3, int(width / (0.5 + 0.065 * max((len(short(name)) for name in names), default=1))))
+    )
     legend = 0.17 * math.ceil(len(names) / columns) + 0.05 if chart.legend else 0.0
     height = (0.65 + 0.26 * rows if chart.bars else 2.7) + legend
     # Text stays text: smaller than outlines, can be searched in a PDF, and the browser knows ζ̂.
@@ -52,13 +54,24 @@ def picture(chart: Chart) -> str:
         "text.parse_math": False,
     }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")  # the browser has it
+        warnings.filterwarnings(
+            "ignore", message=r"Glyph \d+ .* missing from font"
+        )  # the browser has it
         # Margins by hand: a layout engine draws every picture twice, which is most of a page's time.
         figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
-        left = 0.3 + 0.075 * max((len(short(name)) for name in chart.categories), default=0) if chart.bars else 0.6
+        left = (
+            0.3 + 0.075 * max((len(short(name)) for name in chart.categories), default=0)
+            if chart.bars
+            else 0.6
+        )
         left = min(left, 0.45 * width)
-        frame = (left / width, (0.45 + legend) / height, 1 - (left + 0.12) / width, 1 - (0.57 + legend) / height)
+        frame = (
+            left / width,
+            (0.45 + legend) / height,
+            1 - (left + 0.12) / width,
+            1 - (0.57 + legend) / height,
+        )
         axes = figure.add_axes(frame)
         if chart.bars:
             _draw_bars(axes, chart, rows)
@@ -70,7 +83,14 @@ def picture(chart: Chart) -> str:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if chart.legend:
-            figure.legend(loc="lower center", ncols=columns, fontsize=8, frameon=False, borderpad=0, labelspacing=0.3)
+            figure.legend(
+                loc="lower center",
+                ncols=columns,
+                fontsize=8,
+                frameon=False,
+                borderpad=0,
+                labelspacing=0.3,
+            )
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         kind, data = "svg+xml", _trim(file.getvalue())
@@ -90,7 +110,9 @@ def _draw_series(axes: Axes, chart: Chart) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     for band in chart.bands:
-        axes.fill_between(band.x, band.low, band.high, color="0.5", alpha=0.2, linewidth=0, label=band.name)
+        axes.fill_between(
+            band.x, band.low, band.high, color="0.5", alpha=0.2, linewidth=0, label=band.name
+        )
     limit = max(20, _POINTS // max(1, len(chart.series)))
     for one in chart.series:
         _draw(axes, one, limit, small=chart.x.log)
@@ -160,7 +182,9 @@ def _draw_bars(axes: Axes, chart: Chart, rows: int) -> None:
     places = list(range(rows))
     for part in chart.bars:
         widths = _widths(part, rows)
-        axes.barh(places, widths, left=left, color=LIGHT[hue(part.slot)], label=part.name, height=0.65)
+        axes.barh(
+            places, widths, left=left, color=LIGHT[hue(part.slot)], label=part.name, height=0.65
+        )
         left = [start + width for start, width in zip(left, widths)]
     axes.set_yticks(places, [short(name) for name in chart.categories[:rows]])
     axes.invert_yaxis()

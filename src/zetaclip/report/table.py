@@ -27,16 +27,22 @@ class Cell:
     html: str = ""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sortable: bool = False) -> str:
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sortable: bool = False
+) -> str:
     """A table in a frame of its own that scrolls, so that a wide one never widens the page."""
     numeric = [any(row[place].key is not None for row in rows) for place in range(len(head))]
     labels = "".join(
-        f"<th scope=col{' class=number' * right}>{_head(label, sortable)}</th>" for label, right in zip(head, numeric)
+        f"<th scope=col{' class=number' * right}>{_head(label, sortable)}</th>"
+        for label, right in zip(head, numeric)
     )
     lines = []
     for row in rows:
         first, *rest = row
-        cells = [f"<th scope=row>{_content(first)}</th>", *(_data(*pair) for pair in zip(rest, numeric[1:]))]
+        cells = [
+            f"<th scope=row>{_content(first)}</th>",
+            *(_data(*pair) for pair in zip(rest, numeric[1:])),
+        ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     kind = " class=sortable" if sortable else ""
     return (
@@ -70,12 +76,17 @@ def chart_table(chart: Chart) -> str:
     """The numbers of a chart: a row per x, a column per series. Long ones are thinned, and say so."""
     if chart.bars:
         rows = [
-            [Cell(name), *(Cell(plain(part.values[place]), part.values[place]) for part in chart.bars)]
+            [
+                Cell(name),
+                *(Cell(plain(part.values[place]), part.values[place]) for part in chart.bars),
+            ]
             for place, name in enumerate(chart.categories)
         ]
         shown = [rows[place] for place in thin(len(rows), MAX_ROWS)]
         return table(
-            [chart.y.label, *(f"{part.name} (s)" for part in chart.bars)], shown, _caption(chart, len(shown), len(rows))
+            [chart.y.label, *(f"{part.name} (s)" for part in chart.bars)],
+            shown,
+            _caption(chart, len(shown), len(rows)),
         )
     series = chart.series[:MAX_COLUMNS]
     columns: list[tuple[str, dict[float, float | None]]] = []
@@ -85,9 +96,19 @@ def chart_table(chart: Chart) -> str:
             columns.append((f"standard error of {one.name}", dict(zip(one.x, one.error))))
     places = sorted({x for one in series for x in one.x})
     chosen = [places[place] for place in thin(len(places), MAX_ROWS)]
-    rows = [[Cell(plain(x, 6)), *(Cell(plain(values.get(x))) for _, values in columns)] for x in chosen]
-    note = "" if len(series) == len(chart.series) else f" The first {len(series)} of {len(chart.series)} series."
-    return table([chart.x.label, *(name for name, _ in columns)], rows, _caption(chart, len(rows), len(places)) + note)
+    rows = [
+        [Cell(plain(x, 6)), *(Cell(plain(values.get(x))) for _, values in columns)] for x in chosen
+    ]
+    note = (
+        ""
+        if len(series) == len(chart.series)
+        else f" The first {len(series)} of {len(chart.series)} series."
+    )
+    return table(
+        [chart.x.label, *(name for name, _ in columns)],
+        rows,
+        _caption(chart, len(rows), len(places)) + note,
+    )
 
 
 def _caption(chart: Chart, shown: int, there: int) -> str:

@@ -11,7 +11,12 @@ from ..errors import CommandError
 from .read import Follower, number
 
 _EPOCH = ("epsilon", "metric", "accuracy", "auc", "rmse", "ece", "loss", "clip", "lr")
-_PROBE = {"zeta": "zeta/reading", "smoothed": "zeta/smoothed", "phi": "control/phi", "clip": "control/clip"}
+_PROBE = {
+    "zeta": "zeta/reading",
+    "smoothed": "zeta/smoothed",
+    "phi": "control/phi",
+    "clip": "control/clip",
+}
 
 
 class Board:

@@ -32,7 +32,10 @@ def examine(run: Run, verify: bool = True) -> Trust:
         if run.state == "finished" and run.epsilon is not None:
             return Trust("failed", ("an ε is stated, but there is no ledger.jsonl",))
         return Trust(
-            "no ledger", ("the run is not finished",) if run.state != "finished" else ("the method is not private",)
+            "no ledger",
+            ("the run is not finished",)
+            if run.state != "finished"
+            else ("the method is not private",),
         )
     try:
         facts, warnings = _brief(path)
@@ -45,13 +48,15 @@ def examine(run: Run, verify: bool = True) -> Trust:
     try:
         check: Any = importlib.import_module("zetaclip.verify")
     except ModuleNotFoundError:
-        return Trust("not checked", ("this installation has no command zetaclip verify",), facts, warnings)
+        return Trust(
+            "not checked", ("this installation has no command zetaclip verify",), facts, warnings
+        )
     problems = tuple(str(problem) for problem in check.verify(run.path))
     return Trust("failed" if problems else "passed", problems, facts, warnings)
 
 
 def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    from ..ledger import Ledger
+    from ..ledger._ledger import Ledger
 
     ledger = Ledger.from_jsonl(path)
     head, events = ledger.header, ledger.events()
@@ -71,5 +76,9 @@ def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     if len(events) > 6:
         facts.append(("noise", f"and {len(events) - 6} more kinds of step"))
     facts += [("note", note) for note in head.notes]
-    warnings = ("The noise seed is known: whoever has it can remove the noise.",) if head.noise_seed_known else ()
+    warnings = (
+        ("The noise seed is known: whoever has it can remove the noise.",)
+        if head.noise_seed_known
+        else ()
+    )
     return tuple(facts), warnings

@@ -92,7 +92,9 @@ def summary(run: Run) -> str:
     if run.state == "running":
         return f"Running, {progress(run)}" + (f": {sentence}" if run.metrics else "")
     if run.state != "finished":
-        begun = STATES[run.state].capitalize() + ("" if run.state == "unknown" else f" {progress(run)}")
+        begun = STATES[run.state].capitalize() + (
+            "" if run.state == "unknown" else f" {progress(run)}"
+        )
         return begun if run.metric is None and run.epsilon is None else f"{begun}: {sentence}"
     return sentence
 
@@ -121,7 +123,9 @@ def zone_share(run: Run) -> float | None:
     stated = (run.result or {}).get("probes")
     if isinstance(stated, dict) and number(stated.get("in_zone_share")) is not None:
         return number(stated["in_zone_share"])
-    known = [bool(probe.get("in_zone")) for probe in run.probes if probe.get("smoothed") is not None]
+    known = [
+        bool(probe.get("in_zone")) for probe in run.probes if probe.get("smoothed") is not None
+    ]
     return sum(known) / len(known) if known else None
 
 
@@ -130,7 +134,13 @@ def final_clip(run: Run) -> float | None:
     if isinstance(stated, dict):
         return number(stated.get("final"))
     current = number(run.status.get("clip"))
-    return current if current is not None else number(run.metrics[-1].get("clip")) if run.metrics else None
+    return (
+        current
+        if current is not None
+        else number(run.metrics[-1].get("clip"))
+        if run.metrics
+        else None
+    )
 
 
 def cell(value: Any) -> str:

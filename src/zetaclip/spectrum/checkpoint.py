@@ -106,5 +106,7 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
             flat = torch.frombuffer(bytearray(body[start:stop]), dtype=dtype)
             tensors[name] = flat.reshape(entry["shape"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is no safetensors file ({type(error).__name__}: {error})") from error
+        raise CheckpointError(
+            f"{path} is no safetensors file ({type(error).__name__}: {error})"
+        ) from error
     return tensors

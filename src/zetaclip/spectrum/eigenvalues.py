@@ -85,7 +85,9 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
         gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
         if gram.shape[0] == 1:
             return torch.from_numpy(gram[0])
-        _, diagonal, beside, _, bad = dsytrd(gram, lower=1, lwork=_LWORK * gram.shape[0], overwrite_a=1)
+        _, diagonal, beside, _, bad = dsytrd(
+            gram, lower=1, lwork=_LWORK * gram.shape[0], overwrite_a=1
+        )
     values, missing = dsterf(diagonal, beside)
     if bad or missing:
         return None

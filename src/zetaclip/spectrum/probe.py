@@ -64,11 +64,17 @@ class Probe:
         shuffle: bool = False,
     ) -> None:
         if aggregate not in AGGREGATES:
-            raise ValueError(f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}")
+            raise ValueError(
+                f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}"
+            )
         _check(fit, period)
-        self.layers = [layers] if isinstance(layers, str) else None if layers is None else list(layers)
+        self.layers = (
+            [layers] if isinstance(layers, str) else None if layers is None else list(layers)
+        )
         if self.layers is not None and not self.layers:
-            raise ValueError("an empty list of layers leaves nothing to probe; use None for the default")
+            raise ValueError(
+                "an empty list of layers leaves nothing to probe; use None for the default"
+            )
         self.aggregate = aggregate
         self.fit = fit
         self.k = k
@@ -91,7 +97,9 @@ class Probe:
         """
         allowed = {id(parameter) for parameter in trained.values()}
         matrices = dict(_matrices(module))
-        readable = {label: name for label, (name, tensor) in matrices.items() if id(tensor) in allowed}
+        readable = {
+            label: name for label, (name, tensor) in matrices.items() if id(tensor) in allowed
+        }
         if self.layers is None:
             chosen = _default_layers(module, readable)
             if not chosen:
@@ -103,7 +111,11 @@ class Probe:
         else:
             chosen = []
             for pattern in self.layers:
-                chosen += [label for label in _resolve(pattern, module, readable, matrices) if label not in chosen]
+                chosen += [
+                    label
+                    for label in _resolve(pattern, module, readable, matrices)
+                    if label not in chosen
+                ]
         probe = copy.copy(self)
         probe.bound = {label: readable[label] for label in chosen}
         return probe
@@ -111,7 +123,9 @@ class Probe:
     def read(self, module: nn.Module, step: int) -> Reading | None:
         """The fits after ``step`` updates, or None between two probes."""
         if not self.bound:
-            raise RuntimeError("the probe is not bound to a module yet: read with what bind(module, trained) returns")
+            raise RuntimeError(
+                "the probe is not bound to a module yet: read with what bind(module, trained) returns"
+            )
         if step % self.period:
             return None
         fits, shapes, spectra = {}, {}, {}
@@ -134,7 +148,9 @@ def _check(fit: str, period: int) -> None:
     if fit not in METHODS:
         raise ValueError(f"unknown fit {fit!r}; choose one of {', '.join(METHODS)}")
     if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-        raise ValueError(f"the probe period must be a whole number of updates, at least 1, not {period!r}")
+        raise ValueError(
+            f"the probe period must be a whole number of updates, at least 1, not {period!r}"
+        )
 
 
 def _shuffled(matrix: Tensor, step: int) -> Tensor:
@@ -167,7 +183,10 @@ def _candidates(readable: dict[str, str], matrices: dict[str, tuple[str, nn.Para
 
 
 def _resolve(
-    pattern: str, module: nn.Module, readable: dict[str, str], matrices: dict[str, tuple[str, nn.Parameter]]
+    pattern: str,
+    module: nn.Module,
+    readable: dict[str, str],
+    matrices: dict[str, tuple[str, nn.Parameter]],
 ) -> list[str]:
     """The labels that one name or glob stands for, in the module's order."""
     exact = [label for label, (name, _) in matrices.items() if pattern in (label, name)]
@@ -188,18 +207,24 @@ def _resolve(
         if fnmatch.fnmatchcase(label, pattern) or fnmatch.fnmatchcase(name, pattern)
     ]
     if not found:
-        raise ValueError(f"no trained layer matches probe {pattern!r}. {_candidates(readable, matrices)}")
+        raise ValueError(
+            f"no trained layer matches probe {pattern!r}. {_candidates(readable, matrices)}"
+        )
     return found
 
 
-def _last_of(module: nn.Module, labels: Sequence[str], types: tuple[type[nn.Module], ...]) -> list[str]:
+def _last_of(
+    module: nn.Module, labels: Sequence[str], types: tuple[type[nn.Module], ...]
+) -> list[str]:
     """The last of ``labels`` that is a layer of these types, as a list of at most one.
 
     Projections on a shortcut are registered after the block's own convolutions but are not its last layer.
     """
     modules = dict(module.named_modules())
     fitting = [label for label in labels if isinstance(modules.get(label), types)]
-    main = [label for label in fitting if not re.search(r"(^|\.)(downsample|shortcut)(\.|$)", label)]
+    main = [
+        label for label in fitting if not re.search(r"(^|\.)(downsample|shortcut)(\.|$)", label)
+    ]
     return (main or fitting)[-1:]
 
 

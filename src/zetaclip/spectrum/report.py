@@ -60,7 +60,9 @@ def as_table(rows: Sequence[Row]) -> str:
         shown = numbers if fit.ok else ("-",) * 5
         lines.append((row.name, f"{row.shape[0]}x{row.shape[1]}", *shown, noise, row.verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
 
 
 def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -71,8 +73,20 @@ def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for key in ("zeta", "lambda_min", "ks", "stderr"):
             if not (row.fit.ok and math.isfinite(fit[key])):
                 fit[key] = None
-        null = {"median": row.null.median, "low": row.null.low, "high": row.null.high} if row.null.ok else None
-        records.append({"layer": row.name, "shape": list(row.shape), **fit, "random": null, "verdict": row.verdict})
+        null = (
+            {"median": row.null.median, "low": row.null.low, "high": row.null.high}
+            if row.null.ok
+            else None
+        )
+        records.append(
+            {
+                "layer": row.name,
+                "shape": list(row.shape),
+                **fit,
+                "random": null,
+                "verdict": row.verdict,
+            }
+        )
     return records
 
 
@@ -89,7 +103,9 @@ def plot(rows: Sequence[Row], path: str) -> None:
     for axes, row in zip(grid.flat, rows):
         values = np.sort(row.spectrum[np.isfinite(row.spectrum) & (row.spectrum > 0)])[::-1]
         if len(values):
-            axes.loglog(values, np.arange(1, len(values) + 1) / len(values), ".", ms=3, color="0.35")
+            axes.loglog(
+                values, np.arange(1, len(values) + 1) / len(values), ".", ms=3, color="0.35"
+            )
         if row.fit.ok:
             ends = np.array([row.fit.lambda_min, values[0]])
             share = row.fit.n_tail / len(values)

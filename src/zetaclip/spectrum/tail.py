@@ -115,11 +115,13 @@ def _failed(reason: str, n_tail: int) -> TailFit:
     return TailFit(0.0, 0.0, n_tail, 1.0, math.inf, False, False, reason)
 
 
-def _weakness(zeta: float, count: int, method: str, k: int | None, shape: tuple[int, int] | None) -> str:
+def _weakness(
+    zeta: float, count: int, method: str, k: int | None, shape: tuple[int, int] | None
+) -> str:
     if count < ENOUGH:
         return f"{count} eigenvalues, {ENOUGH} wanted"
     if shape is not None:
-        from .null import random_null  # here, because the null is itself made of fits
+        from .null import random_null
 
         null = random_null(shape, method, k)
         if null.low <= zeta <= null.high:

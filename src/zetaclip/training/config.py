@@ -34,33 +34,50 @@ class Config:
 
     # -- what is learned
     data: str = _option(
-        "digits", "a data set by name, a .csv or .parquet file, or a folder of images by class", kind=str
+        "digits",
+        "a data set by name, a .csv or .parquet file, or a folder of images by class",
+        kind=str,
     )
     data_root: str | None = _option(None, "where data sets lie (default: $ZETACLIP_DATA)", kind=str)
     data_options: dict[str, Any] = _option({}, "further arguments of the data set's loader")
     target: str | None = _option(None, "own data: the column to predict", kind=str)
     task: str | None = _option(
-        None, "own data: what the target is", kind=str, choices=("classification", "binary", "regression")
+        None,
+        "own data: what the target is",
+        kind=str,
+        choices=("classification", "binary", "regression"),
     )
-    schema: str | None = _option(None, "own data: a file that declares columns, bounds and classes", kind=str)
+    schema: str | None = _option(
+        None, "own data: a file that declares columns, bounds and classes", kind=str
+    )
     class_weight: Any = _option(
         None,
         "public weights of classes in the loss, as LABEL=WEIGHT,...; classes left out weigh 1",
         kind=str,
         metavar="LABEL=WEIGHT,...",
     )
-    skew: float | None = _option(None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float)
+    skew: float | None = _option(
+        None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float
+    )
     skew_seed: int = _option(0, "seed of the skew", kind=int)
     skew_size: int | None = _option(
-        None, "records that are left after the skew (default: as many as are feasible for every alpha)", kind=int
+        None,
+        "records that are left after the skew (default: as many as are feasible for every alpha)",
+        kind=int,
     )
     validation: float = _option(
-        0.0, "share of the training records to hold out and evaluate on, instead of the test set", kind=float
+        0.0,
+        "share of the training records to hold out and evaluate on, instead of the test set",
+        kind=float,
     )
     num_examples: int | None = _option(
-        None, "the public nominal number of training records N (default: the set's published size)", kind=int
+        None,
+        "the public nominal number of training records N (default: the set's published size)",
+        kind=int,
     )
-    model: str | None = _option(None, "a network by name, or package.module:callable (default: by data set)", kind=str)
+    model: str | None = _option(
+        None, "a network by name, or package.module:callable (default: by data set)", kind=str
+    )
     # -- how
     method: str = _option("ww-dp-sgd", "a method by name; `zetaclip methods` lists them", kind=str)
     method_options: dict[str, Any] = _option({}, "options of the method")
@@ -73,46 +90,69 @@ class Config:
     )
     epochs: float | None = _option(None, "epochs to train (default: by data set)", kind=float)
     steps: int | None = _option(None, "updates to train, instead of epochs", kind=int)
-    batch_size: int | None = _option(None, "expected logical batch size L = qN (default: by data set)", kind=int)
+    batch_size: int | None = _option(
+        None, "expected logical batch size L = qN (default: by data set)", kind=int
+    )
     physical_batch_size: int | None = _option(
-        None, "most records at once in memory; changes nothing else (default: the logical batch)", kind=int
+        None,
+        "most records at once in memory; changes nothing else (default: the logical batch)",
+        kind=int,
     )
     lr: float | None = _option(None, "learning rate (default: the method's)", kind=float)
     schedule: str | None = _option(
-        None, "of the learning rate (default: linear, to zero)", kind=str, choices=("linear", "cosine", "constant")
+        None,
+        "of the learning rate (default: linear, to zero)",
+        kind=str,
+        choices=("linear", "cosine", "constant"),
     )
     momentum: float | None = _option(None, "momentum of SGD (default: 0)", kind=float)
     weight_decay: float | None = _option(
-        None, "weight decay of the optimizer (default: its own, 0.01 for AdamW and else 0)", kind=float
+        None,
+        "weight decay of the optimizer (default: its own, 0.01 for AdamW and else 0)",
+        kind=float,
     )
     decouple: bool | None = _option(
         None, "divide the private gradient by C, so that C does not move the step size", kind=bool
     )
     weight_average: float | None = _option(
-        None, "also keep a moving average of the weights with this decay, and evaluate and save that", kind=float
+        None,
+        "also keep a moving average of the weights with this decay, and evaluate and save that",
+        kind=float,
     )
     # -- clipping
     clip: float | None = _option(
         None, "the clipping norm C, or C_0 where a controller moves it (default: 1)", kind=float
     )
     clipping: Any = _option(
-        None, "replaces the method's own clipping: 'spectral', or a number for a fixed norm", kind=str, metavar="KIND"
+        None,
+        "replaces the method's own clipping: 'spectral', or a number for a fixed norm",
+        kind=str,
+        metavar="KIND",
     )
-    spectral: dict[str, Any] = _option({}, "arguments of the spectral controller (gain, period, probe, ...)")
+    spectral: dict[str, Any] = _option(
+        {}, "arguments of the spectral controller (gain, period, probe, ...)"
+    )
     # -- privacy
     epsilon: float | None = _option(
         None, "target ε; σ is found for it (default: 3, unless --sigma is given)", kind=float
     )
-    sigma: float | None = _option(None, "noise multiplier in DP-SGD's terms, instead of --epsilon", kind=float)
+    sigma: float | None = _option(
+        None, "noise multiplier in DP-SGD's terms, instead of --epsilon", kind=float
+    )
     delta: float | None = _option(None, "δ (default: the smaller of 1e-5 and N^-1.1)", kind=float)
     accountant: str = _option("prv", "how ε is computed", kind=str, choices=("prv", "pld", "rdp"))
-    max_epsilon: float | None = _option(None, "stop before the step that would exceed this ε", kind=float)
+    max_epsilon: float | None = _option(
+        None, "stop before the step that would exceed this ε", kind=float
+    )
     normalize: str = _option(
         "expected", "realized: divide by the batch's real size, as the paper does; claims no ε", kind=str,
         choices=("expected", "realized"),
     )  # fmt: skip
     empty: str = _option(
-        "noise", "skip: skip empty batches, as the paper does; claims no ε", kind=str, choices=("noise", "skip")
+        "noise",
+        "skip: skip empty batches, as the paper does; claims no ε",
+        kind=str,
+        choices=("noise", "skip"),
     )
     # -- the machine, and what is written
     seed: int | None = _option(
@@ -121,9 +161,13 @@ class Config:
     device: str = _option("cpu", "cpu, cuda, cuda:1, mps", kind=str)
     threads: int | None = _option(None, "threads of torch (default: torch's own choice)", kind=int)
     eval_every: int = _option(1, "epochs between two evaluations", kind=int)
-    no_eval: bool = _option(False, "evaluate nothing: held-out metrics of private data are not covered by ε", kind=bool)
+    no_eval: bool = _option(
+        False, "evaluate nothing: held-out metrics of private data are not covered by ε", kind=bool
+    )
     non_private_diagnostics: bool = _option(
-        False, "also write batch losses, batch sizes and clip fractions, which ε does not cover", kind=bool
+        False,
+        "also write batch losses, batch sizes and clip fractions, which ε does not cover",
+        kind=bool,
     )
 
     def __post_init__(self) -> None:
@@ -135,31 +179,44 @@ class Config:
         return dataclasses.replace(self, **values)
 
     def to_json(self) -> str:
-        return json.dumps({"zetaclip_run": 1, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(
+                {"zetaclip_run": 1, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False
+            )
+            + "\n"
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "the configuration") -> Config:
         """A config from plain values; an unknown key is an error that names the nearest ones."""
-        values = {key.replace("-", "_"): value for key, value in values.items() if key != "zetaclip_run"}
+        values = {
+            key.replace("-", "_"): value for key, value in values.items() if key != "zetaclip_run"
+        }
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
                 near = _of_method(values, key) or difflib.get_close_matches(key, known, 3)
-                hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+                hint = (
+                    f"did you mean {' or '.join(near)}?"
+                    if near
+                    else f"there are: {', '.join(known)}"
+                )
                 raise ConfigError(f"{source}: unknown setting {key!r}; {hint}")
         return cls(**values)
 
 
 def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     """The full name of a setting that is an option of the chosen method."""
-    from ..methods import TABLE, get
+    from ..methods._table import TABLE, get
 
     name = values.get("method", Config.method)
     return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []
 
 
 _TABLES = ("data_options", "method_options", "spectral")
-_CHOICES = {f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata}
+_CHOICES = {
+    f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata
+}
 _POSITIVE = (
     "skew", "skew_size", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon",
     "threads", "eval_every",
@@ -181,7 +238,11 @@ def _check_types(config: Config) -> None:
                 raise ConfigError(f"{f.name} needs a value")
         elif kind is float and _is_number(value):
             object.__setattr__(config, f.name, float(value))
-        elif kind is int and _is_number(value) and (isinstance(value, numbers.Integral) or float(value).is_integer()):
+        elif (
+            kind is int
+            and _is_number(value)
+            and (isinstance(value, numbers.Integral) or float(value).is_integer())
+        ):
             object.__setattr__(config, f.name, int(value))
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{f.name} takes {_kind_name(kind)}, not {value!r}")
@@ -202,9 +263,17 @@ def _clipping(value: Any) -> Any:
             value = float(value)
         except ValueError:
             raise ConfigError(f"clipping is 'spectral' or a number, not {value!r}") from None
-    if isinstance(value, bool) or not (value is None or isinstance(value, (str, int, float, Mapping))):
+    if isinstance(value, bool) or not (
+        value is None or isinstance(value, (str, int, float, Mapping))
+    ):
         raise ConfigError(f"clipping is 'spectral', a number or a table with a kind, not {value!r}")
-    return dict(value) if isinstance(value, Mapping) else float(value) if isinstance(value, int) else value
+    return (
+        dict(value)
+        if isinstance(value, Mapping)
+        else float(value)
+        if isinstance(value, int)
+        else value
+    )
 
 
 def _class_weight(value: Any) -> dict[str, float] | None:
@@ -249,7 +318,9 @@ def _check_values(config: Config) -> None:
             f"validation is a share of the training records, at least 0 and below 1, not {config.validation:g}"
         )
     if config.weight_average is not None and not 0 < config.weight_average < 1:
-        raise ConfigError(f"weight_average is a decay between 0 and 1, not {config.weight_average:g}")
+        raise ConfigError(
+            f"weight_average is a decay between 0 and 1, not {config.weight_average:g}"
+        )
     if isinstance(config.clipping, float) and config.clip is not None:
         raise ConfigError("a number for clipping is the clipping norm itself: leave clip out")
 
@@ -264,7 +335,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     try:
         values = json.loads(text) if path.suffix == ".json" else parse_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+        raise ConfigError(
+            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a table of settings")
     return values
@@ -306,5 +379,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in layer.items():
             name = key.replace("-", "_")
             old = merged.get(name)
-            merged[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+            merged[name] = (
+                {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+            )
     return merged

@@ -44,8 +44,12 @@ class Task:
         if self.kind == "classification":
             return functional.cross_entropy(outputs, y, reduction=reduction)
         if self.kind == "binary":
-            return functional.binary_cross_entropy_with_logits(outputs.squeeze(1), y, reduction=reduction)
-        return functional.mse_loss(outputs.squeeze(1), (y - self.middle) / self.half, reduction=reduction)
+            return functional.binary_cross_entropy_with_logits(
+                outputs.squeeze(1), y, reduction=reduction
+            )
+        return functional.mse_loss(
+            outputs.squeeze(1), (y - self.middle) / self.half, reduction=reduction
+        )
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Any]:
         """Every metric of the task, from all outputs at once."""
@@ -69,7 +73,9 @@ class Task:
             return None
         if self.kind == "binary":
             logit = outputs.squeeze(1)
-            return metrics.reliability(torch.stack((torch.zeros_like(logit), logit), dim=1), y.long())
+            return metrics.reliability(
+                torch.stack((torch.zeros_like(logit), logit), dim=1), y.long()
+            )
         return metrics.reliability(outputs, y)
 
 

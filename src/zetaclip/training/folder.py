@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..ledger import replace_file
+from ..files import replace_file
 
 
 class FolderError(Exception):
@@ -65,13 +65,21 @@ class RunFolder:
         import torch.distributed as dist
 
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        program = f"torchrun --nproc-per-node {dist.get_world_size()} -m zetaclip" if together else "zetaclip"
+        program = (
+            f"torchrun --nproc-per-node {dist.get_world_size()} -m zetaclip"
+            if together
+            else "zetaclip"
+        )
         return f"{program} train --out {self.path} --resume"
 
     def listed(self) -> set[Path]:
         """What lies here of the kind that a run writes, and the folders around it."""
         inside = (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*"))
-        own = (self.path / "checkpoint", self.path / "private", *(self.path / name for name in _FILES))
+        own = (
+            self.path / "checkpoint",
+            self.path / "private",
+            *(self.path / name for name in _FILES),
+        )
         return {*inside, *(path for path in (*own, self.path, *self.path.parents) if path.exists())}
 
     def undo(self, before: set[Path]) -> None:
@@ -101,7 +109,9 @@ class RunFolder:
             (self.path / "writable").unlink()
             free = shutil.disk_usage(self.path).free
         except OSError as error:
-            raise FolderError(f"cannot write to {self.path}: {error.strerror}. Choose another --out") from error
+            raise FolderError(
+                f"cannot write to {self.path}: {error.strerror}. Choose another --out"
+            ) from error
         if free < needed_bytes:
             raise FolderError(
                 f"{self.path}: {free / 2**20:.0f} MiB free, and the run needs about {needed_bytes / 2**20:.0f} MiB for its "
@@ -140,7 +150,9 @@ class RunFolder:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                raise FolderError(f"{self.path} is in use by another run ({holder or 'unknown process'})") from None
+                raise FolderError(
+                    f"{self.path} is in use by another run ({holder or 'unknown process'})"
+                ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
@@ -150,7 +162,9 @@ class RunFolder:
     # -- files
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
-        self.write_text(name, json.dumps(finite(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        self.write_text(
+            name, json.dumps(finite(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        )
 
     def write_text(self, name: str, text: str) -> None:
         with replace_file(self.path / name) as file:
@@ -158,7 +172,9 @@ class RunFolder:
 
     def append(self, name: str, lines: Iterable[dict[str, Any]]) -> None:
         """Adds lines in one write each, so that a reader sees whole lines or, at the very end, a part of one."""
-        text = "".join(json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+        text = "".join(
+            json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n" for line in lines
+        )
         if text:
             with open(self.path / name, "ab") as file:
                 file.write(text.encode())
@@ -184,7 +200,9 @@ class RunFolder:
         for name in ("metrics.jsonl", "probes.jsonl", "clips.jsonl", "diagnostics.jsonl"):
             if (self.path / name).exists():
                 kept = [line for line in self.read_lines(name) if line.get("step", 0) <= step]
-                self.write_text(name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+                self.write_text(
+                    name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+                )
 
 
 _FILES = (

@@ -45,7 +45,9 @@ class Training:
     ) -> None:
         self.config, self.dataset, self.steps, self.folder = config, dataset, steps, folder
         self.status, self.display, self.series = status, display, series
-        self.seconds = dict.fromkeys(("setup", "train", "eval", "probe", "accounting", "saving"), 0.0)
+        self.seconds = dict.fromkeys(
+            ("setup", "train", "eval", "probe", "accounting", "saving"), 0.0
+        )
         self.resumed = 0
         self.last: dict[str, Any] = {}
         self.zeta: float | None = None
@@ -80,7 +82,12 @@ class Training:
 
     def save(self) -> None:
         begun = time.perf_counter()
-        trainer = {"seconds": dict(self.seconds), "resumed": self.resumed, "zeta": self.zeta, "epsilon": self.epsilon}
+        trainer = {
+            "seconds": dict(self.seconds),
+            "resumed": self.resumed,
+            "zeta": self.zeta,
+            "epsilon": self.epsilon,
+        }
         try:
             self.steps.save(self.folder, trainer)
         except OSError as error:
@@ -96,7 +103,9 @@ class Training:
         self.seconds["saving"] += self._save_cost
 
     def _save_due(self) -> bool:
-        return time.perf_counter() - self._saved_at > max(_SAVE_SECONDS, self._save_cost / _SAVE_SHARE)
+        return time.perf_counter() - self._saved_at > max(
+            _SAVE_SECONDS, self._save_cost / _SAVE_SHARE
+        )
 
     def _wish(self) -> int:
         return self._signals.asked + SAVE * self._save_due()
@@ -109,8 +118,14 @@ class Training:
             if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
                 raise
             # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
-            reason = str(error) if private else f"run.pt can't be read as a checkpoint ({type(error).__name__})"
-            raise FolderError(f"{self.folder.path} can't be resumed: {_in_flags(reason, private)}") from error
+            reason = (
+                str(error)
+                if private
+                else f"run.pt can't be read as a checkpoint ({type(error).__name__})"
+            )
+            raise FolderError(
+                f"{self.folder.path} can't be resumed: {_in_flags(reason, private)}"
+            ) from error
         self.seconds.update(trainer["seconds"])
         self.resumed = trainer["resumed"] + 1
         self.zeta, self.epsilon = trainer["zeta"], trainer["epsilon"]
@@ -130,7 +145,10 @@ class Training:
             )
         self.save()
         together = isinstance(steps, PrivateSteps) and steps.engine.ranks is not None
-        with self._signals.noted(patient=together), self.display.bar(steps.done, steps.total) as bar:
+        with (
+            self._signals.noted(patient=together),
+            self.display.bar(steps.done, steps.total) as bar,
+        ):
             if self._cut_before_its_line(stop):
                 self._end_of_epoch(stop)
             while steps.done < stop:
@@ -178,15 +196,26 @@ class Training:
             "epsilon": self._epsilon_so_far(final),
             "metric": None,
         }
-        if not config.no_eval and self.dataset.test is not None and (final or epoch % config.eval_every == 0):
+        if (
+            not config.no_eval
+            and self.dataset.test is not None
+            and (final or epoch % config.eval_every == 0)
+        ):
             line |= self._evaluate()
         clip = {} if steps.clip is None else {"clip": steps.clip}
         rate = steps.optimizer.param_groups[0]["lr"]
-        line |= {**clip, "zeta": self.zeta, "lr": rate, "seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
+        line |= {
+            **clip,
+            "zeta": self.zeta,
+            "lr": rate,
+            "seconds": {k: round(v, 4) for k, v in self.seconds.items()},
+        }
         self.last = line
         self.folder.append("metrics.jsonl", [line])
         if steps.diagnostics is not None:
-            self.folder.append("diagnostics.jsonl", [{"step": steps.done, **steps.diagnostics.flush()}])
+            self.folder.append(
+                "diagnostics.jsonl", [{"step": steps.done, **steps.diagnostics.flush()}]
+            )
         if self.series is not None:
             self.series("metrics", line)
         self.status.write(**self.standing())
@@ -209,7 +238,9 @@ class Training:
         begun = time.perf_counter()
         try:
             self.epsilon = self.steps.epsilon()
-        except AccountingError:  # no reason to lose what is trained; the result says what each accountant can tell
+        except (
+            AccountingError
+        ):  # no reason to lose what is trained; the result says what each accountant can tell
             self.epsilon = None
         if self.epsilon is not None and (spent or final):  # the first time, most of it is importing
             self.seconds["accounting"] += time.perf_counter() - begun
@@ -229,7 +260,15 @@ class Training:
             steps.engine.detach()
             steps.engine.ledger.to_jsonl(self.folder / "ledger.jsonl")
         result = compose(
-            self.config, self.dataset, steps, self.folder, self.last, self.seconds, reliability, self.resumed, stop
+            self.config,
+            self.dataset,
+            steps,
+            self.folder,
+            self.last,
+            self.seconds,
+            reliability,
+            self.resumed,
+            stop,
         )
         self.folder.write_json("result.json", result)
         return result
@@ -291,7 +330,10 @@ def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) 
 
     from safetensors import SafetensorError
 
-    state = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    state = {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in model.state_dict().items()
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(state, temporary)

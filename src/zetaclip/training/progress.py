@@ -14,7 +14,11 @@ def shown(metric: str, value: float | None) -> str:
     """A metric with its name, as people write it."""
     if value is None:
         return f"{METRICS[metric]} n/a"
-    return f"{METRICS[metric]} {100 * value:.1f} %" if metric == "accuracy" else f"{METRICS[metric]} {value:.4f}"
+    return (
+        f"{METRICS[metric]} {100 * value:.1f} %"
+        if metric == "accuracy"
+        else f"{METRICS[metric]} {value:.4f}"
+    )
 
 
 class _Bar:
@@ -26,7 +30,10 @@ class _Bar:
         if self._bar is None:
             return
         bar = self._bar
-        if done - bar.last_print_n >= bar.miniters and bar._time() - bar.last_print_t >= bar.mininterval:
+        if (
+            done - bar.last_print_n >= bar.miniters
+            and bar._time() - bar.last_print_t >= bar.mininterval
+        ):
             bar.set_postfix(postfix(), refresh=False)
         bar.update(done - bar.n)
 
@@ -50,7 +57,14 @@ class Display:
             return
         from tqdm import tqdm
 
-        self._bar = tqdm(total=total, initial=done, unit="step", file=self._stream, dynamic_ncols=True, leave=False)
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            unit="step",
+            file=self._stream,
+            dynamic_ncols=True,
+            leave=False,
+        )
         try:
             yield _Bar(self._bar)
         finally:

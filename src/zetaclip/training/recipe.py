@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..data import Dataset
-    from ..methods import Method
+    from ..methods._table import Method
 
 # Expected batch size and epochs where none are given. The paper's where it says them; otherwise what fits the set's size.
 _LENGTHS = {
@@ -49,7 +49,9 @@ def load_data(config: Config) -> Dataset:
     from ..data import dirichlet_skew, load
 
     own: dict[str, Any] = {
-        name: value for name in ("target", "task", "schema") if (value := getattr(config, name)) is not None
+        name: value
+        for name in ("target", "task", "schema")
+        if (value := getattr(config, name)) is not None
     }
     dataset = load(config.data, root=config.data_root, **own, **config.data_options)
     if config.skew is not None:
@@ -77,11 +79,17 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
         held, kept = order[:count], order[count:].sort().values
         note = f"evaluated on {count} held-out training records, not on the test set"
     else:
-        chosen = torch.from_numpy(held_out(x.numpy(), y.numpy(), share, _VALIDATION_SEED, "validation"))
+        chosen = torch.from_numpy(
+            held_out(x.numpy(), y.numpy(), share, _VALIDATION_SEED, "validation")
+        )
         held, kept = (rows.nonzero()[:, 0] for rows in (chosen, ~chosen))
-        note = f"evaluated on about a share of {share:g} of the training records, not on the test set"
+        note = (
+            f"evaluated on about a share of {share:g} of the training records, not on the test set"
+        )
     if not (len(held) and len(kept)):
-        raise ConfigError(f"validation = {share:g} of {len(y)} training records leaves one of the parts empty")
+        raise ConfigError(
+            f"validation = {share:g} of {len(y)} training records leaves one of the parts empty"
+        )
     return dataclasses.replace(
         dataset,
         train=Split(x[kept], y[kept]),
@@ -114,10 +122,14 @@ def total_steps(config: Config, size: int) -> int:
 
 def build_method(config: Config) -> Method:
     """The method as the configuration wants it."""
-    from .. import methods
+    from ..methods import _table as methods
 
     options = dict(config.method_options)
-    if config.clip is not None and config.clipping is None and config.method not in methods.names(private=False):
+    if (
+        config.clip is not None
+        and config.clipping is None
+        and config.method not in methods.names(private=False)
+    ):
         options.setdefault("clip", config.clip)
     try:
         return methods.get(config.method, **options)
@@ -139,8 +151,8 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
 
 def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     """``config`` with every choice made that was left open. What was set stays as it was set."""
+    from ..methods._updates import defaults
     from ..models import default_for
-    from ..updates import defaults
 
     size, _ = nominal_size(config, dataset)
     batch, epochs = _LENGTHS.get(dataset.name, (min(256, max(16, size // 40)), 20.0))
@@ -185,7 +197,9 @@ def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
     names = list(dataset.classes) or [str(number) for number in range(count)]
     for label in config.class_weight:
         if label not in names:
-            raise ConfigError(f"class_weight names {label!r}, which is no class; there are: {', '.join(names[:20])}")
+            raise ConfigError(
+                f"class_weight names {label!r}, which is no class; there are: {', '.join(names[:20])}"
+            )
     return [config.class_weight.get(name, 1.0) for name in names]
 
 
@@ -194,7 +208,9 @@ def _paper_rate(dataset: Dataset, method: Method) -> float:
     own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)
     if method.paper_lr is None:
         return own if method.family == "sgd" else method.lr
-    return method.paper_lr * own / _PAPER_RATES["mnist"] if method.family == "sgd" else method.paper_lr
+    return (
+        method.paper_lr * own / _PAPER_RATES["mnist"] if method.family == "sgd" else method.paper_lr
+    )
 
 
 def build_clipping(config: Config, method: Method) -> Any:
@@ -202,7 +218,9 @@ def build_clipping(config: Config, method: Method) -> Any:
     kind = config.clipping
     spectral = kind == "spectral" or (kind is None and method.name == "ww-dp-sgd")
     if config.spectral and not spectral:
-        raise ConfigError(f"settings of the spectral controller were given, but method {method.name!r} does not use it")
+        raise ConfigError(
+            f"settings of the spectral controller were given, but method {method.name!r} does not use it"
+        )
     try:
         if spectral:
             return build_spectral(config)
@@ -239,7 +257,9 @@ def _from_run(table: dict[str, Any], config: Config) -> Any:
 
     kinds = ("replay", "schedule", "mean-of")
     if table.get("kind") not in kinds or "run" not in table or len(table) != 2:
-        raise ConfigError(f"a clipping table has a kind ({', '.join(kinds)}) and a run (a folder), not {table}")
+        raise ConfigError(
+            f"a clipping table has a kind ({', '.join(kinds)}) and a run (a folder), not {table}"
+        )
     folder = Path(table["run"])
     try:
         lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
@@ -248,7 +268,10 @@ def _from_run(table: dict[str, Any], config: Config) -> Any:
         raise ConfigError(f"{folder} is not a finished run with probes: {error}") from None
     if not lines:
         raise ConfigError(f"{folder} has no probes to take C from")
-    changes = [(0, float(lines[0]["clip_before"])), *((int(line["step"]), float(line["clip"])) for line in lines)]
+    changes = [
+        (0, float(lines[0]["clip_before"])),
+        *((int(line["step"]), float(line["clip"])) for line in lines),
+    ]
     if table["kind"] == "replay":
         return Replay(changes)
     steps = int(result["steps"])
@@ -257,14 +280,19 @@ def _from_run(table: dict[str, Any], config: Config) -> Any:
         return mean
     first, last = math.log(changes[0][1]), math.log(changes[-1][1])
     line = [math.exp(first + (last - first) * step / max(1, steps - 1)) for step in range(steps)]
-    factor = mean / (sum(line) / steps)  # the straight line in log C, moved so that its mean is the run's
+    factor = mean / (
+        sum(line) / steps
+    )  # the straight line in log C, moved so that its mean is the run's
     return Replay([factor * clip for clip in line])
 
 
 def mean_clip(changes: list[tuple[int, float]], steps: int) -> float:
     """The mean of C over the updates 0 .. steps - 1, where C changes at the given updates."""
     ends = [start for start, _ in changes[1:]] + [steps]
-    total = sum(clip * max(0, min(end, steps) - start) for (start, clip), end in zip(changes, ends, strict=True))
+    total = sum(
+        clip * max(0, min(end, steps) - start)
+        for (start, clip), end in zip(changes, ends, strict=True)
+    )
     return total / steps
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..accounting import ACCOUNTANTS, group_epsilon
+from ..accounting._accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
 from .config import Config
@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from .steps import PlainSteps, PrivateSteps
 
 # What result.json seals by digest.
-SEALED = ("config.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl", "ledger.jsonl", "model.safetensors")
+SEALED = (
+    "config.json",
+    "metrics.jsonl",
+    "probes.jsonl",
+    "clips.jsonl",
+    "ledger.jsonl",
+    "model.safetensors",
+)
 METRICS = ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss")
 
 
@@ -176,11 +183,18 @@ def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str,
             bound: float | None = group_epsilon(engine.ledger.events(), config.delta, k)
         except AccountingError:
             bound = None
-        found["group"] = {"unit": dataset.group, "records": k, "epsilon": bound, "delta": config.delta}
+        found["group"] = {
+            "unit": dataset.group,
+            "records": k,
+            "epsilon": bound,
+            "delta": config.delta,
+        }
     return found
 
 
-def _clip_summary(folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]) -> Any:
+def _clip_summary(
+    folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]
+) -> Any:
     """C over all updates, from the ledger: the norm that each update really used."""
     from .steps import PrivateSteps
 
@@ -216,13 +230,17 @@ def probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, stop: int) -> list[str]:
+def _notes(
+    config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, stop: int
+) -> list[str]:
     notes = list(dict.fromkeys(steps.notes))
     if dataset.private_statistics:
         looked = ", ".join(dataset.private_statistics)
         notes.append(f"preprocessing looked at private data, which ε does not cover: {looked}")
     if not dataset.public and not config.no_eval and dataset.test is not None:
-        notes.append("the metrics are of held-out private records, which ε does not cover; --no-eval writes none")
+        notes.append(
+            "the metrics are of held-out private records, which ε does not cover; --no-eval writes none"
+        )
     if config.no_eval:
         notes.append("nothing was evaluated (--no-eval)")
     if config.non_private_diagnostics:
@@ -237,7 +255,9 @@ def _notes(config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, s
             f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon = {config.max_epsilon:g}"
         )
     if config.weight_average is not None:
-        notes.append(f"metrics and weights are of the moving average with decay {config.weight_average:g}")
+        notes.append(
+            f"metrics and weights are of the moving average with decay {config.weight_average:g}"
+        )
     return notes
 
 
@@ -245,7 +265,9 @@ def clip_path(first: float, lines: list[dict[str, Any]], steps: int) -> list[flo
     """C of each update, from the lines of probes.jsonl, or of clips.jsonl, that changed it."""
     changes = [(0, first), *((line["step"], line["clip"]) for line in lines)]
     clips: list[float] = []
-    for (start, clip), end in zip(changes, [step for step, _ in changes[1:]] + [steps], strict=True):
+    for (start, clip), end in zip(
+        changes, [step for step, _ in changes[1:]] + [steps], strict=True
+    ):
         clips += [clip] * max(0, min(end, steps) - start)
     return clips
 
@@ -273,7 +295,9 @@ def commit() -> str | None:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
         if not git("ls-files", "--", "__init__.py"):  # installed inside somebody else's repository
@@ -296,8 +320,14 @@ def summary(result: dict[str, Any]) -> str:
         lines.append(f"{reached}; no ε is claimed ({result['claim'].removeprefix('none: ')})")
     if result.get("group"):
         group = result["group"]
-        bound = "no bound could be computed" if group["epsilon"] is None else f"ε = {group['epsilon']:.3g}"
-        lines.append(f"per {group['unit']} (at most {group['records']} records): {bound}, δ = {group['delta']:.3g}")
+        bound = (
+            "no bound could be computed"
+            if group["epsilon"] is None
+            else f"ε = {group['epsilon']:.3g}"
+        )
+        lines.append(
+            f"per {group['unit']} (at most {group['records']} records): {bound}, δ = {group['delta']:.3g}"
+        )
     if result["clip"]:
         clip = result["clip"]
         text = f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median {clip['median']:.3g}"
@@ -309,7 +339,11 @@ def summary(result: dict[str, Any]) -> str:
             )
         lines.append(text)
     seconds = result["seconds"]
-    rate = "" if result["sample_rate"] is None else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
+    rate = (
+        ""
+        if result["sample_rate"] is None
+        else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
+    )
     lines.append(
         f"{result['method']} on {result['data']}: {result['steps']} steps{rate}; {seconds['total']:.1f} s "
         f"(train {seconds['train']:.1f}, eval {seconds['eval']:.1f}, probe {seconds['probe']:.2f})"
@@ -318,4 +352,14 @@ def summary(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["SEALED", "clip_path", "commit", "compose", "describe_probe", "digest", "mean_clip", "summary", "versions"]
+__all__ = [
+    "SEALED",
+    "clip_path",
+    "commit",
+    "compose",
+    "describe_probe",
+    "digest",
+    "mean_clip",
+    "summary",
+    "versions",
+]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..distributed import ranks
+from ..engine._distributed import ranks
 from ..errors import AccountingError, LedgerError, NoGuarantee
 from .config import Config, ConfigError
 from .folder import FolderError, RunFolder, Status
@@ -62,7 +62,15 @@ def train(
         _check_free(folder, resume, force)
         with _threads(config.threads):
             return _run(
-                config, folder, resume, rekey, keep_state, display or Display(quiet=True), series, begun, leader
+                config,
+                folder,
+                resume,
+                rekey,
+                keep_state,
+                display or Display(quiet=True),
+                series,
+                begun,
+                leader,
             )
     except BaseException as error:
         leader.stop(error)
@@ -72,14 +80,18 @@ def train(
 def _check_free(folder: RunFolder, resume: bool, force: bool) -> None:
     """Whether what the folder holds is what was asked for: nothing for a new run, one that can go on for ``resume``."""
     if folder.finished and not force:
-        raise FolderError(f"{folder.path} holds a finished run; choose another --out, or --force to replace it")
+        raise FolderError(
+            f"{folder.path} holds a finished run; choose another --out, or --force to replace it"
+        )
     if folder.begun and not resume and not force:
         raise FolderError(
             f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
         )
     if resume and not folder.begun:
         # A wrong name, most likely: a new run would train something else than was asked for.
-        raise FolderError(f"nothing to resume in {folder.path}; leave --resume out to start a run there")
+        raise FolderError(
+            f"nothing to resume in {folder.path}; leave --resume out to start a run there"
+        )
     if resume and not folder.executed and (folder / "metrics.jsonl").exists():
         raise FolderError(
             f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
@@ -133,7 +145,9 @@ def _run(
             status.write(state="running", message="setting up")
             if begun is not None:
                 begun()
-            display.say("finding the noise" if method.private and config.sigma is None else "setting up")
+            display.say(
+                "finding the noise" if method.private and config.sigma is None else "setting up"
+            )
             leader.start(config, folder.path, going_on and folder.executed, rekey)
             kind = PrivateSteps if method.private else PlainSteps
             try:
@@ -183,7 +197,9 @@ def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
             f"{folder.path}: the run's files can't be written ({reason}); the last good state is kept. Make room and go on with: "
             f"{folder.resume_command}"
         )
-    return FolderError(f"cannot write to {folder.path}: {reason}. Make room, or choose another --out")
+    return FolderError(
+        f"cannot write to {folder.path}: {reason}. Make room, or choose another --out"
+    )
 
 
 def _needed_bytes(model: nn.Module) -> int:
@@ -196,12 +212,20 @@ def check_device(name: str) -> None:
     """Whether this machine can compute there; otherwise an error that lists where it can."""
     try:
         torch.zeros(1, device=name).item()
-    except Exception as error:  # torch has one kind for an unknown name, others for a card that is missing or full
-        cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    except (
+        Exception
+    ) as error:  # torch has one kind for an unknown name, others for a card that is missing or full
+        cards = (
+            [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+            if torch.cuda.is_available()
+            else []
+        )
         there = ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
         known = name in there or (name == "cuda" and cards)
         why = f" ({str(error).splitlines()[0][:150]})" if known and str(error) else ""
-        raise ConfigError(f"device {name!r} can't be used here{why}; there is: {', '.join(there)}") from None
+        raise ConfigError(
+            f"device {name!r} can't be used here{why}; there is: {', '.join(there)}"
+        ) from None
 
 
 def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False) -> None:
@@ -210,7 +234,10 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
     differing = [
         f"{name} ({saved.get(name)!r} there, {value!r} here)"
         for name, value in asdict(config).items()
-        if value is not None and value != {} and saved.get(name) != value and not (name == "threads" and allow_threads)
+        if value is not None
+        and value != {}
+        and saved.get(name) != value
+        and not (name == "threads" and allow_threads)
     ]
     if differing:
         raise FolderError(
@@ -245,7 +272,9 @@ def _public_words(error: BaseException) -> str:
     """An error as a public file may tell it. One that repeats another is as public as that one."""
     name, said = type(error).__name__, "what it said is on the terminal of the run"
     repeats = error.__cause__
-    if isinstance(error, _ABOUT_NO_RECORD) and isinstance(repeats, (*_ABOUT_NO_RECORD, OSError, type(None))):
+    if isinstance(error, _ABOUT_NO_RECORD) and isinstance(
+        repeats, (*_ABOUT_NO_RECORD, OSError, type(None))
+    ):
         said = str(error)
     elif isinstance(error, OSError) and error.errno is not None:
         said = os.strerror(error.errno)  # and not its own text, which names a file

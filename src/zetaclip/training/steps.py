@@ -16,20 +16,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..engine._rehearsal import MadeUp, rehearse
 from ..errors import NoGuarantee, OwnerWarning
-from ..ledger import replace_file
-from ..rehearsal import MadeUp, rehearse
-from ..tape import set_users_streams, users_streams
-from ..updates import WeightAverage
+from ..files import replace_file
+from ..methods._updates import WeightAverage
+from ..randomness._forward import set_users_streams, users_streams
 from .config import Config
 from .evaluate import Task
 from .folder import RunFolder
-from .recipe import build_clipping, class_weights, nominal_size, rate_at, steps_per_epoch, total_steps
+from .recipe import (
+    build_clipping,
+    class_weights,
+    nominal_size,
+    rate_at,
+    steps_per_epoch,
+    total_steps,
+)
 
 if TYPE_CHECKING:
-    from ..composition import Budget, Plan
     from ..data import Dataset
-    from ..methods import Method
+    from ..methods._composition import Budget, Plan
+    from ..methods._table import Method
 
 
 # What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
@@ -45,7 +52,11 @@ class Diagnostics:
         self.clipped: list[float] = []
 
     def flush(self) -> dict[str, Any]:
-        taken = {"batch_losses": self.losses, "batch_sizes": self.sizes, "clip_fractions": self.clipped}
+        taken = {
+            "batch_losses": self.losses,
+            "batch_sizes": self.sizes,
+            "clip_fractions": self.clipped,
+        }
         self.__init__()  # type: ignore[misc]
         return taken
 
@@ -103,7 +114,9 @@ class _Steps:
         self.diagnostics = Diagnostics() if config.non_private_diagnostics else None
         decay = config.weight_average
         self.average = (
-            None if decay is None else WeightAverage([p for p in model.parameters() if p.requires_grad], decay)
+            None
+            if decay is None
+            else WeightAverage([p for p in model.parameters() if p.requires_grad], decay)
         )
 
     def optimizer_options(self) -> dict[str, Any]:
@@ -145,7 +158,11 @@ class _Steps:
 
     def extra(self, trainer: dict[str, Any]) -> dict[str, Any]:
         average = None if self.average is None else self.average.state_dict()
-        return {"average": average, "trainer": trainer, "clips": torch.tensor(self.clips, dtype=torch.float64)}
+        return {
+            "average": average,
+            "trainer": trainer,
+            "clips": torch.tensor(self.clips, dtype=torch.float64),
+        }
 
     def take(self, extra: dict[str, Any]) -> dict[str, Any]:
         if self.average is not None:
@@ -158,9 +175,9 @@ class PrivateSteps(_Steps):
     """Updates by ``PrivacyEngine``."""
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
-        from ..accounting import epsilon, noise_multiplier_for
-        from ..distributed import on_first_rank
-        from ..engine import PrivacyEngine
+        from ..accounting._accounting import epsilon, noise_multiplier_for
+        from ..engine._distributed import on_first_rank
+        from ..engine._engine import PrivacyEngine
 
         super().__init__(config, dataset, method, model)
         assert config.batch_size is not None and config.delta is not None
@@ -170,16 +187,22 @@ class PrivateSteps(_Steps):
         else:
             assert config.epsilon is not None
             target = (config.epsilon, config.delta, rate, self.total, config.accountant)
-            self.sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
+            self.sigma = on_first_rank(
+                lambda: noise_multiplier_for(*target), "the search for the noise"
+            )
         if self.diagnostics is not None:
             method = _noting(method, self.diagnostics)
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
-        loader = DataLoader(TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size)
+        loader = DataLoader(
+            TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size
+        )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _, self.optimizer, self.loader = self.engine.make_private(
                 module=model,
-                optimizer=method.optimizer(model.parameters(), config.lr, **self.optimizer_options()),
+                optimizer=method.optimizer(
+                    model.parameters(), config.lr, **self.optimizer_options()
+                ),
                 data_loader=loader,
                 noise_multiplier=self.sigma,
                 method=method,
@@ -194,11 +217,15 @@ class PrivateSteps(_Steps):
                 target_delta=config.delta,
             )
         for warning in caught:
-            if issubclass(warning.category, OwnerWarning):  # the notes are published; this is not for them
+            if issubclass(
+                warning.category, OwnerWarning
+            ):  # the notes are published; this is not for them
                 warnings.warn(warning.message, stacklevel=2)
             else:
                 self.notes.append(str(warning.message))
-        rehearse(self.engine._private(), self._made_up(dataset), lambda model, batch: self.loss(*batch))
+        rehearse(
+            self.engine._private(), self._made_up(dataset), lambda model, batch: self.loss(*batch)
+        )
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
             # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
@@ -268,12 +295,14 @@ class PrivateSteps(_Steps):
             if ranks is None:
                 self._stop = self._largest_affordable(limit)
             else:
-                self._stop = ranks.once(lambda: self._largest_affordable(limit), "the question what max_epsilon allows")
+                self._stop = ranks.once(
+                    lambda: self._largest_affordable(limit), "the question what max_epsilon allows"
+                )
         assert self._stop is not None
         return self._stop
 
     def _largest_affordable(self, limit: float) -> int:
-        from ..accounting import affordable
+        from ..accounting._accounting import affordable
 
         assert self.config.delta is not None
         spent = self.engine.ledger.events()
@@ -321,7 +350,9 @@ class PlainSteps(_Steps):
 
     def updates(self, until: int) -> Iterator[int]:
         epoch, first = divmod(self.done, self.per_epoch)
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.order_seed + epoch))
+        order = torch.randperm(
+            self.size, generator=torch.Generator().manual_seed(self.order_seed + epoch)
+        )
         rows = self.config.physical_batch_size or self.config.batch_size
         assert self.config.batch_size is not None and rows is not None
         for batch in order.split(self.config.batch_size)[first:]:

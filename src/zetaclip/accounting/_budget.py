@@ -1,0 +1,285 @@
+"""A budget that several fits share: what they spend adds up, and a fit that would exceed it is refused beforehand.
+
+The sums are kept in a file under a lock, so that copies of the object and other processes count against the same budget.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import AccountingError, BudgetExceeded, LedgerError
+from ..ledger._ledger import Event
+from ._accounting import epsilon as epsilon_of
+from ._accounting import renyi
+
+_FORMAT = 1
+_SPEND = b'{"spend": '  # how the line of a charge begins
+# The filter's orders, as multiples of the one that is best for a Gaussian which spends just this budget.
+_AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
+_LARGEST_ORDER = 1020  # past it the binomials of the Rényi analysis overflow
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One fit that was granted."""
+
+    what: str
+    events: tuple[Event, ...]
+    renyi: tuple[float, ...]
+
+
+class Budget:
+    """(ε, δ) for everything that is spent from it, whoever spends it.
+
+    ``Budget(3.0, 1e-5)`` lives as long as the process that made it; with ``path`` it is kept, and opened again by the same call.
+
+    **Guarantee.** All that was granted together is (epsilon, delta)-differentially private, add/remove one record, also
+    where later fits were chosen after looking at earlier ones. It is a Rényi filter: divergences are added up at
+    orders that are fixed when the budget is made, each order has a share of δ of its own, and a fit is granted while
+    some order stays within what (ε, δ) allows it. A copy (``copy.deepcopy``, scikit-learn's ``clone``) is the same object, and a
+    pickle in another process counts in the same file.
+
+    **Edge cases.** The first fit is also granted if it alone is within (ε, δ) by the tighter PLD accountant; where the
+    filter has no room for it, it is then the last one. A fit is charged before it begins, and stays charged if it is
+    killed. All fits are taken to be on the same records; a budget per data set is the user's to keep.
+    """
+
+    def __init__(
+        self, epsilon: float, delta: float, path: str | os.PathLike[str] | None = None
+    ) -> None:
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"a budget's epsilon must be positive and finite, not {epsilon}")
+        if not 0 < delta < 1:
+            raise ValueError(f"a budget's delta must be between 0 and 1, not {delta}")
+        self.epsilon, self.delta = float(epsilon), float(delta)
+        if path is None:
+            descriptor, name = tempfile.mkstemp(prefix="zetaclip-", suffix=".budget")
+            os.close(descriptor)
+            self.path = Path(name)
+            weakref.finalize(self, _remove, self.path, os.getpid())
+        else:
+            self.path = Path(path).absolute()
+            self.path.touch()
+        with self._locked() as file:
+            first, *finished = file.read().decode(errors="replace").split("\n")
+            header = {"zetaclip_budget": _FORMAT, "epsilon": self.epsilon, "delta": self.delta}
+            cut = not finished and json.dumps(header).startswith(first)
+            if not cut:
+                self._check_header(first)
+            else:
+                self._append(file, header)
+
+    # -- one object, however it is copied -------------------------------------------------------------
+
+    def __copy__(self) -> Budget:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Budget:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Budget], tuple[float, float, str]]:
+        return _reopened, (self.epsilon, self.delta, str(self.path))
+
+    def __repr__(self) -> str:
+        return f"Budget(epsilon={self.epsilon:g}, delta={self.delta:g})"
+
+    # -- what it holds --------------------------------------------------------------------------------
+
+    @property
+    def orders(self) -> dict[float, float]:
+        """The filter: order -> the Rényi divergence that may be spent at it. Orders that allow nothing are left out."""
+        best = max(_candidates(), key=lambda order: self._allowance(order, self.delta / 2) / order)
+        found: dict[float, float] = {}
+        for factor in _AROUND:
+            order = _rounded(best * factor)
+            share = 0.5 if factor == 1.0 else 0.5 / (len(_AROUND) - 1)
+            allowed = self._allowance(order, share * self.delta)
+            if allowed > 0:
+                found[order] = max(allowed, found.get(order, 0.0))
+        return found
+
+    def _allowance(self, order: float, delta: float) -> float:
+        """The largest divergence at ``order`` that is still (ε, delta)-DP (Canonne, Kamath and Steinke 2020, prop. 12)."""
+        return (
+            self.epsilon
+            - math.log1p(-1 / order)
+            + (math.log(delta) + math.log(order)) / (order - 1)
+        )
+
+    @property
+    def spendings(self) -> list[Spending]:
+        """What was granted so far, in order."""
+        with self._locked() as file:
+            return self._read(file)
+
+    @property
+    def spent(self) -> float:
+        """ε at this budget's δ of everything that was granted; never more than ``epsilon``."""
+        return self._spent(self.spendings)
+
+    def _spent(self, spendings: list[Spending]) -> float:
+        if not spendings:
+            return 0.0
+        sums = [sum(column) for column in zip(*(s.renyi for s in spendings), strict=True)]
+        # Moving a budget's ε moves what an order allows by just as much.
+        allowed = self.orders.values()
+        bound = min(
+            (self.epsilon - a + total for a, total in zip(allowed, sums, strict=True)),
+            default=math.inf,
+        )
+        if len(spendings) == 1:
+            bound = min(bound, _alone(spendings[0].events, self.delta))
+        return max(0.0, bound)
+
+    def allows(self, events: Iterable[Event]) -> bool:
+        """Whether ``spend`` would grant these."""
+        made = self._made(events, "")
+        return self._grants(made, self.spendings)
+
+    def spend(self, events: Iterable[Event], what: str = "a fit") -> str:
+        """Charges what is about to be released, or raises ``BudgetExceeded``; returns a receipt for ``refund``.
+
+        **Guarantee.** The sum over fits takes their noise for independent. Two releases that share noise are not covered by it:
+        their difference is exact. Whoever draws noise from a fixed seed mixes ``number_of(receipt)`` into it.
+        """
+        made = self._made(events, what)
+        with self._locked() as file:
+            earlier = self._read(file)
+            if not self._grants(made, earlier):
+                raise BudgetExceeded(self._refusal(made, earlier))
+            file.seek(0)
+            content = file.read()
+            # Not in a line that a crash cut off: it is removed below, and the next number would be this one again.
+            number = content[: content.rfind(b"\n") + 1].count(_SPEND)
+            receipt = f"{number}-{secrets.token_hex(8)}"
+            rows = [[e.sample_rate, e.noise_multiplier, e.count] for e in made.events]
+            self._append(
+                file, {"spend": receipt, "what": what, "events": rows, "renyi": made.renyi}
+            )
+        return receipt
+
+    @staticmethod
+    def number_of(receipt: str) -> int:
+        """How many charges this budget had seen before, those taken back included: no two receipts have the same number."""
+        return int(receipt.partition("-")[0])
+
+    def refund(self, receipt: str) -> None:
+        """Takes a charge back, for a fit that released nothing."""
+        with self._locked() as file:
+            self._append(file, {"refund": receipt})
+
+    def _made(self, events: Iterable[Event], what: str) -> Spending:
+        held = tuple(events)
+        return Spending(what, held, tuple(renyi(held, list(self.orders))))
+
+    def _grants(self, made: Spending, earlier: list[Spending]) -> bool:
+        together = zip(self.orders.values(), *(s.renyi for s in [*earlier, made]), strict=True)
+        if any(sum(spent) <= allowed for allowed, *spent in together):
+            return True
+        # Nothing has been seen yet, so choosing the plain bound for a single fit depends on no data.
+        return not earlier and _alone(made.events, self.delta) <= self.epsilon
+
+    def _refusal(self, made: Spending, earlier: list[Spending]) -> str:
+        would = self._spent([*earlier, made])
+        return (
+            f"{made.what} would bring the spent ε to {would:.3g}, but the budget is ε = {self.epsilon:g} at δ = {self.delta:g}, of "
+            f"which {self._spent(earlier):.3g} is spent in {len(earlier)} fits. Nothing was released; fit with a smaller epsilon, or "
+            "keep the models that there are"
+        )
+
+    # -- the file -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """The file, read from its start, while nobody else has it."""
+        try:
+            file = open(self.path, "r+b")  # noqa: SIM115
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"the budget's file {self.path} is gone: a budget without path= ends with the process that made it"
+            ) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read(self, file: IO[bytes]) -> list[Spending]:
+        file.seek(0)
+        # A line without an end was never finished, so the fit that it was for never began.
+        first, *lines = file.read().decode().split("\n")[:-1]
+        self._check_header(first)
+        found: dict[str, Spending] = {}
+        for number, line in enumerate(lines, start=2):
+            try:
+                values = json.loads(line)
+                if "refund" in values:
+                    found.pop(values["refund"], None)
+                    continue
+                events = tuple(Event(*row) for row in values["events"])
+                found[values["spend"]] = Spending(values["what"], events, tuple(values["renyi"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise LedgerError(
+                    f"{self.path.name}, line {number}, is no line of a budget: {error}"
+                ) from None
+        return list(found.values())
+
+    def _check_header(self, line: str) -> None:
+        try:
+            values = json.loads(line)
+            there = values["epsilon"], values["delta"]
+            version = values["zetaclip_budget"]
+        except (ValueError, KeyError, TypeError):
+            raise LedgerError(f"{self.path.name} is not the file of a budget") from None
+        if version != _FORMAT or there != (self.epsilon, self.delta):
+            raise ValueError(
+                f"{self.path.name} holds a budget of ε = {there[0]:g} at δ = {there[1]:g}, not of ε = {self.epsilon:g} at δ = "
+                f"{self.delta:g}; a budget can't be changed once it is spent from"
+            )
+
+    def _append(self, file: IO[bytes], values: dict[str, Any]) -> None:
+        file.seek(0)
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        file.truncate(end)
+        file.seek(end)
+        file.write(json.dumps(values).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _alone(events: tuple[Event, ...], delta: float) -> float:
+    try:
+        return epsilon_of(events, delta, "pld")
+    except AccountingError:
+        return math.inf
+
+
+def _candidates() -> list[float]:
+    return [1 + 10 ** (k / 20) for k in range(-20, 61)]
+
+
+def _rounded(order: float) -> float:
+    """Whole orders where that changes little: the analysis is exact there, and much faster."""
+    return float(min(round(order), _LARGEST_ORDER)) if order >= 3 else max(1.25, round(order, 2))
+
+
+def _reopened(epsilon: float, delta: float, path: str) -> Budget:
+    """What a pickle becomes: the same file, and nothing created where that is gone."""
+    budget = Budget.__new__(Budget)
+    budget.epsilon, budget.delta, budget.path = epsilon, delta, Path(path)
+    return budget
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker ends without taking its parent's budget along
+        path.unlink(missing_ok=True)

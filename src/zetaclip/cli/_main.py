@@ -1,0 +1,80 @@
+"""The command ``zetaclip``: a table of subcommands, each a module beside this one.
+
+Only the module of the command that was asked for is imported, so that ``zetaclip --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import CommandError
+
+# name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
+COMMANDS: dict[str, str] = {
+    "train": "train a private model",
+    "verify": "recompute ε and every clipping norm of a finished run",
+    "account": "ε from noise, or noise from ε, by each accountant",
+    "data": "the data sets that are known: list, fetch, and schemas for your own",
+    "methods": "every private method, what it releases and with how much noise",
+    "reproduce": "runs an experiment of the paper beside the published numbers",
+    "probe": "the spectral exponents of a checkpoint's matrices",
+    "report": "runs or an experiment as one HTML page",
+    "watch": "the report of runs that still go on, in the browser",
+}
+
+
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the chosen command, or of none."""
+    parser = argparse.ArgumentParser(
+        prog="zetaclip",
+        description="Differentially private PyTorch training whose clipping threshold tunes itself.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers: Any = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True
+    )
+    for name, line in COMMANDS.items():
+        if name != chosen:
+            subparsers.add_parser(name, help=line)
+            continue
+        module = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+        subparser = subparsers.add_parser(
+            name,
+            help=line,
+            description=module.DESCRIPTION,
+            epilog=getattr(module, "EPILOG", None),
+            formatter_class=argparse.RawDescriptionHelpFormatter
+            if hasattr(module, "EPILOG")
+            else argparse.HelpFormatter,
+        )
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. 2: wrong usage or input; 130: Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if word in COMMANDS), None)
+    try:
+        arguments = build_parser(chosen).parse_args(words)
+        return int(arguments.run(arguments))
+    except CommandError as error:
+        print(f"zetaclip: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # a command that has something to save or to say has done so
+        print("zetaclip: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, `head` perhaps, has gone
+        sys.stderr.close()
+        return 1
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return f"zetaclip {__version__}"

@@ -1,0 +1,135 @@
+"""``zetaclip data``: which sets are known and found, downloads, and schemas for files of your own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+DESCRIPTION = "The data sets that are known: which of them are found and where, downloads with checks, and schemas of own files."
+EPILOG = """examples:
+  zetaclip data list
+  zetaclip data fetch mnist --data-root ~/data
+  zetaclip data schema people.csv --target income > people.toml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    listing = actions.add_parser("list", help="what is known, what is found where, and its size")
+    listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    fetching = actions.add_parser(
+        "fetch", help="download a set's canonical files, checked and resumable"
+    )
+    fetching.add_argument("name", metavar="NAME", help="a set, as `zetaclip data list` names it")
+    for action in (listing, fetching):
+        action.add_argument(
+            "--data-root",
+            metavar="DIR",
+            help="where the sets are (default: $ZETACLIP_DATA, then the user's data folder)",
+        )
+    schema = actions.add_parser(
+        "schema", help="print a schema to fill in, from the columns of a file"
+    )
+    schema.add_argument("file", metavar="FILE", help="a .csv, .csv.gz or .parquet file")
+    schema.add_argument("--target", metavar="COLUMN", help="the column to predict")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    action = {"list": _list, "fetch": _fetch, "schema": _schema}[arguments.action]
+    return action(arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    import json
+
+    from ..data.places import find
+    from ..data.registry import names
+    from ..data.sources import SOURCES
+
+    rows = []
+    for name in names():
+        place = find(name, arguments.data_root)
+        if name == "digits":
+            state, where, size = "bundled", "scikit-learn", None
+        elif place is not None:
+            state, where, size = place.kind, str(place.folder), place.size
+        else:
+            state, where, size = (
+                "missing",
+                "zetaclip data fetch " + name if name in SOURCES else "by hand",
+                None,
+            )
+        rows.append({"name": name, "state": state, "where": where, "bytes": size})
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    for row in rows:
+        print(f"{row['name']:<16} {row['state']:<8} {_megabytes(row['bytes']):>9}  {row['where']}")
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from ..data.fetch import fetch
+    from ..data.places import roots
+    from ..data.registry import ALIASES
+
+    known, _ = ALIASES.get(arguments.name, (arguments.name, None))
+    root = roots(arguments.data_root)[0]
+    bar = _Bar()
+    try:
+        files = fetch(known, root, bar)
+    finally:
+        bar.close()
+    for path in files:
+        print(path)
+    return 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from ..data.own import read_table
+    from ..data.schema import template
+
+    table, _ = read_table(Path(arguments.file))
+    print(template(table, arguments.target), end="")
+    return 0
+
+
+def _megabytes(size: object) -> str:
+    return f"{size / 1e6:.1f} MB" if isinstance(size, int) else ""
+
+
+class _Bar:
+    """A progress bar on a terminal, a line a file elsewhere."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.name = ""
+        self.drawn = 0.0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if name != self.name:
+            self.close()
+            self.name = name
+            if not self.terminal:
+                print(
+                    f"fetching {name} ({_megabytes(total) if total else 'size unknown'})",
+                    file=sys.stderr,
+                )
+        now = time.monotonic()
+        if self.terminal and (now - self.drawn > 0.1 or done == total):
+            self.drawn = now
+            width = max(10, min(40, os.get_terminal_size(sys.stderr.fileno()).columns - 50))
+            filled = width * done // total if total else 0
+            print(
+                f"\r{name[:28]:<28} [{'#' * filled}{'.' * (width - filled)}] {done / 1e6:8.1f} MB",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def close(self) -> None:
+        """Leaves the line that is being drawn."""
+        if self.terminal and self.name:
+            print(file=sys.stderr)

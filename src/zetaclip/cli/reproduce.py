@@ -1,0 +1,151 @@
+"""``zetaclip reproduce``: runs a table or figure of the paper and puts it beside the published one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from ..errors import CommandError
+
+DESCRIPTION = (
+    "Runs an experiment of the paper, or one of your own from a TOML file. Finished runs are reused and cut ones resumed, so the "
+    "same command always continues."
+)
+EPILOG = """\
+examples:
+  zetaclip reproduce --list
+  zetaclip reproduce controls --dry-run
+  zetaclip reproduce iid --only data=mnist,method=dp-sgd,ww-dp-sgd,seed=1
+  zetaclip reproduce tabular --profile paper --ray auto --out /shared/results
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..experiments.spec import OUT, PROFILES
+
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="an experiment (see --list), or a TOML file of your own",
+    )
+    parser.add_argument("--list", action="store_true", help="list the experiments")
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        default="lite",
+        help="lite: for two cores (default); paper: the full protocol",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="KEY=VALUE,...",
+        help="run a part: method, data, seed, row, group or reading",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="runs at a time (default: one per core)"
+    )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local, or an address"
+    )
+    parser.add_argument(
+        "--out", default=OUT, metavar="DIR", help=f"the results folder (default: {OUT})"
+    )
+    parser.add_argument(
+        "--data-root", metavar="DIR", help="where the data sets are (default: ZETACLIP_DATA)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the runs and an estimate of time, run nothing"
+    )
+    parser.add_argument(
+        "--tables-only",
+        action="store_true",
+        help="make tables and plots of what is there, run nothing",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="a data set that is not here is an error"
+    )
+    parser.add_argument(
+        "--claims", metavar="FILE", help="write the page that goes through the paper claim by claim"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..data.places import ENVIRONMENT
+    from ..experiments import session, spec
+
+    if arguments.list:
+        print(listing())
+        return 0
+    if arguments.claims:
+        from ..experiments import claims
+
+        claims.write(arguments.out, arguments.claims)
+        print(f"wrote {arguments.claims}")
+        return 0
+    if arguments.name is None:
+        raise CommandError("say which experiment; `zetaclip reproduce --list` names them")
+    if arguments.data_root:
+        os.environ[ENVIRONMENT] = os.path.abspath(arguments.data_root)  # the trainings are told
+    experiment = spec.load(arguments.name)
+    request = session.Request(
+        experiment=experiment,
+        profile=arguments.profile,
+        out=arguments.out,
+        only=session.parse_only(
+            arguments.only, session.known_labels(experiment, arguments.profile)
+        ),
+        workers=arguments.workers,
+        ray=arguments.ray,
+        strict=arguments.strict,
+    )
+    if arguments.dry_run:
+        print(session.dry_run(request))
+        return 0
+    if arguments.tables_only:
+        print(session.tables_only(request))
+        return 0
+    try:
+        with _polite_end():
+            summary, failed = session.reproduce(request)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on where it was")
+        return 130
+    print(summary)
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _polite_end() -> Iterator[None]:
+    """A scheduler's SIGTERM is taken like Ctrl-C: the trainings save first."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set a handler
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def listing() -> str:
+    """Every experiment with its size under each profile."""
+    from ..experiments import plan, spec
+
+    lines = []
+    for name in spec.names():
+        experiment = spec.load(name)
+        sizes = [
+            f"{profile} {len(plan.make_plan(experiment, profile).runs)} runs"
+            for profile in spec.PROFILES
+        ]
+        where = experiment.source or "not in the paper"
+        lines += [f"{name:<12} {experiment.title} ({where})", f"{'':<12} {', '.join(sizes)}"]
+    return "\n".join(lines)

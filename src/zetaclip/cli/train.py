@@ -1,0 +1,228 @@
+"""``zetaclip train``: one private training run, from data to result."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+from ..training.config import Config, ConfigError, merge, read_file, read_settings
+from .allocation import keep_freed_memory
+
+DESCRIPTION = (
+    "Train a private model and write a folder with its weights, its ledger and its result."
+)
+EPILOG = """examples:
+  zetaclip train                                         the bundled digits, ww-dp-sgd, ε = 3
+  zetaclip train --data mnist --epsilon 1 --epochs 8
+  zetaclip train --data mnist --sigma 1.1 --method dp-sgd --clip 1 --recipe paper
+  zetaclip train --data patients.csv --target outcome --schema patients.toml --epsilon 1 --no-eval
+  zetaclip train --out runs/a --resume                   go on with a run that was cut
+  zetaclip train --set spectral.gain=0.2 --set spectral.period=25
+
+Own data: declare columns, bounds and classes in a schema file; what is inferred from the data is not covered by ε, and the
+result says so. Never publish a run's private/ folder: whoever has it can remove the noise."""
+
+_GROUPS = {
+    "data": "what is learned",
+    "method": "how",
+    "clip": "clipping",
+    "epsilon": "privacy",
+    "seed": "the machine, and what is written",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group: Any = parser
+    for option in dataclasses.fields(Config):
+        if option.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[option.name])
+        kind = option.metadata.get("kind")
+        if kind is None:  # tables: by --set or a file
+            continue
+        flag = "--" + option.name.replace("_", "-")
+        text = option.metadata["help"]
+        if option.default not in (None, False) and "default" not in text.split("(")[-1]:
+            text += f" (default: {option.default})"
+        settings: dict[str, Any] = {"help": text, "default": None, "dest": option.name}
+        if kind is bool:
+            action = "store_true" if option.default is False else argparse.BooleanOptionalAction
+            group.add_argument(flag, action=action, **settings)
+        else:
+            name = option.metadata.get("metavar", {str: "NAME", int: "N", float: "X"}[kind])
+            choices = option.metadata.get("choices")
+            group.add_argument(
+                flag, type=kind, choices=choices, metavar=None if choices else name, **settings
+            )
+    group = parser.add_argument_group("the run")
+    group.add_argument(
+        "--out", metavar="DIR", help="the run's folder (default: a new one under runs/)"
+    )
+    group.add_argument(
+        "--config", metavar="FILE", help="settings from a .toml or .json file; flags go over it"
+    )
+    group.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="settings",
+        help="any setting, also in a table: spectral.gain=0.2, method_options.rho=0.1",
+    )  # fmt: skip
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, exactly where it was cut",
+    )
+    group.add_argument(
+        "--rekey",
+        action="store_true",
+        help="with --resume: take fresh noise; steps already executed stay counted",
+    )
+    group.add_argument("--force", action="store_true", help="discard what --out holds")
+    group.add_argument(
+        "--keep-state", action="store_true", help="keep the secret resume state of a finished run"
+    )
+    group.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the run's report on this machine while it goes on",
+    )
+    group.add_argument(
+        "--tensorboard", action="store_true", help="also write DIR/tensorboard (needs the extra)"
+    )
+    group.add_argument("--quiet", action="store_true", help="no progress; the summary only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.rekey and not arguments.resume:
+        raise CommandError("--rekey goes with --resume")
+    if arguments.resume and arguments.out is None:
+        raise CommandError("--resume needs --out, the folder of the run to go on with")
+    try:
+        asked = _asked(arguments)
+        saved = _saved(arguments)
+        config = Config.from_mapping(merge(saved, asked))
+        from ..training.start import check_device
+
+        check_device(config.device)
+    except ConfigError as error:
+        if (
+            os.environ.get("RANK", "0") != "0"
+        ):  # rank 0 was started with the same words, and says the same
+            return 2
+        raise CommandError(error) from error
+    from ..engine._distributed import group_from_environment
+
+    keep_freed_memory()
+    with group_from_environment(config.device) as rank:
+        return _train(config, arguments) if rank == 0 else _train_along(config, arguments, rank)
+
+
+def _train_along(config: Config, arguments: argparse.Namespace, rank: int) -> int:
+    """Another rank than 0: it trains with the others, and says only what nobody else can say."""
+    from ..errors import RankError
+    from ..training import Interrupted, train
+
+    try:
+        train(config, arguments.out or "")
+    except Interrupted as stop:
+        return 128 + stop.number
+    except RankError as error:
+        if error.told:
+            return 2
+        raise CommandError(f"rank {rank}: {error}") from error
+    except (CommandError, ConfigError) as error:
+        raise CommandError(f"rank {rank}: {error}") from error
+    return 0
+
+
+def _train(config: Config, arguments: argparse.Namespace) -> int:
+    import signal
+    import sys
+    import warnings
+
+    from ..errors import InputError, RankError
+    from ..training import FolderError, Interrupted, RunFolder, train
+    from ..training.progress import Display
+    from ..training.result import summary
+
+    out = Path(arguments.out) if arguments.out else _new_folder(config)
+    try:
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"warning: {message}", file=sys.stderr
+            )
+            result = train(
+                config,
+                out,
+                resume=arguments.resume,
+                rekey=arguments.rekey,
+                force=arguments.force,
+                keep_state=arguments.keep_state,
+                display=Display(quiet=arguments.quiet),
+                series=_board(stack, out) if arguments.tensorboard else None,
+                begun=lambda: _watch(stack, out) if arguments.watch else None,
+            )
+    except Interrupted as stop:
+        print(f"\nstopped by {stop}; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
+        return 128 + signal.Signals(stop.number)
+    except KeyboardInterrupt:  # before the first step, or a second time
+        if not RunFolder(out).executed:
+            raise
+        print(f"\ninterrupted; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (ConfigError, FolderError, InputError) as error:
+        raise CommandError(error) from error
+    except RankError as error:
+        raise CommandError(f"{error}. Go on with: {RunFolder(out).resume_command}") from error
+    print(summary(result))
+    print(f"folder: {out}")
+    return 0
+
+
+def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]:
+    """A listener that writes every line of the run's logs for TensorBoard too."""
+    from ..report.tensorboard import Board
+
+    board = stack.enter_context(Board(out / "tensorboard"))
+    writers = {"metrics": board.epoch, "probe": board.probe, "clip": board.clip}
+    return lambda kind, line: writers[kind](line)
+
+
+def _watch(stack: ExitStack, out: Path) -> None:
+    import sys
+
+    from ..report.live import serve
+
+    address = stack.enter_context(serve([out]))
+    print(f"watch it at {address}", file=sys.stderr, flush=True)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was said on the command line and in its file; nothing that was not."""
+    flags = {
+        option.name: value
+        for option in dataclasses.fields(Config)
+        if (value := getattr(arguments, option.name, None)) is not None
+    }
+    file = read_file(arguments.config) if arguments.config else {}
+    return merge(file, flags, read_settings(arguments.settings))
+
+
+def _saved(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A resumed run has its configuration already."""
+    path = Path(arguments.out) / "config.json" if arguments.resume else None
+    return read_file(path) if path is not None and path.exists() else {}
+
+
+def _new_folder(config: Config) -> Path:
+    from datetime import datetime
+
+    name = f"{Path(config.data).stem}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path

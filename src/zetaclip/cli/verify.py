@@ -1,0 +1,33 @@
+"""``zetaclip verify``: recomputes what a finished run claims."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = (
+    "Recompute ε from the ledger and every clipping norm from the saved probes, and compare them with what the run's "
+    "result says. Exit code 1 and what differs, if anything does."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", metavar="DIR", nargs="+", help="folders of finished runs")
+    parser.add_argument(
+        "--json", action="store_true", help="print the problems of each folder as JSON"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from ..training.verify import verify
+
+    found = {folder: verify(folder) for folder in arguments.folders}
+    if arguments.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for folder, problems in found.items():
+            print(f"{folder}: {'all fits' if not problems else 'does not fit'}")
+            for problem in problems:
+                print(f"  {problem}")
+    return int(any(found.values()))

@@ -1,0 +1,120 @@
+"""Clip rules: from per-example norms to factors, and the sensitivity that the factors guarantee.
+
+A rule says two things that must agree: by how much each example is scaled, and how far one example can then
+move the sum. The mechanism checks the agreement at every step, on the values themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..gradients import rows
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Columns that a rule releases beside the gradient, (examples, columns).
+
+    With ``sensitivity=None`` they are further coordinates of the same Gaussian: an example's factor * norm and its
+    columns together stay within the rule's sensitivity. Otherwise they are a query of their own: each example's
+    columns have at most that norm, and get noise of ``noise_multiplier`` times it, composed with the sum's.
+    """
+
+    columns: Tensor
+    sensitivity: float | None = None
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A released coordinate-wise map before the norm: g -> mask * (g - shift) / scale, over the flat gradient.
+
+    ``mask`` is boolean; masked coordinates are neither summed nor noised. Each may be None.
+    """
+
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+    mask: Tensor | None = None
+
+    def apply(self, gradients: Tensor) -> Tensor:
+        # One new tensor and then in place: with many parameters this is where the time of a mapped step goes.
+        mapped = gradients.clone() if self.shift is None else gradients - self.shift
+        if self.scale is not None:
+            mapped /= self.scale
+        if self.mask is not None:
+            mapped *= self.mask
+        return mapped
+
+    def undo(self, mean: Tensor) -> Tensor:
+        """The private mean of the mapped gradients, mapped back (a function of released values only)."""
+        if self.scale is not None:
+            mean = mean * self.scale
+        if self.shift is not None:
+            mean = mean + self.shift
+        if self.mask is not None:
+            mean = mean * self.mask
+        return mean
+
+
+@runtime_checkable
+class ClipRule(Protocol):
+    """``factors`` and ``sensitivity``; everything else is optional and found by name.
+
+    - ``factors(norms, clip, coins)``: one float64 factor per norm. ``coins(count)`` gives secret float64 uniforms in
+      [0, 1), for rules that toss coins; the same come out however the batch is split into chunks, if one is
+      asked for per example, in order.
+    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``. Noise is scaled by 2^-9 more,
+      for what rounding to the grid and arithmetic can add.
+    - ``extras(norms, clip) -> dict[str, Extra]``: see ``Extra``.
+    - ``init(numel) -> state`` and ``update(released, state) -> state``: a state made of released values only, a dict of
+      plain values and tensors.
+    - ``transform(state) -> Affine | None``.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor: ...
+
+    def sensitivity(self, clip: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Scale an example's whole gradient down to norm C where it is longer: ordinary DP-SGD.
+
+    **Guarantee.** factor * norm <= C for every norm; the identity for norm <= C.
+    **Edge cases.** norm 0: factor 1. A norm that is not finite never arrives: such an example counts as zero.
+    """
+
+    name: str = "flat"
+
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        return rows.flat_factors(norms, clip)
+
+    def sensitivity(self, clip: float) -> float:
+        return clip
+
+
+def check_factors(
+    norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str
+) -> None:
+    """Raises if an example could move the sum by more than the rule says."""
+    _check_farthest(rows.farthest(norms, factors, joint), sensitivity, rule)
+
+
+def check_columns(columns: Tensor, sensitivity: float, rule: str) -> None:
+    """Raises if an example could move a query of the rule's own by more than it says."""
+    _check_farthest(rows.longest(columns), sensitivity, rule)
+
+
+def _check_farthest(farthest: float, sensitivity: float, rule: str) -> None:
+    # Written so that nan is refused too. The message names no number: they are private.
+    if not farthest <= sensitivity * (1 + 1e-6):
+        raise RuntimeError(
+            f"the clip rule {rule!r} scaled an example beyond the sensitivity {sensitivity:.6g} that it declares; nothing was "
+            "released. This is a bug in the rule"
+        )

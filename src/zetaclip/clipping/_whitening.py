@@ -1,0 +1,161 @@
+"""Rules that clip in coordinates scaled by what was released before: AdaCLiP, and AdaDPIGU's mask with it.
+
+A record's gradient g becomes w = (g - a) / b, is clipped at C, summed and noised; b S / L + a is the private gradient. a follows
+its mean, b its spread over records, both worked out from private gradients alone. All is in units of C: b = 1 everywhere is DP-SGD.
+
+b_j = sqrt(s_j Σ_k s_k) / C gives the least total noise among scales with E|w|² <= C², where s_j is the standard
+deviation of coordinate j across records. A private gradient G shows s_j² / L, and noise; hence
+
+    var_j <- β₂ var_j + (1 - β₂) clamp(L (G - a)_j² - noise_j² L, low, high)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..control import Released
+from ._base import Affine, Flat
+
+# A scale below this would divide by nearly nothing.
+SMALLEST_SCALE = 1e-8
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How the mean and the spread follow the releases.
+
+    ``cap`` keeps Σ s_j² <= C². Without it the estimate of a spread that is far below the noise (ordinary for many parameters
+    and small batches) is noise itself, b grows by it, and the next noise with b.
+    """
+
+    beta1: float = 0.99
+    beta2: float = 0.9
+    low: float = 1e-12
+    high: float = 10.0
+    cap: bool = True
+
+    def start(self, like: Tensor, kept: int) -> dict[str, Tensor]:
+        """No shift, and s = C / √kept everywhere: b = 1."""
+        return {"mean": torch.zeros_like(like), "variance": torch.full_like(like, 1.0 / kept)}
+
+    def scale(self, variance: Tensor, mask: Tensor | None) -> Tensor:
+        """b in units of C."""
+        spread = variance.sqrt()
+        if mask is not None:
+            spread = spread * mask
+        if self.cap:
+            total = float(torch.linalg.vector_norm(spread))
+            spread = spread / max(1.0, total)
+        return (spread * spread.sum()).sqrt().clamp_min(SMALLEST_SCALE)
+
+    def update(
+        self, released: Released, state: dict[str, Any], batch: float, mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        clip, gradient = released.clip, released.gradient
+        mean, variance = state["mean"], state["variance"]
+        noise = released.noise_std * self.scale(variance, mask)
+        seen = (batch * (gradient - mean).square() - batch * noise.square()).clamp(
+            self.low, self.high
+        ) / clip**2
+        return {
+            "mean": self.beta1 * mean + (1 - self.beta1) * gradient,
+            "variance": self.beta2 * variance + (1 - self.beta2) * seen,
+        }
+
+
+class _Clipped:
+    """Ordinary clipping in the mapped coordinates."""
+
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        return Flat().factors(norms, clip, coins)
+
+    def sensitivity(self, clip: float) -> float:
+        return clip
+
+
+@dataclass(frozen=True)
+class Whitened(_Clipped):
+    """AdaCLiP: clip where every coordinate has been scaled by its own spread.
+
+    **Guarantee.** One record moves the sum of mapped gradients by at most C, whatever a and b are; they are functions of releases.
+    **Edge cases.** An empty batch releases a plus noise.
+    """
+
+    moments: Moments = Moments()
+    adapt: bool = True
+    batch: float = 0.0
+    name: str = "whitened"
+
+    def init(self, numel: int) -> dict[str, Any]:
+        return {}
+
+    def update(self, released: Released, state: dict[str, Any]) -> dict[str, Any]:
+        if not self.adapt:
+            return state
+        return self.moments.update(
+            released,
+            state or self.moments.start(released.gradient, len(released.gradient)),
+            self.batch,
+            None,
+        )
+
+    def transform(self, state: dict[str, Any]) -> Affine | None:
+        # Nothing was released yet: a = 0 and b = 1, which needs no map.
+        return Affine(state["mean"], self.moments.scale(state["variance"], None)) if state else None
+
+
+@dataclass(frozen=True)
+class Important(_Clipped):
+    """AdaDPIGU: after ``first`` updates only the coordinates with the largest summed |G| go on, whitened.
+
+    **Guarantee.** The mask is a function of released gradients. Coordinates outside of it are neither summed nor noised,
+    and don't count towards a record's norm.
+    **Edge cases.** Where noise dominates, the mask is as good as random: that is what the releases say.
+    """
+
+    keep: float = 0.6
+    moments: Moments = Moments(beta1=0.9, beta2=0.999, low=1e-6, high=1e6)
+    whiten: bool = True
+    batch: float = 0.0
+    first: int = 1
+    name: str = "important"
+
+    def init(self, numel: int) -> dict[str, Any]:
+        return {"updates": 0}
+
+    def update(self, released: Released, state: dict[str, Any]) -> dict[str, Any]:
+        updates = state["updates"] + 1
+        if updates > self.first:
+            moments = (
+                self.moments.update(released, state, self.batch, state["mask"])
+                if self.whiten
+                else {}
+            )
+            return {**state, **moments, "updates": updates}
+        importance = released.gradient.abs()
+        if "importance" in state:
+            importance += state["importance"]
+        if updates < self.first:
+            return {"updates": updates, "importance": importance}
+        numel = len(importance)
+        kept = max(1, round(self.keep * numel))
+        mask = torch.zeros_like(importance, dtype=torch.bool)
+        mask[importance.topk(kept).indices] = True
+        return {
+            "updates": updates,
+            "mask": mask,
+            **(self.moments.start(importance, kept) if self.whiten else {}),
+        }
+
+    def transform(self, state: dict[str, Any]) -> Affine | None:
+        if "mask" not in state or (self.keep == 1 and not self.whiten):
+            return None
+        if not self.whiten:
+            return Affine(mask=state["mask"])
+        return Affine(
+            state["mean"], self.moments.scale(state["variance"], state["mask"]), state["mask"]
+        )

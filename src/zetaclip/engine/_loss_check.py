@@ -1,0 +1,237 @@
+"""Whether a loss reduces over its records as ``loss_reduction=`` says, told before its backward
+runs.
+
+With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
+one record moves the sum by more than C. ``loss_graph.py`` reads the graph; here is who asks for it,
+when, and what is said.
+
+The numbers that a graph has saved are gone once backward has passed them. So
+``torch.autograd.backward`` is wrapped when the first run is made; the wrapper does nothing unless
+some run asks for a look at the chunk that is out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..errors import LossError, OwnerWarning
+from ..gradients import Recorder
+from ._loss_graph import MEAN, SUM, Trail, classified
+from ._settings import Settings
+
+_HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
+_CURE = {
+    "mean": 'Give make_private loss_reduction="sum", or the loss the mean over records (reduction="mean")',
+    "sum": 'Give make_private loss_reduction="mean", or the loss the sum over records (reduction="sum")',
+}
+WEIGHTED = (
+    "Use zetaclip.losses, which weighs each record's own loss and divides by the rows, or "
+    'reduction="sum" in the loss with loss_reduction="sum" in make_private'
+)
+
+
+def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[str, str, bool]:
+    """What is wrong on one way, what can't be told, and whether other rows could tell more."""
+    target, other = (MEAN, SUM) if declared == "mean" else (SUM, MEAN)
+    if trail.wrong:
+        return f"the loss mixes records: {trail.wrong}. {WEIGHTED}", "", False
+    if trail.paired:
+        return "", "it compares every record with every other one", False
+    if not trail.powers or trail.doubt:
+        return (
+            "",
+            trail.doubt or "how it comes from single records to one number is not known",
+            False,
+        )
+    read = {power + trail.shift for power in trail.powers}
+    if target in read:
+        doubt = (
+            "it divides by a tensor that may hang on the records"
+            if trail.divided and declared == "sum"
+            else ""
+        )
+        doubt = (
+            "it divides by a multiple of the rows of this batch, by chance or not"
+            if trail.far
+            else doubt
+        )
+        return "", doubt, bool(trail.shift) or len(read) > 1
+    if trail.shift and target in trail.powers:
+        if trail.far or (other not in read and not strict):
+            return "", "", True  # mean / 4 on 4 rows: nobody divides twice
+        if trail.loose and not strict:
+            return "", "it divides by a number that is that of this batch, by chance or not", True
+    if other in read:
+        does = "takes the mean" if other == MEAN else "adds up"
+        if other == SUM and trail.divided:
+            does = "adds up, and divides by something else than their number (weights, counts of labels),"
+        why = f"the loss {does} over the records of a batch, but loss_reduction={declared!r} was declared"
+    else:
+        why = f"the loss is neither mean nor sum over the records; loss_reduction={declared!r} was declared"
+    return (
+        f"{why}: each gradient would be scaled by the size of its batch before it is clipped, so "
+        f"that one record moves the sum by more than C, and ε would not hold. {cure or _CURE[declared]}",
+        "",
+        False,
+    )
+
+
+class LossCheck:
+    """Looks at the losses of one run: at the first chunk of two or more records, and again after 2,
+    4, 8, ... chunks.
+
+    **Guarantee.** A loss whose graph shows another reduction than the declared one raises
+    ``LossError`` before any gradient of that chunk is computed. Nothing is written anywhere; what
+    can't be told is an ``OwnerWarning``, once. **Edge cases.** With one record a mean is a sum, so
+    chunks of one record are not looked at. Where the number that a loss is divided by could be a
+    constant that equals the rows by chance, the next chunk of other rows decides.
+    """
+
+    def __init__(self, recorder: Recorder, settings: Settings) -> None:
+        self.recorder, self.declared = recorder, settings.loss_reduction
+        public = (settings.num_examples, settings.expected_batch_size, settings.physical_batch_size)
+        self.constants = frozenset(float(round(number)) for number in public if number)
+        self.automatic, self._cure = True, _CURE[self.declared]
+        self._rows = 0  # of the chunk that is to be looked at; 0: none is
+        self._looked = True  # whether a backward of that chunk came by
+        self._seen = 0
+        self._unsure_at = 0  # rows of a first look that left something open
+        self._decides = False  # whether a number that equals other rows as well is taken for them
+        self._warned = False
+        _watch(self)
+
+    def open(self, rows: int) -> None:
+        """A chunk goes out."""
+        self._rows = 0
+        if rows < 2:
+            return
+        self._seen += 1
+        if self._seen & (self._seen - 1) == 0 or (self._unsure_at and rows != self._unsure_at):
+            self._rows, self._looked = rows, False
+            with _LOCK:
+                _CHECKS[self] = next(_NUMBERS)
+
+    def close(self) -> None:
+        """The chunk's gradients are about to be used."""
+        if self._rows and not self._looked:
+            self._tell("its backward did not run through torch.autograd.backward")
+        self._rows = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next backward is to be looked at."""
+        return self.automatic and bool(self._rows) and bool(self.recorder.rows)
+
+    def by_hand(self, declared: str, cure: str) -> None:
+        """Whoever runs backward scales the loss itself: it calls ``look`` with the loss as it was
+        before.
+        """
+        self.automatic, self.declared, self._cure = False, declared, cure
+
+    def look(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool = True
+    ) -> None:
+        """Before a backward of these roots, which may have nothing to do with this run."""
+        rows = self._rows
+        if not rows:
+            return
+        strict = self._decides and rows != self._unsure_at
+
+        def ours(node: Any) -> bool:
+            shadow = getattr(node, "shadow", None)
+            if shadow is not None:
+                return shadow.recorder is self.recorder
+            # The layers inside are not in the graph yet; whoever was handed out last runs them.
+            return newest and node.name() == "CheckpointFunctionBackward"
+
+        try:
+            trails = classified(zip(roots, gradients, strict=True), rows, self.constants, ours)
+        except (
+            Exception
+        ) as problem:  # a node of a kind that was never seen: no reason to stop a run
+            if newest:  # of other runs this graph is none
+                self._looked = True
+                self._tell(f"reading it failed ({type(problem).__name__})")
+            return
+        doubts, unsure, decides = [], False, True
+        for trail in trails:
+            self._looked = True
+            wrong, doubt, open_still = verdict(trail, self.declared, strict, self._cure)
+            if wrong:
+                raise LossError(wrong)
+            doubts += [doubt] if doubt else []
+            unsure |= open_still
+            decides &= not trail.far
+        self._unsure_at = rows if unsure and not strict else 0
+        self._decides = decides and bool(self._unsure_at)
+        if doubts:
+            self._tell(min(doubts))
+
+    def _tell(self, doubt: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"whether the loss is the {self.declared} over the records of a batch can't be "
+                f"told from its graph: {doubt}. If it "
+                f"mixes records, or divides by anything but the rows, ε does not hold. {_HOW}",
+                OwnerWarning,
+                stacklevel=4,
+            )
+
+
+# Every run's, with a number that is largest for the chunk that was handed out last.
+_CHECKS: weakref.WeakKeyDictionary[LossCheck, int] = weakref.WeakKeyDictionary()
+_NUMBERS = itertools.count(1)
+_LOCK = threading.Lock()
+
+
+def _watch(check: LossCheck) -> None:
+    with _LOCK:
+        _CHECKS[check] = 0
+        if not hasattr(torch.autograd.backward, "_zetaclip"):
+            torch.autograd.backward = _looking(torch.autograd.backward)
+
+
+def _looking(backward: Callable[..., None]) -> Callable[..., None]:
+    """torch's backward, after a look by whoever wants one. Not inside another backward, where
+    checkpointing runs its parts.
+    """
+
+    @functools.wraps(backward)
+    def looked_at(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
+        if (
+            torch._C._current_graph_task_id() == -1
+            and named.get("inputs") is None
+            and len(rest) < 4
+        ):
+            with _LOCK:
+                wanted = [(number, check) for check, number in _CHECKS.items() if check.wanted]
+            if wanted:
+                tensors = (
+                    (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
+                )
+                given = (
+                    (grad_tensors,)
+                    if isinstance(grad_tensors, Tensor)
+                    else tuple(grad_tensors or ())
+                )
+                for number, check in wanted:
+                    check.look(
+                        tensors,
+                        given or (None,) * len(tensors),
+                        number == max(number for number, _ in wanted),
+                    )
+        backward(tensors, grad_tensors, *rest, **named)
+
+    looked_at._zetaclip = True  # type: ignore[attr-defined]
+    return looked_at

@@ -1,0 +1,478 @@
+"""Estimators for scikit-learn: a perceptron that ``PrivacyEngine`` trains, behind ``fit`` and ``predict``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import secrets
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ..accounting._budget import Budget
+from ..errors import PrivacyLeakWarning
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data import Dataset
+    from ..methods._table import Method
+    from ..training.config import Config
+    from ..training.steps import PrivateSteps
+
+__all__ = ["PrivateClassifier", "PrivateRegressor"]
+
+# Searching σ by "pld" takes about a second, and nothing but these arguments goes into it.
+_ACCOUNTANT = "pld"
+# Lineages (an estimator and its clones) of which something was released in this process.
+_FITTED: set[str] = set()
+
+
+class _Private(BaseEstimator):
+    """What both estimators do: declared bounds, the private fit, the network's outputs."""
+
+    module_: torch.nn.Module
+    _lineage: str
+
+    def __sklearn_clone__(self) -> Any:
+        """A clone knows whom it was cloned from, so that a second fit can be noticed."""
+        twin: Any = super().__sklearn_clone__()
+        twin._lineage = self._family()
+        return twin
+
+    def _family(self) -> str:
+        if "_lineage" not in vars(self):
+            self._lineage = secrets.token_hex(8)
+        return self._lineage
+
+    def _scaled(self, x: np.ndarray, leaks: list[str]) -> np.ndarray:
+        """Features with their declared bounds as [-1, 1]; what is outside them is moved to the nearer one."""
+        self.feature_low_, self.feature_high_ = _bounds(self.bounds, x, leaks)
+        return self._rescaled(x)
+
+    def _rescaled(self, x: np.ndarray) -> np.ndarray:
+        low, high = self.feature_low_, self.feature_high_
+        width = np.where(high > low, high - low, 1.0)
+        return 2.0 * (np.clip(x, low, high) - low) / width - 1.0
+
+    def _train(
+        self, dataset: Dataset, leaks: list[str], weights: dict[str, float] | None = None
+    ) -> None:
+        """Trains a fresh network; sets everything that ends with an underscore."""
+        from ..training.recipe import build_method
+        from ..training.steps import PrivateSteps
+
+        given: Any = self  # the constructor's arguments are the subclasses'
+        if given.budget is not None and not isinstance(given.budget, Budget):
+            raise TypeError(
+                f"budget must be a zetaclip.Budget or None, not {type(given.budget).__name__}"
+            )
+        _say_leaks(leaks)
+        seed = _seed(given.random_state)
+        model, layer = _network(dataset, given.hidden, seed)
+        config = _config(given, layer, seed).changed(class_weight=weights)
+        method = build_method(config)
+        if not method.private:
+            raise ValueError(
+                f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier for that"
+            )
+        config = _with_sigma(config, dataset, method)
+        steps = PrivateSteps(config, dataset, method, model)
+        if given.num_examples is not None:
+            for note in steps.notes:
+                warnings.warn(note, stacklevel=3)
+        header = steps.engine.ledger.header
+        not_covered = tuple(f"{what} taken from the data: ε does not cover it" for what in leaks)
+        steps.engine.ledger.header = dataclasses.replace(
+            header, notes=(*header.notes, *not_covered)
+        )
+        budget: Budget | None = given.budget
+        receipt = ""
+        if budget is None:
+            self._say_again()
+        else:
+            planned = steps.engine.planned_events(0, steps.total)
+            receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
+            # The folds of a cross-validation share their random_state, and must not share their noise.
+            steps.engine.reseed(f"charge {budget.number_of(receipt)}")
+        try:
+            while steps.done < steps.total:
+                for _ in steps.updates(steps.total):
+                    pass
+        finally:
+            if len(steps.engine.ledger):
+                _FITTED.add(self._family())
+            elif budget is not None:
+                budget.refund(receipt)
+        _detach(steps)
+        if steps.average is not None:
+            with steps.average.applied():
+                weights = copy.deepcopy(model.state_dict())
+            model.load_state_dict(weights)
+        self.module_ = model.eval()
+        self.delta_ = config.delta
+        self.epsilon_ = steps.epsilon()
+        self.ledger_ = steps.engine.ledger
+        self.clip_history_ = steps.optimizer.clip_history
+
+    def _say_again(self) -> None:
+        if self._family() in _FITTED:
+            warnings.warn(
+                "this estimator, or one that it shares a clone with, was fitted before: each fit spends its epsilon again, and "
+                "epsilon_ is that of the last fit alone. Pass budget=zetaclip.Budget(epsilon, delta) to add them up",
+                PrivacyLeakWarning,
+                stacklevel=4,
+            )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(
+            self, "module_"
+        )  # a fit that was refused has noted bounds and classes already
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        """The network's outputs for new records, in double precision so that they don't depend on the other rows."""
+        import torch
+
+        check_is_fitted(self)
+        x = self._rescaled(validate_data(self, X, dtype=np.float64, reset=False))
+        network = copy.deepcopy(self.module_).double()
+        with torch.no_grad():
+            outputs: np.ndarray = network(torch.from_numpy(x)).numpy()
+        return outputs
+
+
+class PrivateClassifier(ClassifierMixin, _Private):
+    """A perceptron for classes, trained with differential privacy.
+
+    Args:
+        epsilon, delta: what one fit may spend; ``delta=None`` is the smaller of 1e-5 and N^-1.1.
+        hidden: widths of the hidden layers; ``()`` is logistic regression.
+        epochs: passes over the data, in expectation.
+        method: a name out of ``zetaclip.methods.names()``.
+        bounds: (lowest, highest) of the features, each a number or one number per feature. Values outside are clipped.
+        classes: all labels that there can be.
+        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels. Give
+            weights below 1 to classes that should count less: a clipped gradient can't grow.
+        num_examples: a public nominal number of records.
+        budget: a ``zetaclip.Budget`` that all fits are charged to.
+        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
+            are charged to one ``budget`` draw different noise from the same number; without one they share it, and the
+            difference of two such models is exact.
+
+    After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``, ``clip_history_``, ``classes_``, ``module_``.
+
+    **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with respect to adding or
+    removing one row of (X, y), given ``bounds``, ``classes`` and ``num_examples`` that were not taken from the data.
+    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a note in the ledger.
+    ``score`` on private data is a release of its own. A second fit spends again; see ``budget``.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        hidden: tuple[int, ...] = (128, 64),
+        epochs: float = 20,
+        method: str = "ww-dp-sgd",
+        bounds: Any = None,
+        classes: Any = None,
+        num_examples: int | None = None,
+        budget: Budget | None = None,
+        random_state: Any = None,
+        class_weight: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden = hidden
+        self.epochs = epochs
+        self.method = method
+        self.bounds = bounds
+        self.classes = classes
+        self.class_weight = class_weight
+        self.num_examples = num_examples
+        self.budget = budget
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> PrivateClassifier:
+        """Trains on the rows of X and their labels y."""
+        import torch
+
+        from ..data import Dataset, Split
+
+        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        leaks: list[str] = []
+        if self.classes is None:
+            leaks.append("classes")
+        self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
+        if len(self.classes_) < 2:
+            raise ValueError(f"{type(self).__name__} needs at least two classes, and got 1 class")
+        codes = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
+        if np.any(self.classes_[codes] != y):
+            raise ValueError("y holds labels that are not among the declared classes=")
+        weights = self._class_weights()
+        inputs = torch.from_numpy(self._scaled(x, leaks)).float()
+        two = len(self.classes_) == 2
+        targets = torch.from_numpy(codes)
+        self._train(
+            Dataset(
+                name="the user's table",
+                task="binary" if two else "classification",
+                train=Split(inputs, targets.float() if two else targets.long()),
+                test=None,
+                outputs=1 if two else len(self.classes_),
+                unit="one row",
+                public=False,
+                nominal_size=self.num_examples,
+            ),
+            _with_size(leaks, self.num_examples),
+            weights,
+        )
+        return self
+
+    def _class_weights(self) -> dict[str, float] | None:
+        """The declared weights, by the number of each class."""
+        if self.class_weight is None:
+            return None
+        if not isinstance(self.class_weight, Mapping):
+            raise ValueError(
+                f"class_weight={self.class_weight!r}: weights that are counted from the data tell how many records each class has, which "
+                "epsilon_ does not cover. Declare them from public knowledge, as {label: weight}"
+            )
+        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
+        unknown = [label for label in self.class_weight if label not in numbers]
+        if unknown:
+            raise ValueError(f"class_weight names {unknown[0]!r}, which is not among the classes")
+        return {str(numbers[label]): float(weight) for label, weight in self.class_weight.items()}
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """One column per class, in the order of ``classes_``."""
+        outputs = self._outputs(X)
+        if outputs.shape[1] == 1:
+            outputs = np.concatenate((np.zeros_like(outputs), outputs), axis=1)
+        shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        probabilities: np.ndarray = shares / shares.sum(axis=1, keepdims=True)
+        return probabilities
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row."""
+        best = self.predict_proba(X).argmax(axis=1)
+        labels: np.ndarray = self.classes_[best]
+        return labels
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = (
+            True  # the suite's 300 records are too few to learn from at ε = 1
+        )
+        return tags
+
+
+class PrivateRegressor(RegressorMixin, _Private):
+    """A perceptron for a number, trained with differential privacy.
+
+    ``target_bounds`` is (lowest, highest) of the target; values outside are clipped, and so are predictions. The other
+    arguments, attributes and the guarantee are those of ``PrivateClassifier``.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        hidden: tuple[int, ...] = (128, 64),
+        epochs: float = 20,
+        method: str = "ww-dp-sgd",
+        bounds: Any = None,
+        target_bounds: tuple[float, float] | None = None,
+        num_examples: int | None = None,
+        budget: Budget | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden = hidden
+        self.epochs = epochs
+        self.method = method
+        self.bounds = bounds
+        self.target_bounds = target_bounds
+        self.num_examples = num_examples
+        self.budget = budget
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> PrivateRegressor:
+        """Trains on the rows of X and their targets y."""
+        import torch
+
+        from ..data import Dataset, Split
+
+        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=True)
+        leaks: list[str] = []
+        low, high = self._target_range(y, leaks)
+        inputs = torch.from_numpy(self._scaled(x, leaks)).float()
+        self.target_low_, self.target_high_ = low, high
+        self._train(
+            Dataset(
+                name="the user's table",
+                task="regression",
+                train=Split(inputs, torch.from_numpy(np.clip(y, low, high)).float()),
+                test=None,
+                outputs=1,
+                unit="one row",
+                public=False,
+                nominal_size=self.num_examples,
+                target_range=(low, high),
+            ),
+            _with_size(leaks, self.num_examples),
+        )
+        return self
+
+    def _target_range(self, y: np.ndarray, leaks: list[str]) -> tuple[float, float]:
+        if self.target_bounds is None:
+            leaks.append("target_bounds")
+            low, high = float(y.min()), float(y.max())
+            return (low, high) if low < high else (low - 0.5, high + 0.5)
+        try:
+            low, high = (float(bound) for bound in self.target_bounds)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"target_bounds must be two numbers, (lowest, highest), not {self.target_bounds!r}"
+            ) from None
+        if not (np.isfinite(low) and np.isfinite(high) and low < high):
+            raise ValueError(
+                f"target_bounds must be (lowest, highest), finite, not {self.target_bounds}"
+            )
+        return low, high
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The target of each row, within its bounds."""
+        outputs = self._outputs(X)[:, 0]
+        low, high = self.target_low_, self.target_high_
+        return np.clip(outputs * (high - low) / 2 + (high + low) / 2, low, high)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # as above
+        return tags
+
+
+def _bounds(declared: Any, x: np.ndarray, leaks: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    if declared is None:
+        leaks.append("bounds")
+        return x.min(axis=0), x.max(axis=0)
+    try:
+        low, high = (
+            np.broadcast_to(np.asarray(side, dtype=np.float64), x.shape[1]).copy()
+            for side in declared
+        )
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"bounds must be (lowest, highest), each a number or {x.shape[1]} numbers, one per feature"
+        ) from None
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ValueError(
+            "bounds must be finite, and the lowest below the highest for every feature"
+        )
+    return low, high
+
+
+def _with_size(leaks: list[str], num_examples: int | None) -> list[str]:
+    return leaks if num_examples is not None else [*leaks, "num_examples"]
+
+
+def _say_leaks(leaks: list[str]) -> None:
+    if leaks:
+        arguments = " and ".join(", ".join(leaks).rsplit(", ", 1))
+        warnings.warn(
+            f"{arguments} {'was' if len(leaks) == 1 else 'were'} not declared and came from the data, which is not private: epsilon_ does "
+            f"not cover what can be told from them. Declare {', '.join(f'{name}=' for name in leaks)} from public knowledge",
+            PrivacyLeakWarning,
+            stacklevel=4,
+        )
+
+
+def _detach(steps: PrivateSteps) -> None:
+    """Gives the module back. A spectrum that could never be read is told in terms of the estimator's arguments."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps.engine.detach()
+    for warning in caught:
+        warnings.warn(
+            f"{warning.message} (here: give wider layers in hidden=, or take method='dp-sgd', whose C is fixed)",
+            stacklevel=4,
+        )
+
+
+def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]:
+    """A fresh perceptron, and which layer of it a spectral probe should read: the one with the most eigenvalues."""
+    import torch
+
+    from ..models import Perceptron
+    from ..randomness._forward import alone
+
+    try:
+        widths = tuple(int(width) for width in hidden)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"hidden must be a sequence of widths, such as (128, 64), not {hidden!r}"
+        ) from None
+    if any(width < 1 for width in widths):
+        raise ValueError(f"hidden must hold positive widths, not {hidden}")
+    features = dataset.input_shape
+    with alone():
+        torch.manual_seed(secrets.randbits(63) if seed is None else seed)
+        model = Perceptron(features, dataset.outputs, widths)
+    sides = [*features, *widths, dataset.outputs]
+    ranks = [min(pair) for pair in itertools.pairwise(sides)]
+    return model, model.layers[ranks.index(max(ranks))]
+
+
+def _seed(random_state: Any) -> int | None:
+    """None stays None: then the noise is secret. A RandomState is drawn from, so that its next fit gets other noise."""
+    return (
+        None if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
+    )
+
+
+def _config(given: Any, layer: str, seed: int | None) -> Config:
+    from ..training.config import Config
+
+    return Config(
+        method=given.method,
+        epsilon=given.epsilon,
+        delta=given.delta,
+        epochs=given.epochs,
+        num_examples=given.num_examples,
+        accountant=_ACCOUNTANT,
+        seed=seed,
+        spectral={"probe": layer} if given.method == "ww-dp-sgd" else {},
+    )
+
+
+def _with_sigma(config: Config, dataset: Dataset, method: Method) -> Config:
+    from ..training.recipe import nominal_size, resolve, total_steps
+
+    resolved = resolve(config, dataset, method)
+    size, _ = nominal_size(resolved, dataset)
+    assert (
+        resolved.batch_size is not None
+        and resolved.epsilon is not None
+        and resolved.delta is not None
+    )
+    rate = min(1.0, resolved.batch_size / size)
+    sigma = _sigma(resolved.epsilon, resolved.delta, rate, total_steps(resolved, size))
+    return resolved.changed(epsilon=None, sigma=sigma)
+
+
+@lru_cache(maxsize=256)
+def _sigma(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    from ..accounting._accounting import noise_multiplier_for
+
+    return noise_multiplier_for(epsilon, delta, rate, steps, _ACCOUNTANT)

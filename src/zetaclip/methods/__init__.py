@@ -1,0 +1,11 @@
+"""Every named method, and the parts that a method of your own is put together from.
+
+    method = zetaclip.methods.get("dp-sam", rho=0.05)
+
+``names()`` lists them; ``Method`` composes a clip rule, a controller, passes and an update.
+"""
+
+from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
+from ._table import get, names
+
+__all__ = ["Budget", "Method", "Pass", "Plan", "Schedule", "at", "get", "names", "same_for_all"]
