@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from zetaclip.accounting._accounting import epsilon, noise_multiplier_for
-from zetaclip.ledger._ledger import Event, Header, Ledger, Row
+from zetaclip.accounting import epsilon, noise_multiplier_for
+from zetaclip.ledger import Event, Header, Ledger, Row
 
 T = TypeVar("T")
 MILLION = 10**6

@@ -28,8 +28,7 @@ from networks import MODELS, Model
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine
-from zetaclip.methods import _table as methods
+from zetaclip import PrivacyEngine, methods
 
 # A machine's clock and its other users change within tenths of a second: short turns, and many of them.
 TURN_SECONDS = 0.01

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 
 SETTING = [
     "--batch-size",

@@ -11,16 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from zetaclip.accounting import ACCOUNTANTS, affordable, calibrate, epsilon, noise_multiplier_for
 from zetaclip.accounting import _accounting as accounting
-from zetaclip.accounting._accounting import (
-    ACCOUNTANTS,
-    AccountingError,
-    affordable,
-    calibrate,
-    epsilon,
-    noise_multiplier_for,
-)
-from zetaclip.ledger._ledger import Event, Header, Ledger, Row
+from zetaclip.accounting._accounting import AccountingError
+from zetaclip.ledger import Event, Header, Ledger, Row
 
 # Setting A: 60000 records, expected batch 256, 8 epochs of 235 steps, δ = 1e-5. The numbers of this and of
 # the next table were computed with the libraries' own accountants, before this code existed.

@@ -17,7 +17,7 @@ glibc = pytest.mark.skipif(
 
 _FAULTS = """
 import resource, sys
-from zetaclip.commands.allocation import keep_freed_memory
+from zetaclip.cli.allocation import keep_freed_memory
 import torch
 
 torch.set_num_threads(1)

@@ -10,9 +10,10 @@ import pytest
 from sklearn.base import clone
 
 from zetaclip import Budget, BudgetExceeded
-from zetaclip.accounting._accounting import epsilon, noise_multiplier_for, renyi
+from zetaclip.accounting import epsilon, noise_multiplier_for
+from zetaclip.accounting._accounting import renyi
 from zetaclip.errors import LedgerError
-from zetaclip.ledger._ledger import Event
+from zetaclip.ledger import Event
 
 FIT = [Event(0.01, 4.0, 500)]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.spectrum import eigenvalues, fit_tail
 from zetaclip.spectrum.checkpoint import CheckpointError, load_matrices
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zetaclip import Flat
+from zetaclip.clipping import AutoS, Counted, Psac, Slack, Thinned, Whitened
 from zetaclip.clipping._base import check_factors
-from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
-from zetaclip.clipping._whitening import Whitened
 from zetaclip.gradients.reduce import TOO_LONG
 from zetaclip.mechanism import Coins
 

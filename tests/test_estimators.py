@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import zetaclip.integrations.sklearn
 from zetaclip import Budget, BudgetExceeded, PrivacyLeakWarning
-from zetaclip.accounting._accounting import epsilon
+from zetaclip.accounting import epsilon
 from zetaclip.integrations.sklearn import PrivateClassifier, PrivateRegressor
 
 N = 600
@@ -27,7 +27,7 @@ PLD = ("test_what_a_fit_spends", "test_scikit_learns_own_checks_with_the_default
 def _quick(request, monkeypatch):
     """σ by "rdp" takes milliseconds; tests that are about ε take the accountant that users get."""
     if request.function.__name__ not in PLD:
-        monkeypatch.setattr(zetaclip.sklearn, "_ACCOUNTANT", "rdp")
+        monkeypatch.setattr(zetaclip.integrations.sklearn, "_ACCOUNTANT", "rdp")
     zetaclip.integrations.sklearn._sigma.cache_clear()
 
 

@@ -9,11 +9,11 @@ import torch
 from helpers import flat, private, tiny, toy_data, train
 from torch import nn
 
+from zetaclip import methods
 from zetaclip.engine._sampling import poisson_indices
 from zetaclip.errors import LedgerError
 from zetaclip.grid import on_grid, spacing, widened
-from zetaclip.ledger._ledger import Ledger, Row
-from zetaclip.methods import _table as methods
+from zetaclip.ledger import Ledger, Row
 from zetaclip.randomness import uniforms
 
 

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip import ValidationError
+from zetaclip import ValidationError, methods
 from zetaclip.engine._guard import COMPARED_BYTES, COMPARED_STEPS
 from zetaclip.engine._run import OrderError
 from zetaclip.gradients import CaptureError
-from zetaclip.methods import _table as methods
 
 
 def partly_frozen():

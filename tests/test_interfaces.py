@@ -12,7 +12,7 @@ from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pas
 from zetaclip import Extra, Flat, Method, Plan, layer_rule
 from zetaclip.engine._run import OrderError
 from zetaclip.gradients import LAYER_RULES
-from zetaclip.methods._composition import Budget
+from zetaclip.methods import Budget
 
 
 def level_p(noise, scale=1.0):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import LedgerError
+from zetaclip.ledger import Header, Ledger, Row
 from zetaclip.ledger._journal import Journal, executed_after
-from zetaclip.ledger._ledger import Header, Ledger, Row
 
 
 def row(batch: int, stream: str = "a", query: str = "gradient") -> Row:

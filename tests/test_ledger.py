@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zetaclip.errors import LedgerError
-from zetaclip.ledger._ledger import Event, Header, Ledger, Row
+from zetaclip.ledger import Event, Header, Ledger, Row
 
 HEADER = Header(
     num_examples=60000,

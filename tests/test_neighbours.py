@@ -10,8 +10,7 @@ from networks import MODELS
 from torch import nn
 from torch.utils.data import Dataset
 
-from zetaclip import PrivacyLeakWarning
-from zetaclip.methods import _table as methods
+from zetaclip import PrivacyLeakWarning, methods
 
 
 class Gradients(Dataset):

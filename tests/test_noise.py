@@ -137,7 +137,7 @@ def test_a_method_with_two_passes_noises_each():
     """Both queries of one batch have their own, independent noise."""
     import dataclasses
 
-    from zetaclip.methods._table import Pass, Plan
+    from zetaclip.methods import Pass, Plan
 
     seen = []
 

@@ -115,7 +115,7 @@ def test_a_mask_that_everybody_can_draw_moves_the_sum_by_more_than_its_sensitivi
 
 
 def test_the_chunks_and_passes_of_a_batch_draw_different_masks():
-    from zetaclip.methods import _table as methods
+    from zetaclip import methods
 
     chunks = train(7, steps=1, sample_rate=1.0, physical_batch_size=20)
     assert len(chunks) == 3 and not torch.equal(chunks[0], chunks[1])

@@ -3,9 +3,9 @@
 import pytest
 from helpers import mean_loss, private, tiny, toy_data
 
-from zetaclip.accounting._accounting import epsilon
+from zetaclip.accounting import epsilon
 from zetaclip.integrations.terms import Teller
-from zetaclip.ledger._ledger import Event
+from zetaclip.ledger import Event
 
 DELTA = 1e-5
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .clipping._base import Affine, ClipRule, Extra, check_columns, check_factors
+from .clipping import Affine, ClipRule, Extra
+from .clipping._base import check_columns, check_factors
 from .control import Released
 from .gradients import Chunk, Layout, rows
 from .gradients.contributions import Dense

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.data import fetch as fetching
 from zetaclip.data.fetch import download, fetch
 from zetaclip.data.registry import names

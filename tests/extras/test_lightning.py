@@ -26,9 +26,9 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from zetaclip import PrivacyLeakWarning, Spectral  # noqa: E402
-from zetaclip.accounting._accounting import epsilon  # noqa: E402
+from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.lightning import Privacy  # noqa: E402
-from zetaclip.ledger._ledger import Event  # noqa: E402
+from zetaclip.ledger import Event  # noqa: E402
 
 pytestmark = [
     # Lightning's own advice, and what it touches in torch.

@@ -15,7 +15,7 @@ transformers = pytest.importorskip(
 from transformers import TrainerCallback  # noqa: E402
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity  # noqa: E402
-from zetaclip.accounting._accounting import epsilon  # noqa: E402
+from zetaclip.accounting import epsilon  # noqa: E402
 from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
 

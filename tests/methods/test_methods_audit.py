@@ -12,12 +12,11 @@ import torch
 from scipy import stats
 from torch import nn
 
-from zetaclip.accounting._accounting import epsilon
-from zetaclip.clipping._base import Affine, Flat
-from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
+from zetaclip.accounting import epsilon
+from zetaclip.clipping import Affine, AutoS, Counted, Flat, Psac, Slack, Thinned
 from zetaclip.gradients import Chunk, Layout
 from zetaclip.gradients.contributions import Dense
-from zetaclip.ledger._ledger import Event
+from zetaclip.ledger import Event
 from zetaclip.mechanism import Draw, Mechanism
 
 DRAWS, DELTA, CLIP = 800, 0.05, 2.0

@@ -6,13 +6,12 @@ import pytest
 from helpers import private, tiny, toy_data, train
 from toys import Counting
 
-from zetaclip import Method, Pass, Plan
-from zetaclip.accounting._accounting import epsilon
+from zetaclip import Method, Pass, Plan, methods
+from zetaclip.accounting import epsilon
 from zetaclip.engine._guard import OrderError
-from zetaclip.ledger._ledger import Event
+from zetaclip.ledger import Event
+from zetaclip.methods import Budget
 from zetaclip.methods import _plans as plans
-from zetaclip.methods import _table as methods
-from zetaclip.methods._table import Budget
 
 # 60000 records, batches of 256, 8 epochs.
 Q, STEPS, EPOCH, DELTA = 256 / 60000, 1880, 235, 1e-5

@@ -6,9 +6,9 @@ import pytest
 import torch
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
 
+from zetaclip import methods
 from zetaclip.control import ClipState, Replay, Spectral
-from zetaclip.methods import _table as methods
-from zetaclip.methods._table import get
+from zetaclip.methods import get
 from zetaclip.randomness import normals
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from helpers import private, tiny, toy_data, train
 
-from zetaclip.clipping._rules import AutoS, Counted, Psac, Slack, Thinned
-from zetaclip.clipping._whitening import Important, Moments, Whitened
+from zetaclip import methods
+from zetaclip.clipping import AutoS, Counted, Important, Moments, Psac, Slack, Thinned, Whitened
 from zetaclip.control import Paced, Quantile, Released, SlackControl
 from zetaclip.mechanism import Coins
-from zetaclip.methods import _table as methods
 
 
 def norms(*values):

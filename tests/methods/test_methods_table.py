@@ -9,13 +9,11 @@ from helpers import private, tiny, toy_data
 from torch.utils.data import DataLoader, TensorDataset
 
 import zetaclip
-from zetaclip import Flat, PrivacyEngine, Spectral
-from zetaclip.accounting._accounting import epsilon
-from zetaclip.cli._main import main
-from zetaclip.clipping._rules import Counted, Slack
-from zetaclip.clipping._whitening import Moments, Whitened
+from zetaclip import Flat, PrivacyEngine, Spectral, methods
+from zetaclip.accounting import epsilon
+from zetaclip.cli import main
+from zetaclip.clipping import Counted, Moments, Slack, Whitened
 from zetaclip.control import Paced, Quantile, SlackControl
-from zetaclip.methods import _table as methods
 from zetaclip.methods._updates import FAMILIES, AdamBC
 
 NAMES = [

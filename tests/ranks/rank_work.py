@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from zetaclip import PrivacyEngine
+from zetaclip import PrivacyEngine, methods
 from zetaclip.engine._data_digest import stable_digest
-from zetaclip.methods import _table as methods
 
 SIZE, INPUTS, CLASSES = 40, 12, 4
 
@@ -485,7 +484,7 @@ def command(rank, words, signal_at=None):
     import os
     import signal
 
-    from zetaclip.cli._main import main
+    from zetaclip.cli import main
     from zetaclip.training.steps import PrivateSteps
 
     moved = PrivateSteps.moved

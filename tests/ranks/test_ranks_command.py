@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import rank_work
 
-from zetaclip.ledger._ledger import Ledger
+from zetaclip.ledger import Ledger
 from zetaclip.training.verify import verify
 
 WORDS = [

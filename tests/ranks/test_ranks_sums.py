@@ -7,8 +7,8 @@ import rank_work
 import torch
 import torch.nn.functional as F
 
+from zetaclip import methods
 from zetaclip.engine._distributed import Ranks, deal
-from zetaclip.methods import _table as methods
 
 METHODS = methods.names(private=True)
 

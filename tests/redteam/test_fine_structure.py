@@ -12,7 +12,7 @@ from attacks import grid_score, misfits, old_noise
 from helpers import mean_loss, private, train
 from torch import nn
 
-from zetaclip.methods import _table as methods
+from zetaclip import methods
 
 SIGMA, SIZE, HIDDEN = 50.0, 400, 4096
 # dtype -> how many features (the distance of partners in the old noise), bits of its uniforms, and the largest squared radius

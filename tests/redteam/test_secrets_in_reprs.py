@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from helpers import mean_loss, private, tiny, toy_data, train
 
+from zetaclip import methods
 from zetaclip.engine import _checkpoint as checkpoint
 from zetaclip.mechanism import Draw
-from zetaclip.methods import _table as methods
 from zetaclip.randomness import Stream
 
 

@@ -7,9 +7,8 @@ import torch
 from helpers import flat, mean_loss, private, toy_data, train
 from torch import nn
 
-from zetaclip import Method, Spectral
+from zetaclip import Method, Spectral, methods
 from zetaclip.control import ClipState
-from zetaclip.methods import _table as methods
 from zetaclip.spectrum import Probe
 
 

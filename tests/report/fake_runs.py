@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from zetaclip import PrivacyEngine, Spectral
-from zetaclip.accounting._accounting import epsilon
-from zetaclip.ledger._ledger import Event, Header, Ledger, Row
+from zetaclip.accounting import epsilon
+from zetaclip.ledger import Event, Header, Ledger, Row
 from zetaclip.spectrum import eigenvalues, fit_tail, random_null
 
 DELTA = 1e-5

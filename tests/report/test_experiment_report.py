@@ -10,7 +10,7 @@ import pytest
 from fake_experiment import experiment, table
 from test_report_page import figures, outline
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.errors import CommandError
 from zetaclip.report import curves, write_report
 from zetaclip.report.curves import budget_charts, mean_curve

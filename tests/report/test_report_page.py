@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_runs import dump, invented, lines, result, status
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.report import write_report
 from zetaclip.report.charts import charts_for
 from zetaclip.report.interactive import bundle

@@ -6,7 +6,7 @@ import sys
 import pytest
 from fake_runs import invented
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.errors import CommandError
 from zetaclip.report.tensorboard import Board, export
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 
 ROOT = Path(__file__).parents[2]
 WORDS = [

@@ -14,7 +14,7 @@ import small_runs
 import torch
 from safetensors.torch import load_file
 
-from zetaclip.ledger._ledger import Ledger
+from zetaclip.ledger import Ledger
 from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder
 

@@ -8,9 +8,8 @@ import pytest
 import small_runs
 import torch
 
-from zetaclip import Spectral
+from zetaclip import Spectral, methods
 from zetaclip.data import load
-from zetaclip.methods import _table as methods
 from zetaclip.training import ConfigError
 from zetaclip.training.recipe import (
     build_clipping,

@@ -12,13 +12,12 @@ import small_runs
 import torch
 from safetensors.torch import load_file
 
-from zetaclip import PrivacyEngine
+from zetaclip import PrivacyEngine, methods
 from zetaclip.data import load
 from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.errors import AccountingError, RankError
 from zetaclip.gradients import CaptureError
-from zetaclip.ledger._ledger import Ledger
-from zetaclip.methods import _table as methods
+from zetaclip.ledger import Ledger
 from zetaclip.models import build
 from zetaclip.training import ConfigError, FolderError, Interrupted
 from zetaclip.training.folder import RunFolder

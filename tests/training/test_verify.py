@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from zetaclip.accounting._accounting import group_epsilon
-from zetaclip.cli._main import main
+from zetaclip.cli import main
 from zetaclip.training import Config, train
 from zetaclip.training.result import digest, seal
 from zetaclip.training.verify import verify
@@ -81,7 +81,7 @@ def test_the_epsilon_of_each_accountant_is_computed_again(copy, accountant):
 
 
 def test_the_epsilon_of_a_group_is_computed_again(copy):
-    from zetaclip.ledger._ledger import Ledger
+    from zetaclip.ledger import Ledger
 
     events = Ledger.from_jsonl(copy / "ledger.jsonl").events()
     delta = json.loads((copy / "result.json").read_text())["delta"]
@@ -102,7 +102,7 @@ def test_a_line_that_nothing_else_knows_is_sealed(copy):
 
 
 def test_a_step_without_a_row_is_found(copy):
-    from zetaclip.ledger._ledger import Ledger
+    from zetaclip.ledger import Ledger
 
     whole = Ledger.from_jsonl(copy / "ledger.jsonl")
     fewer = Ledger(whole.header)
@@ -164,7 +164,7 @@ def test_a_method_that_draws_more_candidates_fits(tmp_path):
 def test_rows_of_another_rate_are_found(copy):
     import dataclasses
 
-    from zetaclip.ledger._ledger import Ledger
+    from zetaclip.ledger import Ledger
 
     whole = Ledger.from_jsonl(copy / "ledger.jsonl")
     rarer = Ledger(whole.header)

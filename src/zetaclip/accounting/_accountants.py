@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AccountingError
-from ..ledger._ledger import Event
+from ..ledger import Event
 
 # Rényi orders: Opacus's own (1.1 to 63), finer below for large ε, coarser above for small. Past 1029 its
 # binomial coefficients overflow.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ..errors import AccountingError, NoGuarantee
-from ..ledger._ledger import Event
+from ..ledger import Event
 from ._accountants import (
     ACCOUNTANTS,
     COMPUTE,

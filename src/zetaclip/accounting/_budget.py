@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import AccountingError, BudgetExceeded, LedgerError
-from ..ledger._ledger import Event
+from ..ledger import Event
 from ._accounting import epsilon as epsilon_of
 from ._accounting import renyi
 

@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import json
 
-    from ..accounting._accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+    from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
     from ..errors import AccountingError
-    from ..ledger._ledger import Event
+    from ..ledger import Event
 
     rate, steps, delta = _terms(arguments)
     key = "epsilon" if arguments.sigma is not None else "sigma"

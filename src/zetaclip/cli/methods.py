@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _budget(arguments: argparse.Namespace) -> Any:
     if arguments.epsilon is None and arguments.sigma is None:
         return None
-    from ..accounting._accounting import noise_multiplier_for
-    from ..methods._composition import Budget
+    from ..accounting import noise_multiplier_for
+    from ..methods import Budget
 
     if arguments.num_examples < 1 or not 1 <= arguments.batch_size <= arguments.num_examples:
         raise ValueError("--batch-size must be between 1 and --num-examples")

@@ -22,8 +22,8 @@ from torch import Tensor
 from ..control import Released
 from ..files import replace_file
 from ..gradients import rows
+from ..ledger import Header, Ledger, Row
 from ..ledger._journal import Journal, executed_after, read_all
-from ..ledger._ledger import Header, Ledger, Row
 from ..randomness import Stream, noise_source
 from ..randomness._forward import set_users_streams
 from ._data_digest import digest_of

@@ -14,12 +14,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..accounting._accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from ..control.base import bound_probe
 from ..errors import NoGuarantee, OwnerWarning
 from ..gradients import Recorder, Shadow, make_shadows
-from ..ledger._ledger import Event, Header, Ledger
-from ..methods._composition import Budget, Method, Schedule, at
+from ..ledger import Event, Header, Ledger
+from ..methods import Budget, Method, Schedule, at
 from ..randomness import Stream
 from . import _checkpoint as checkpoint
 from ._distributed import Ranks, join, on_first_rank, ranks

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..clipping._base import Affine
+from ..clipping import Affine
 from ..control import Probe, Released
 from ..control.base import check_clip
 from ..errors import PrivacyLeakWarning
 from ..gradients import Chunk, Layout, Recorder, Shadow
 from ..gradients.capture import exact
+from ..ledger import Event, Key, Ledger, Row
 from ..ledger._journal import Journal
-from ..ledger._ledger import Event, Key, Ledger, Row
 from ..mechanism import Draw, Mechanism, sum_room
-from ..methods._composition import Method, Plan, at
+from ..methods import Method, Plan, at
 from ..methods._updates import scaled_rates
 from ..randomness import Stream, subkey
 from ..randomness._forward import Tape, users_streams

@@ -289,8 +289,8 @@ _RULES: dict[str, Any] = {
 
 
 def _epsilon(claim: Mapping[str, Any]) -> Verdict:
-    from ..accounting._accounting import epsilon
-    from ..ledger._ledger import Event
+    from ..accounting import epsilon
+    from ..ledger import Event
 
     part, whole = claim["sample_rate"]
     values = {

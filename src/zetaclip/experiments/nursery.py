@@ -117,7 +117,7 @@ def _preload() -> None:
 
     from ..accounting import _accounting as accounting
     from ..cli import train  # noqa: F401
-    from ..ledger._ledger import Event
+    from ..ledger import Event
     from ..training import start  # noqa: F401
     from ..training.result import commit
 
@@ -143,7 +143,7 @@ def _train(words: Sequence[str], log: str) -> None:
             os.dup2(nothing.fileno(), 0)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-        from ..cli._main import main
+        from ..cli import main
 
         sys.argv = ["zetaclip", *words]
         code = main(words)

@@ -38,8 +38,8 @@ except ImportError as problem:
         "zetaclip.integrations.lightning needs Lightning: pip install 'zetaclip[lightning]'"
     ) from problem
 
+from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoints
-from ..engine._engine import PrivacyEngine
 from ..engine._optimizer import PrivateOptimizer
 from ..engine._rehearsal import rehearse
 from ..engine._run import Run

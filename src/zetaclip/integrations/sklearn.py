@@ -17,14 +17,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ..accounting._budget import Budget
+from ..accounting import Budget
 from ..errors import PrivacyLeakWarning
 
 if TYPE_CHECKING:
     import torch
 
     from ..data import Dataset
-    from ..methods._table import Method
+    from ..methods import Method
     from ..training.config import Config
     from ..training.steps import PrivateSteps
 
@@ -473,6 +473,6 @@ def _with_sigma(config: Config, dataset: Dataset, method: Method) -> Config:
 
 @lru_cache(maxsize=256)
 def _sigma(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    from ..accounting._accounting import noise_multiplier_for
+    from ..accounting import noise_multiplier_for
 
     return noise_multiplier_for(epsilon, delta, rate, steps, _ACCOUNTANT)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..accounting._accounting import affordable, epsilon
+from ..accounting import affordable, epsilon
+from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoint
-from ..engine._engine import PrivacyEngine
 from ..engine._optimizer import PrivateOptimizer
 from ..engine._sampling import PoissonLoader, check_loader
 from ..errors import AccountingError, NoGuarantee
-from ..ledger._ledger import Ledger
+from ..ledger import Ledger
 from ..methods import _table as methods
 from ..randomness import Stream
 from ..randomness._forward import set_users_streams

@@ -30,8 +30,8 @@ except ImportError as problem:
         "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
     ) from problem
 
+from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoints
-from ..engine._engine import PrivacyEngine
 from ..engine._optimizer import PrivateOptimizer
 from ..engine._rehearsal import rehearse
 from ..files import replace_file

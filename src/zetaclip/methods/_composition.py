@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..clipping._base import ClipRule, Extra, Flat
+from ..clipping import ClipRule, Extra, Flat
 from ..control import Constant, Controller, Released
-from ..ledger._ledger import Event
+from ..ledger import Event
 from ._updates import build, check_family
 
 # σ at each update, public: a number, or a function of the number of updates done.

@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..accounting._accounting import AccountingError, calibrate, epsilon
-from ..ledger._ledger import Event
+from ..accounting import calibrate, epsilon
+from ..accounting._accounting import AccountingError
+from ..ledger import Event
 from ._composition import Budget, Plan, Schedule, at
 
 

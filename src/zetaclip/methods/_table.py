@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..clipping._rules import AutoS, Counted, Psac, Slack, Thinned
-from ..clipping._whitening import Important, Moments, Whitened
+from ..clipping import AutoS, Counted, Important, Moments, Psac, Slack, Thinned, Whitened
 from ..control import Constant, Paced, Quantile, SlackControl, Spectral
 from ..control.base import check_inside
 from . import _plans as plans

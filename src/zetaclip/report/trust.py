@@ -56,7 +56,7 @@ def examine(run: Run, verify: bool = True) -> Trust:
 
 
 def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    from ..ledger._ledger import Ledger
+    from ..ledger import Ledger
 
     ledger = Ledger.from_jsonl(path)
     head, events = ledger.header, ledger.events()

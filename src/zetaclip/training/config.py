@@ -207,7 +207,8 @@ class Config:
 
 def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     """The full name of a setting that is an option of the chosen method."""
-    from ..methods._table import TABLE, get
+    from ..methods import get
+    from ..methods._table import TABLE
 
     name = values.get("method", Config.method)
     return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []

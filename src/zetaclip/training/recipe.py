@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..data import Dataset
-    from ..methods._table import Method
+    from ..methods import Method
 
 # Expected batch size and epochs where none are given. The paper's where it says them; otherwise what fits the set's size.
 _LENGTHS = {

@@ -35,8 +35,7 @@ from .recipe import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..methods._composition import Budget, Plan
-    from ..methods._table import Method
+    from ..methods import Budget, Method, Plan
 
 
 # What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
@@ -175,9 +174,9 @@ class PrivateSteps(_Steps):
     """Updates by ``PrivacyEngine``."""
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
-        from ..accounting._accounting import epsilon, noise_multiplier_for
+        from ..accounting import epsilon, noise_multiplier_for
+        from ..engine import PrivacyEngine
         from ..engine._distributed import on_first_rank
-        from ..engine._engine import PrivacyEngine
 
         super().__init__(config, dataset, method, model)
         assert config.batch_size is not None and config.delta is not None
@@ -302,7 +301,7 @@ class PrivateSteps(_Steps):
         return self._stop
 
     def _largest_affordable(self, limit: float) -> int:
-        from ..accounting._accounting import affordable
+        from ..accounting import affordable
 
         assert self.config.delta is not None
         spent = self.engine.ledger.events()

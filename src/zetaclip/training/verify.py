@@ -28,7 +28,7 @@ from .result import (
 )
 
 if TYPE_CHECKING:
-    from ..ledger._ledger import Event, Ledger
+    from ..ledger import Event, Ledger
 
 # Accountants are deterministic, but their libraries' last digits may differ between versions.
 _SLACK = 1e-6
@@ -112,7 +112,7 @@ def _close(a: float | None, b: float | None) -> bool:
 
 
 def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    from ..ledger._ledger import Ledger
+    from ..ledger import Ledger
 
     try:
         ledger = Ledger.from_jsonl(folder / "ledger.jsonl")
@@ -190,7 +190,7 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
 
 def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
     """The figures beside ε that a reader may quote: what the configuration asked for, and what the ledger's rows are."""
-    from ..accounting._accounting import ACCOUNTANTS
+    from ..accounting import ACCOUNTANTS
 
     head, events = ledger.header, ledger.events()
     assert config.batch_size is not None and config.delta is not None
@@ -255,7 +255,7 @@ def _drawn(config: Config) -> float:
 # Many runs of an experiment have the same steps; a search over them takes seconds.
 @functools.lru_cache(maxsize=256)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float | None:
-    from ..accounting._accounting import epsilon
+    from ..accounting import epsilon
 
     value = epsilon(events, delta, accountant)
     return value if math.isfinite(value) else None
@@ -319,7 +319,7 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
 
 def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
     """The C that the probes say is the one that the ledger's noise was scaled by."""
-    from ..ledger._ledger import Ledger
+    from ..ledger import Ledger
 
     try:
         rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
@@ -367,7 +367,7 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
 
 def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
     """The bound of the first sum is the C that the run began with, by every rule that has a name."""
-    from ..ledger._ledger import Ledger
+    from ..ledger import Ledger
 
     try:
         row = next(

@@ -1,0 +1,117 @@
+"""The rooms of the house: each imports only rooms above it, and nothing imports in a circle."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import zetaclip
+
+ROOT = Path(zetaclip.__file__).parent
+
+# From the ground up: a room may import from rooms of earlier lines, and from itself.
+FLOORS = [
+    {"errors", "files", "grid", "metrics"},
+    {"randomness", "spectrum"},
+    {"ledger", "gradients"},
+    {"accounting", "control", "losses"},
+    {"clipping"},
+    {"mechanism", "methods"},
+    {"engine"},
+    {"data"},
+    {"models"},
+    {"training"},
+    {"integrations", "experiments"},
+    {"report", "sklearn"},
+    {"cli"},
+    {"__main__", "__init__"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def modules():
+    """Every module by its dotted name inside the package."""
+    found = {}
+    for path in (*ROOT.rglob("*.pyi"), *ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+def imported(name, path, known):
+    """What a module imports of the package, also inside functions and for types alone."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (
+                one.name.removeprefix("zetaclip.")
+                for one in node.names
+                if one.name.startswith("zetaclip.")
+            )
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1] if name != "__init__" else []
+                base = [*base, *(node.module or "").split(".")]
+            elif (node.module or "").split(".")[0] == "zetaclip":
+                base = node.module.split(".")[1:]
+            else:
+                continue
+            base = ".".join(part for part in base if part)
+            for one in node.names:
+                full = f"{base}.{one.name}".strip(".")
+                yield full if full in known else base or "__init__"
+
+
+GRAPH = {name: set(imported(name, path, modules())) - {name} for name, path in modules().items()}
+
+
+def room(name):
+    return name.split(".")[0]
+
+
+def test_every_room_has_its_floor():
+    assert {room(name) for name in GRAPH} == set(FLOOR)
+
+
+@pytest.mark.parametrize("name", sorted(GRAPH))
+def test_a_room_imports_only_rooms_above_it(name):
+    if name == "__init__":  # the public face names everything
+        return
+    for other in GRAPH[name]:
+        assert (
+            room(other) == room(name)
+            or FLOOR[room(other)] < FLOOR[room(name)]
+            or other == "__init__"
+        ), f"{name} imports {other}"
+
+
+def circles(graph):
+    """Every set of modules that import each other, by depth-first search."""
+    order, stack, place, low, found = [0], [], {}, {}, []
+
+    def visit(name):
+        place[name] = low[name] = order[0] = order[0] + 1
+        stack.append(name)
+        for other in graph.get(name, ()):
+            if other not in place:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], place[other])
+        if low[name] == place[name]:
+            group = []
+            while not group or group[-1] != name:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in graph:
+        if name not in place:
+            visit(name)
+    return found
+
+
+def test_nothing_imports_in_a_circle():
+    graph = {name: others - {"__init__"} for name, others in GRAPH.items() if name != "__init__"}
+    assert circles(graph) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c"]]  # the test can fail
