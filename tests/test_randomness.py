@@ -1,6 +1,8 @@
 """Keys, and the noise and coins that are made from them, with and without the compiled part."""
 
 import math
+import sys
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -210,6 +212,15 @@ def test_the_compiled_part_takes_float64_buffers_alone():
         _compiled.normals(key(1), good)
     with pytest.raises(ValueError, match="32 bytes"):
         _compiled.normals(b"short", np.zeros(3))
+
+
+@needs_compiler
+def test_keys_are_overwritten_by_a_call_that_no_compiler_leaves_out():
+    """A memset of memory that is not read again is optimised away."""
+    library = Path(_compiled.__file__).read_bytes()
+    if not sys.platform.startswith("linux"):
+        pytest.skip("explicit_bzero is glibc's")
+    assert b"explicit_bzero" in library
 
 
 # -- keys and coins --------------------------------------------------------------------------------

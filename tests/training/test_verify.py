@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from zetaclip.accounting import group_epsilon
 from zetaclip.cli import main
+from zetaclip.grid import spacing, widened
+from zetaclip.ledger import Ledger
 from zetaclip.training import Config, train
 from zetaclip.training.result import digest, seal
 from zetaclip.verify import verify
@@ -147,6 +150,44 @@ def test_rows_of_another_rate_are_found(copy):
     rarer.to_jsonl(copy / "ledger.jsonl")
     edit(copy / "result.json", lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}))
     assert any(problem.startswith("sample_rate of the ledger") for problem in verify(copy))
+
+
+def rewritten(folder, change):
+    """Changes rows of the ledger and writes it anew, with its digest and the run's seal."""
+    rows = [change(row) for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()]
+    ledger = Ledger(Ledger.from_jsonl(folder / "ledger.jsonl").header)
+    for row in rows:
+        ledger.append(row)
+    ledger.to_jsonl(folder / "ledger.jsonl")
+
+    def renew(values):
+        values["files"]["ledger.jsonl"] = digest(folder / "ledger.jsonl")
+
+    edit(folder / "result.json", renew)
+
+
+def test_releases_on_no_grid_are_found(copy):
+    rewritten(copy, lambda row: replace(row, clip=row.sensitivity, grid=0.0))
+    assert any("releases lie on no grid" in problem for problem in verify(copy))
+
+
+def test_a_grid_that_is_too_coarse_for_the_network_is_found(copy):
+    rewritten(copy, lambda row: row)
+    assert verify(copy) == []
+    rewritten(copy, lambda row: replace(row, grid=spacing(row.clip, row.noise_multiplier, 1)))
+    assert any("too coarse" in problem for problem in verify(copy))
+
+
+def test_another_clip_than_the_runs_is_found(copy):
+    def change(row):
+        bound = 2 * row.clip
+        grid = spacing(bound, row.noise_multiplier, 10**6)
+        sensitivity = widened(bound)
+        std = row.noise_multiplier * sensitivity
+        return replace(row, clip=bound, sensitivity=sensitivity, noise_std=std, grid=grid)
+
+    rewritten(copy, change)
+    assert any("clipped at" in problem or "has clip" in problem for problem in verify(copy))
 
 
 def test_a_smaller_epsilon_is_named(copy, capsys):
