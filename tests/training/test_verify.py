@@ -175,7 +175,9 @@ def test_a_grid_that_is_too_coarse_for_the_network_is_found(copy):
     rewritten(copy, lambda row: row)
     assert verify(copy) == []
     rewritten(copy, lambda row: replace(row, grid=spacing(row.clip, row.noise_multiplier, 1)))
-    assert any("too coarse" in problem for problem in verify(copy))
+    assert any("not that of" in problem for problem in verify(copy))
+    rewritten(copy, lambda row: replace(row, grid=row.grid / 2**100))
+    assert any("not that of" in problem for problem in verify(copy))
 
 
 def test_another_clip_than_the_runs_is_found(copy):
@@ -188,6 +190,24 @@ def test_another_clip_than_the_runs_is_found(copy):
 
     rewritten(copy, change)
     assert any("clipped at" in problem or "has clip" in problem for problem in verify(copy))
+
+
+@pytest.mark.parametrize(("which", "says"), [("sum", "clipped at"), ("sum: count", "is bounded by 0.5")])
+def test_another_clip_in_later_rows_is_found(tmp_path, which, says):
+    settings = {"data": "digits", "method": "quantile", "batch_size": 64, "steps": 4, "sigma": 2.0}
+    train(Config.from_mapping({**settings, "threads": 1, "no_eval": True, "seed": 3}), tmp_path / "run")
+    assert verify(tmp_path / "run") == []
+
+    def change(row):
+        if row.query != which or row.step == 0:
+            return row
+        bound, sigma = 100 * row.clip, row.noise_multiplier
+        sensitivity = widened(bound)
+        grid = spacing(bound, sigma, 10**4 if which == "sum" else 1)
+        return replace(row, clip=bound, sensitivity=sensitivity, noise_std=sigma * sensitivity, grid=grid)
+
+    rewritten(tmp_path / "run", change)
+    assert any(says in problem or "not that of" in problem for problem in verify(tmp_path / "run"))
 
 
 def test_a_smaller_epsilon_is_named(copy, capsys):
