@@ -79,6 +79,33 @@ def own(name: str, tries: int = 8) -> float:
     return worst
 
 
+class Cancelling(torch.nn.Module):
+    """One layer at two positions, one less the other, for records made to lose digits."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h[:, 0] - h[:, 1]
+
+
+def cancelling(inputs: int, outputs: int, share: float) -> float:
+    """The same for a record whose two positions cancel to a share, beside values too small for a float32 sum."""
+    torch.manual_seed(0)
+    run = recorded(Cancelling(inputs, outputs), "sum")
+    first = torch.full((inputs,), (0.98 * 2.0**-24) ** 0.5)
+    first[0] = 1.01
+    length = float(first.norm())
+    second = -first
+    second[0], first[-1], second[-1] = 1.01, share * length, -share * length
+    chunk = run(torch.stack([first, second]).unsqueeze(0) * 2.0**12, torch.tensor([1]))
+    with torch.no_grad():
+        clip = 0.5 * float(chunk.norms()[0])
+    return float(clipped_sum(chunk, clip).norm()) / clip - 1
+
+
 def others(name: str, count: int, reduction: str, copies: bool) -> float:
     """How far the shares of ``count`` records move, over C, when another one joins them."""
     model = MODELS[name]
@@ -108,7 +135,10 @@ def main() -> None:
         [MODELS[name].title, f"{own(name):.1e}"]
         for name in ("mlp", "mnist", "cnn", "resnet", "transformer")
     ]
-    print(table(["own length of a clipped gradient, over C, less 1", "largest of 32"], rows))
+    for inputs, outputs in ((512, 128), (4608, 512)):
+        worst = max(cancelling(inputs, outputs, share) for share in (1e-3, 1.001e-2, 0.1))
+        rows.append([f"linear {inputs}-{outputs}, two positions made to cancel", f"{worst:.1e}"])
+    print(table(["own length of a clipped gradient, over C, less 1", "largest"], rows))
     rows = []
     for name, most in (
         ("mlp", options.most),

@@ -442,7 +442,7 @@ def test_the_libraries_are_imported_on_first_use_only() -> None:
 
 
 def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
-    from zetaclip.accounting._accounting import group_epsilon
+    from zetaclip.accounting import group_epsilon
 
     events = [Event(0.05, 2.0, 40)]
     one = group_epsilon(events, 1e-5, 1)
@@ -457,7 +457,7 @@ def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
 
 def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
     """With q = 1 the group is a Gaussian of k times the sensitivity, whose ε is known in closed form."""
-    from zetaclip.accounting._accounting import group_epsilon
+    from zetaclip.accounting import group_epsilon
 
     exact = epsilon([Event(1.0, 20.0 / 3, 10)], 1e-5, "pld")
     assert group_epsilon([Event(1.0, 20.0, 10)], 1e-5, 3) == pytest.approx(exact, rel=0.01)

@@ -8,6 +8,7 @@ import torch
 from helpers import flat, mean_loss, private, tiny, toy_data, train
 from networks import MODELS
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from zetaclip import PrivacyLeakWarning, methods
@@ -129,6 +130,53 @@ def test_gradients_that_cancel_are_still_bounded(positions, dtype):
     )
     train(module, optimizer, loader, lambda m, b: 0.5 * (m(b[0]) - b[1]).square().sum())
     assert float(module.weight.detach().double().norm()) <= clip * (1 + 1e-3)
+
+
+class Difference(nn.Module):
+    """A layer at two positions, one less the other: their gradients cancel."""
+
+    def __init__(self, kind, inputs, outputs, dtype):
+        super().__init__()
+        self.turn = kind == "linear"
+        make = nn.Linear if self.turn else lambda *size, **options: nn.Conv1d(*size, 1, **options)
+        self.layer = make(inputs, outputs, bias=False, dtype=dtype)
+
+    def forward(self, x):  # (records, inputs, 2)
+        h = self.layer(x.transpose(1, 2)).transpose(1, 2) if self.turn else self.layer(x)
+        return h[:, :, 0] - h[:, :, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 1024), (512, 128), (4608, 512)])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_small_terms_beside_terms_that_cancel_are_not_lost(kind, inputs, outputs, dtype):
+    """Two positions that differ by values whose squares vanish beside 1.01² in that dtype: they are all that is left.
+
+    Norms by Gram matrices of the same dtype came out too small by up to a factor of 2, and the record moved the sum by as much.
+    """
+    unit, rest = (2.0**-24, 1.001e-2) if dtype == torch.float32 else (2.0**-53, 1.001e-6)
+    first = torch.full((inputs,), (0.98 * unit) ** 0.5, dtype=dtype)
+    first[0] = 1.01
+    length = float(first.double().norm())
+    second = -first
+    second[0], first[-1], second[-1] = 1.01, rest * length, -rest * length
+    x = torch.stack([first, second], 1).unsqueeze(0) * (0.98 * unit) ** -0.5
+    assert float((first[0] ** 2 + first[1] ** 2) - first[0] ** 2) == 0.0  # lost in an ordinary sum
+    torch.manual_seed(0)
+    module = Difference(kind, inputs, outputs, dtype)
+    before = flat(module).double()
+    _, module, optimizer, loader = private(
+        module,
+        (x, torch.tensor([3])),
+        sigma=0.0,
+        clipping=1.0,
+        q=1.0,
+        num_examples=1,
+        loss_reduction="sum",
+    )
+    train(module, optimizer, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"))
+    moved = float((before - flat(module).double()).norm())
+    assert moved == pytest.approx(1.0, abs=2**-11)
 
 
 def test_a_long_text_over_a_small_table_is_bounded():

@@ -1,6 +1,8 @@
 """Keys, and the noise and coins that are made from them, with and without the compiled part."""
 
 import math
+import sys
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -137,7 +139,8 @@ def test_both_sources_agree_bit_for_bit(count, monkeypatch):
     for compiled in (_compiled, None):
         monkeypatch.setattr(source_module, "_compiled", compiled)
         noisy = start.copy()
-        add_noise(key(7), noisy, 2.0**9, 123456.7)
+        noisy[::2] *= -1e-30  # a zero must not keep the sign of what was rounded to it
+        add_noise(key(7), noisy, 2.0**9, 3.3)
         made.append((normals(key(7), count), uniforms(key(7), count), noisy))
     for one, other in zip(*made, strict=True):
         assert np.array_equal(one.view(np.uint64), other.view(np.uint64))
@@ -223,6 +226,15 @@ def test_the_compiled_part_takes_float64_buffers_alone():
         _compiled.normals(key(1), good)
     with pytest.raises(ValueError, match="32 bytes"):
         _compiled.normals(b"short", np.zeros(3))
+
+
+@needs_compiler
+def test_keys_are_overwritten_by_a_call_that_no_compiler_leaves_out():
+    """A memset of memory that is not read again is optimised away."""
+    library = Path(_compiled.__file__).read_bytes()
+    if not sys.platform.startswith("linux"):
+        pytest.skip("explicit_bzero is glibc's")
+    assert b"explicit_bzero" in library
 
 
 # -- keys and coins --------------------------------------------------------------------------------

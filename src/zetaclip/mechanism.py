@@ -9,6 +9,7 @@ when the batch is empty; L = qN is declared, never counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from .control import Released
 from .gradients import Chunk, Layout, rows
 from .gradients.contributions import Dense
 from .grid import spacing, widened
-from .randomness import LARGEST, add_noise, subkey, uniforms
+from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
 
 
 class Group(Protocol):
@@ -89,6 +90,8 @@ class _Query:
     coordinates: int
 
     def __post_init__(self) -> None:
+        if not 0 <= self.multiplier < math.inf:
+            raise ValueError(f"a noise multiplier is a number of 0 or more, not {self.multiplier}")
         self.sensitivity = widened(self.bound)
         self.grid = spacing(self.bound, self.multiplier, self.coordinates)
 
@@ -106,13 +109,17 @@ class _Query:
                 f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} records: the sum would have more "
                 "digits than float64. Use a larger one, or 0 to train without privacy"
             )
+        if self.grid and FARTHEST * self.std / self.grid >= LARGEST:
+            raise ValueError(
+                f"a noise multiplier of {self.multiplier:.3g} is too large: the noise would have more digits than float64"
+            )
 
     def noised(self, key: bytes | None, values: np.ndarray) -> np.ndarray:
         """The sums as whole numbers of the grid, with noise where there is a key; in place."""
         if self.grid == 0:
             return values  # no noise, no grid, no claim
         if key is None:
-            np.rint(np.multiply(values, 1 / self.grid, out=values), out=values)
+            to_whole(values, 1 / self.grid)
         else:
             add_noise(key, values, 1 / self.grid, self.std / self.grid)
         return values

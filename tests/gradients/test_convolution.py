@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from zetaclip.gradients import convolution
-from zetaclip.gradients.contributions import TRUSTED_GRAM, Dense, gram_norms
+from zetaclip.gradients.contributions import TRUSTED, Dense, gram_norms
 from zetaclip.gradients.convolution import (
     ConvGram,
     ConvPieces,
@@ -74,14 +74,13 @@ def test_the_choice_depends_on_shapes_alone():
 
 
 def test_cancellation_in_the_gram_form_is_flagged_not_believed():
-    """x_1 = x_2 and g_1 = -g_2 up to 1e-4: the true gradient is tiny, float32 Gram sums can't see it."""
+    """x_1 = x_2 and g_1 = -g_2 up to 1e-4: of the terms so little is left that a squared sum can't be trusted."""
+    torch.manual_seed(0)
     x = torch.randn(3, 2, 50)
     x[:, 1] = x[:, 0]
     g = torch.randn(3, 2, 50)
     g[0, 1] = -g[0, 0] * (1 + 1e-4)
     norms = gram_norms(x, g)
-    assert torch.isnan(norms[0]) and torch.isfinite(norms[1:]).all()
-    wide = gram_norms(x.double(), g.double())
     exact = torch.bmm(g.double().transpose(1, 2), x.double()).flatten(1).norm(dim=1)
-    torch.testing.assert_close(wide, exact, rtol=1e-7, atol=0)
-    assert wide[0] < TRUSTED_GRAM[torch.float32] * 2 * x[0, 0].norm() * g[0, 0].norm()
+    assert torch.isnan(norms[0]) and exact[0] < TRUSTED * 2 * x[0, 0].norm() * g[0, 0].norm()
+    torch.testing.assert_close(norms[1:], exact[1:], rtol=1e-12, atol=0)

@@ -14,7 +14,8 @@ from zetaclip.accounting import epsilon
 from zetaclip.cli import main
 from zetaclip.clipping import Counted, Moments, Slack, Whitened
 from zetaclip.control import Paced, Quantile, SlackControl
-from zetaclip.methods._updates import FAMILIES, AdamBC
+from zetaclip.methods import AdamBC
+from zetaclip.methods._updates import FAMILIES
 
 NAMES = [
     "sgd",

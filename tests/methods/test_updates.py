@@ -8,7 +8,8 @@ import torch
 from helpers import flat, tiny
 from torch import nn
 
-from zetaclip.methods._updates import AdamBC, WeightAverage, scaled_rates
+from zetaclip.methods import AdamBC, WeightAverage
+from zetaclip.methods._updates import scaled_rates
 
 
 def steps(optimizer, parameter, gradients, stds):

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from zetaclip.accounting._accounting import group_epsilon
+from zetaclip.accounting import group_epsilon
 from zetaclip.cli import main
+from zetaclip.grid import spacing, widened
+from zetaclip.ledger import Ledger
 from zetaclip.training import Config, train
 from zetaclip.training.result import digest, seal
 from zetaclip.training.verify import verify
@@ -176,6 +179,71 @@ def test_rows_of_another_rate_are_found(copy):
         lambda values: values["files"].update({"ledger.jsonl": digest(copy / "ledger.jsonl")}),
     )
     assert any(problem.startswith("sample_rate of the ledger") for problem in verify(copy))
+
+
+def rewritten(folder, change):
+    """Changes rows of the ledger and writes it anew, with its digest and the run's seal."""
+    rows = [change(row) for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()]
+    ledger = Ledger(Ledger.from_jsonl(folder / "ledger.jsonl").header)
+    for row in rows:
+        ledger.append(row)
+    ledger.to_jsonl(folder / "ledger.jsonl")
+
+    def renew(values):
+        values["files"]["ledger.jsonl"] = digest(folder / "ledger.jsonl")
+
+    edit(folder / "result.json", renew)
+
+
+def test_releases_on_no_grid_are_found(copy):
+    rewritten(copy, lambda row: replace(row, clip=row.sensitivity, grid=0.0))
+    assert any("releases lie on no grid" in problem for problem in verify(copy))
+
+
+def test_a_grid_that_is_too_coarse_for_the_network_is_found(copy):
+    rewritten(copy, lambda row: row)
+    assert verify(copy) == []
+    rewritten(copy, lambda row: replace(row, grid=spacing(row.clip, row.noise_multiplier, 1)))
+    assert any("not that of" in problem for problem in verify(copy))
+    rewritten(copy, lambda row: replace(row, grid=row.grid / 2**100))
+    assert any("not that of" in problem for problem in verify(copy))
+
+
+def test_another_clip_than_the_runs_is_found(copy):
+    def change(row):
+        bound = 2 * row.clip
+        grid = spacing(bound, row.noise_multiplier, 10**6)
+        sensitivity = widened(bound)
+        std = row.noise_multiplier * sensitivity
+        return replace(row, clip=bound, sensitivity=sensitivity, noise_std=std, grid=grid)
+
+    rewritten(copy, change)
+    assert any("clipped at" in problem or "has clip" in problem for problem in verify(copy))
+
+
+@pytest.mark.parametrize(
+    ("which", "says"), [("sum", "clipped at"), ("sum: count", "is bounded by 0.5")]
+)
+def test_another_clip_in_later_rows_is_found(tmp_path, which, says):
+    settings = {"data": "digits", "method": "quantile", "batch_size": 64, "steps": 4, "sigma": 2.0}
+    train(
+        Config.from_mapping({**settings, "threads": 1, "no_eval": True, "seed": 3}),
+        tmp_path / "run",
+    )
+    assert verify(tmp_path / "run") == []
+
+    def change(row):
+        if row.query != which or row.step == 0:
+            return row
+        bound, sigma = 100 * row.clip, row.noise_multiplier
+        sensitivity = widened(bound)
+        grid = spacing(bound, sigma, 10**4 if which == "sum" else 1)
+        return replace(
+            row, clip=bound, sensitivity=sensitivity, noise_std=sigma * sensitivity, grid=grid
+        )
+
+    rewritten(tmp_path / "run", change)
+    assert any(says in problem or "not that of" in problem for problem in verify(tmp_path / "run"))
 
 
 def test_a_smaller_epsilon_is_named(copy, capsys):

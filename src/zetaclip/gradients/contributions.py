@@ -14,7 +14,7 @@ returned as NaN: the caller then works that example out again in float64.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -34,10 +34,14 @@ SUM_FLOATS = 1 << 18
 # From so many positions on, one record's float32 matrix product and a float64 addition of what it gives cost less
 # than a float64 product over the positions of all records; `bench/kernels.py` measures it. It only decides speed.
 LONG_SEQUENCE = 24
-# A sum that comes out below this share of Σ_t |x_t||g_t|, the value it would have without cancellation, has lost
-# too many digits to bound anything with: by Gram matrices (which see its square) and by making the gradient.
-TRUSTED_GRAM = {torch.float32: 1e-2, torch.float64: 1e-6}
-TRUSTED_DENSE = {torch.float32: 1e-3, torch.float64: 1e-9}
+# A float64 multiply-add costs about this many float32 ones. It only decides speed.
+DOUBLE_COST = 2.5
+# Longer sequences are never bounded by Gram matrices: a record's float32 gradient would have lost too many digits
+# beside the terms that it is the sum of.
+LONGEST_GRAM = 160
+# A norm from Gram matrices below this share of Σ_t |x_t||g_t|, the value it would have without cancellation, is not
+# trusted. A float64 dot product of K terms is off by at most K 2^-53 of that: 1e-5 of the squared norm for K = 65,536.
+TRUSTED = 1e-3
 
 
 class Contribution(Protocol):
@@ -111,13 +115,13 @@ def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
             own.addmv_(part.double().t(), factors)
 
 
-def add_in_pieces(parts: Contribution, out: Tensor, factors: Tensor, floats: int) -> None:
-    """Makes the gradients themselves, a few examples at a time, and adds them up in float64."""
+def made(parts: Contribution, count: int, floats: int) -> Iterator[tuple[slice, Dense]]:
+    """The gradients themselves, a few examples at a time; the same numbers whenever it is asked for."""
     some = max(1, SUM_FLOATS // max(1, floats))
-    for first in range(0, len(factors), some):
-        rows = slice(first, first + some)
-        made = parts.take(rows).dense()
-        Dense(made, made.shape[1:]).add_to(out, factors[rows])
+    for first in range(0, count, some):
+        rows = slice(first, min(first + some, count))
+        gradients = parts.take(rows).dense()
+        yield rows, Dense(gradients, gradients.shape[1:])
 
 
 @functools.cache
@@ -179,26 +183,42 @@ class Dense:
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether norms by T x T Gram matrices cost less than moving the gradients through memory once."""
-    return positions * positions * (inputs + outputs) <= MEMORY_COST * inputs * outputs
+    """Whether norms by T x T Gram matrices in float64 cost less than making the gradients once more."""
+    gram = DOUBLE_COST * positions * positions * (inputs + outputs)
+    return positions <= LONGEST_GRAM and gram <= (MEMORY_COST + positions) * inputs * outputs
 
 
 def gram_norms(x: Tensor, g: Tensor) -> Tensor:
-    """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices.
+    """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices, in float64.
 
-    **Edge cases.** The double sum may cancel. Where too little is left of the largest possible value, the answer is NaN.
+    **Guarantee.** What is returned is at most 2^-11 below the length of what ``Outer.add_to`` adds, or NaN. In float32 it
+    could be half of it: of two positions whose gradients cancel, the terms that are left may be too small to be seen
+    beside those that are not.
+    **Edge cases.** NaN where too little is left of the largest possible value: of a float64 Gram matrix, or of the
+    float32 gradient that a long sequence is summed by.
     """
+    positions = x.shape[1]
+    share = TRUSTED
+    if x.dtype == torch.float32 and positions >= LONG_SEQUENCE:
+        share = max(
+            share, positions * 2.0**-13
+        )  # a float32 sum of T terms is off by T 2^-24 of the largest value
+    some = max(1, 4 * SUM_FLOATS // max(1, positions * (x.shape[2] + g.shape[2])))
+    return torch.cat(
+        [
+            _gram_norms(a.double(), b.double(), share)
+            for a, b in zip(x.split(some), g.split(some), strict=True)
+        ]
+    )
+
+
+def _gram_norms(x: Tensor, g: Tensor, share: float) -> Tensor:
     gram_x = torch.bmm(x, x.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
-    # In float64: of T² terms of both signs little may be left.
-    squares = torch.linalg.vecdot(
-        gram_x.flatten(1).double(), gram_g.flatten(1).double()
-    ).clamp_min_(0)
+    squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
-    return trusted(
-        squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], TRUSTED_GRAM[x.dtype]
-    )
+    return trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], share)
 
 
 def trusted(
@@ -268,29 +288,23 @@ class Outer:
     g: Tensor
     block: slice | None = None
 
+    @property
+    def _gram(self) -> bool:
+        return gram_is_cheaper(self.x.shape[1], self.x.shape[2], self.g.shape[2])
+
     def norms(self) -> Tensor:
-        inputs, outputs = self.x.shape[2], self.g.shape[2]
-        if gram_is_cheaper(self.x.shape[1], inputs, outputs):
+        if self._gram:
             return gram_norms(self.x, self.g)
-        # Long sequences: the gradients are smaller than the Gram matrices, so make them, a few at a time.
-        some = max(1, (1 << 22) // max(1, inputs * outputs))
-        pieces = [
-            row_norms(torch.bmm(g.transpose(1, 2), x))
-            for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
-        ]
-        # The sum is formed in another order than these norms, so it is trusted no further than its digits go.
-        lengths_x, lengths_g = (
-            torch.linalg.vector_norm(self.x, dim=2),
-            torch.linalg.vector_norm(self.g, dim=2),
-        )
-        return trusted(
-            torch.cat(pieces), lengths_x, lengths_g, inputs, outputs, TRUSTED_DENSE[self.x.dtype]
-        )
+        # The very numbers that are added up later, so that nothing can come between norm and sum.
+        floats = self.x.shape[2] * self.g.shape[2]
+        return torch.cat([part.norms() for _, part in made(self, len(self.x), floats)])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        if positions >= LONG_SEQUENCE:
-            return add_in_pieces(self, out, factors, inputs * outputs)
+        if positions >= LONG_SEQUENCE or not self._gram:
+            for rows, part in made(self, len(factors), inputs * outputs):
+                part.add_to(out, factors[rows])
+            return
         some = max(1, 4 * SUM_FLOATS // max(1, positions * (inputs + outputs)))
         for x, g, own in zip(
             self.x.split(some), self.g.split(some), factors.split(some), strict=True
@@ -327,24 +341,20 @@ class Lookup:
         if self.ids.shape[1] == 1:
             return row_norms(self.g)
         positions = self.ids.shape[1]
-        lengths = torch.linalg.vector_norm(self.g, dim=2)
+        g = self.g.double()
+        lengths = torch.linalg.vector_norm(g, dim=2)
         ones = torch.ones_like(lengths)
         if positions * positions > MEMORY_COST * self.shape.numel():
             # Long texts over a small table: the gradients are smaller than the positions' Gram matrix.
             some = max(1, (1 << 22) // self.shape.numel())
             rows = torch.arange(len(self.ids), device=self.ids.device).split(some)
-            norms = torch.cat([row_norms(self.take(part).dense()) for part in rows])
-            return trusted(norms, ones, lengths, 1, self.g.shape[2], TRUSTED_DENSE[self.g.dtype])
-        same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.g.dtype)
-        gram = torch.bmm(self.g, self.g.transpose(1, 2))
-        squares = torch.linalg.vecdot(
-            same.flatten(1).double(), gram.flatten(1).double()
-        ).clamp_min_(0)
+            return torch.cat([row_norms(self.take(part).double().dense()) for part in rows])
+        same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).double()
+        gram = torch.bmm(g, g.transpose(1, 2))
+        squares = torch.linalg.vecdot(same.flatten(1), gram.flatten(1)).clamp_min_(0)
         # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
         # flags a few more.
-        return trusted(
-            squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED_GRAM[self.g.dtype]
-        )
+        return trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED)
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         scaled = self.g.double() * factors.view(-1, 1, 1)

@@ -22,14 +22,11 @@ from torch import Tensor
 
 from .contributions import (
     SUM_FLOATS,
-    TRUSTED_DENSE,
     Contribution,
     Dense,
     Outer,
     gram_is_cheaper,
     gram_norms,
-    row_norms,
-    trusted,
 )
 
 # From this many weights per kernel position on, matrix products beat the grouped convolution.
@@ -277,27 +274,19 @@ class ConvPieces(ConvGram):
     for their sum. More work, and far less memory.
     """
 
+    def _made(self) -> Iterator[tuple[slice, Dense]]:
+        """The same numbers for the norms and for the sum: nothing can come between the two."""
+        some = max(1, (1 << 19) // self.shape.numel())
+        for first in range(0, len(self.x), some):
+            rows = slice(first, min(first + some, len(self.x)))
+            yield rows, _gradients(self.x[rows], self.g[rows], self.geometry)
+
     def norms(self) -> Tensor:
-        weights = self.shape.numel()
-        some = max(1, (1 << 19) // weights)
-        pieces = [
-            _gradients(x, g, self.geometry).norms()
-            for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
-        ]
-        # What the positions could add up to without cancellation, from above: each input value is met `area` times.
-        reach = row_norms(self.x).mul_(_product(self.geometry.kernel) ** 0.5).unsqueeze(1)
-        inputs, outputs = self.x[0].numel(), self.g[0].numel()
-        share = TRUSTED_DENSE[self.x.dtype]
-        return trusted(
-            torch.cat(pieces), reach, row_norms(self.g).unsqueeze(1), inputs, outputs, share
-        )
+        return torch.cat([part.norms() for _, part in self._made()])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
-        some = max(1, (1 << 19) // self.shape.numel())
-        for x, g, own in zip(
-            self.x.split(some), self.g.split(some), factors.split(some), strict=True
-        ):
-            _gradients(x, g, self.geometry).add_to(out, own)
+        for rows, part in self._made():
+            part.add_to(out, factors[rows])
 
     def dense(self) -> Tensor:
         return _gradients(self.x, self.g, self.geometry).dense()

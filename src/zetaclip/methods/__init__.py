@@ -7,5 +7,18 @@
 
 from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
 from ._table import get, names
+from ._updates import AdamBC, WeightAverage
 
-__all__ = ["Budget", "Method", "Pass", "Plan", "Schedule", "at", "get", "names", "same_for_all"]
+__all__ = [
+    "AdamBC",
+    "Budget",
+    "Method",
+    "Pass",
+    "Plan",
+    "Schedule",
+    "WeightAverage",
+    "at",
+    "get",
+    "names",
+    "same_for_all",
+]

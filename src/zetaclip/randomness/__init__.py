@@ -5,10 +5,12 @@ noise, Poisson batches and the coins of clip rules. ``generator`` and ``generato
 into torch's own generator, for dropout masks and augmentation, which torch draws itself.
 """
 
-from ._noise import LARGEST, _compiled, add_noise, noise_source, normals, uniforms
+from ._noise import FARTHEST, LARGEST, _compiled, add_noise, noise_source, normals, uniforms
+from ._numpy import to_whole
 from ._streams import Stream, generator, generator_state, subkey
 
 __all__ = [
+    "FARTHEST",
     "LARGEST",
     "Stream",
     "_compiled",
@@ -18,5 +20,6 @@ __all__ = [
     "noise_source",
     "normals",
     "subkey",
+    "to_whole",
     "uniforms",
 ]

@@ -20,6 +20,7 @@ _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
 _ONE = np.uint64(0x3FF0000000000000)
 _SIGN = np.uint64(1 << 63)
+_ROUNDER = 1.5 * 2.0**52
 _LN2, _HALF_PI, _ROOT2 = 0.6931471805599453, 1.5707963267948966, 1.4142135623730951
 _SINE = [1.0 / n for n in (6227020800, -39916800, 362880, -5040, 120, -6)]
 _COSINE = [1.0 / n for n in (-87178291200, 479001600, -3628800, 40320, -720, 24, -2)]
@@ -109,10 +110,16 @@ def add_noise(key: bytes, values: np.ndarray, inverse: float, scale: float) -> N
     """In a float64 array: value = round(value * inverse) + round(standard normal * scale)."""
     noise = np.empty_like(values)
     normals(key, noise)
-    values *= inverse
-    np.rint(values, out=values)
-    noise *= scale
-    values += np.rint(noise)
+    to_whole(values, inverse)
+    to_whole(noise, scale)
+    values += noise
+
+
+def to_whole(values: np.ndarray, factor: float) -> None:
+    """value = round(value * factor), in place. Not by ``rint``: a zero would keep the sign of what it was."""
+    values *= factor
+    values += _ROUNDER
+    values -= _ROUNDER
 
 
 def uniforms(key: bytes, values: np.ndarray) -> None:

@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..accounting import ACCOUNTANTS
-from ..accounting._accounting import group_epsilon
+from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
 from .config import Config

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ..engine._rehearsal import MadeUp, rehearse
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
-from ..methods._updates import WeightAverage
+from ..methods import WeightAverage
 from ..randomness._forward import set_users_streams, users_streams
 from .config import Config
 from .evaluate import Task

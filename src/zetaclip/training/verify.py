@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AccountingError, LedgerError
-from ..grid import on_grid
+from ..grid import spacing
 from .config import Config, ConfigError
 from .folder import RunFolder
 from .result import (
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Accountants are deterministic, but their libraries' last digits may differ between versions.
 _SLACK = 1e-6
+# Columns that a clip rule may release beside a sum.
+_BESIDE = 1000
 
 
 def verify(path: str | Path) -> list[str]:
@@ -161,6 +163,16 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     return problems + _exactness(result, ledger) + _stated(result, config, ledger)
 
 
+def _declared(method: str) -> dict[str, float]:
+    """What each own query of a named method bounds one record by."""
+    from ..methods import get, names
+
+    if method not in names():
+        return {}
+    extras = get(method)._extras().items()
+    return {name: extra.sensitivity for name, extra in extras if extra.sensitivity is not None}
+
+
 def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
     """Every noisy release lies on a grid that is fine enough for the network that it trained."""
     noisy = [row for row in ledger.rows() if row.noise_multiplier > 0]
@@ -175,16 +187,22 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
         return [
             "result.json does not say how many parameters were trained, so the grid can't be checked"
         ]
-    # A rule's own query ("sum: count") is a few numbers, not the network.
-    coarse = [
-        row
-        for row in noisy
-        if ": " not in row.query and not on_grid(row.grid, row.clip, row.noise_multiplier, size)
-    ]
-    if coarse:
-        return [
-            f"step {coarse[0].step}: a grid of {coarse[0].grid:g} is too coarse for {size} parameters"
-        ]
+    declared = _declared(str(result.get("method")))
+    for row in noisy:
+        own = row.query.partition(": ")[2]
+        if own in declared and not _close(row.clip, declared[own]):
+            return [
+                f"step {row.step}: the query {own!r} is bounded by {declared[own]:g}, not by {row.clip:g}"
+            ]
+        # A rule's own query ("sum: count") is a few numbers, not the network; columns beside a sum may share its grid.
+        least = size if ": " not in row.query else 1
+        coarsest, finest = (
+            spacing(row.clip, row.noise_multiplier, least + more) for more in (0, _BESIDE)
+        )
+        if not finest <= row.grid <= coarsest:
+            return [
+                f"step {row.step}: a grid of {row.grid:g} is not that of {least} coordinates, {coarsest:g}"
+            ]
     return []
 
 
@@ -263,7 +281,7 @@ def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float 
 
 @functools.lru_cache(maxsize=256)
 def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> float | None:
-    from ..accounting._accounting import group_epsilon
+    from ..accounting import group_epsilon
 
     try:
         return group_epsilon(events, delta, records)
@@ -362,26 +380,32 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     return [
         f"C: result.json says {said[name]} ({name}), the lines that change it give {wanted[name]}"
         for name in differing
-    ] + _first(folder, said)
+    ] + _clipped(folder, clip_path(first, changes, int(result["steps"])))
 
 
-def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
-    """The bound of the first sum is the C that the run began with, by every rule that has a name."""
+def _clipped(folder: RunFolder, clips: list[float]) -> list[str]:
+    """Every sum was clipped at the C of its update; or all of them at one bound, by a rule that divides by C."""
     from ..ledger import Ledger
 
     try:
-        row = next(
-            (
-                row
-                for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()
-                if "sum" in row.query
-            ),
-            None,
-        )
+        rows = [
+            row
+            for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()
+            if ": " not in row.query
+        ]
     except (FileNotFoundError, LedgerError):
         return []  # said already
-    if row is None or _close(row.clip, said["initial"]):
+    if not rows or not clips:
         return []
-    return [
-        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum was clipped at {row.clip:.6g}"
-    ]
+    if not _close(rows[0].clip, clips[0]):
+        return [
+            f"C: the run began at {clips[0]:.6g}, and its first sum was clipped at {rows[0].clip:.6g}"
+        ]
+    if all(row.clip == rows[0].clip for row in rows):
+        return []
+    for row in rows:
+        if row.step < len(clips) and not _close(row.clip, clips[row.step]):
+            return [
+                f"step {row.step}: C was {clips[row.step]:.6g}, and the sum was clipped at {row.clip:.6g}"
+            ]
+    return []
