@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-TASKS = ("classification", "binary", "regression")
-
 
 @dataclass(frozen=True)
 class Split:
