@@ -1,7 +1,7 @@
-"""What ``_chacha.c`` does, without a compiler and bit for bit the same; tens of times slower.
+"""``_chacha.c`` without a compiler: bit-identical results, tens of times slower.
 
-Only +, -, *, / and square roots of float64 are used, in the order of the C source. numpy rounds each of
-them as the standard says, so both come to the same numbers. A change there is a change here.
+Only +, -, *, / and square roots of float64 are used, in the order of the C source. numpy rounds
+each of them as the standard requires, so both give the same numbers. Change both files together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ WORDS = 16 * LANES
 PAIRS = WORDS // 4
 VALUES = 2 * PAIRS
 ROUNDS = 12
-NOISE, TAIL, COINS = 0, 1, 2  # nonces: they keep the streams of one key apart
+NOISE, TAIL, COINS = 0, 1, 2  # nonces, which make the streams of one key independent
 
-_GROUPS = 512  # worked through at once: their arrays stay in the cache
+_GROUPS = 512  # processed at once, so that their arrays stay in the cache
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
 _ONE = np.uint64(0x3FF0000000000000)
