@@ -65,6 +65,7 @@ def _divergences(
 
 
 def rdp_epsilon(events: list[Event], delta: float) -> float:
+    """ε by Opacus's Rényi analysis."""
     if (known := trivial(events)) is not None:
         return known
     from opacus.accountants.analysis.rdp import get_privacy_spent
@@ -148,6 +149,7 @@ def _prv_class() -> Any:
 
 
 def prv_epsilon(events: list[Event], delta: float) -> float:
+    """ε by Opacus's numerical composition."""
     if (known := closed_form(events, delta)) is not None:
         return known
     from scipy.integrate import IntegrationWarning
@@ -178,6 +180,7 @@ def prv_epsilon(events: list[Event], delta: float) -> float:
 
 
 def pld_epsilon(events: list[Event], delta: float) -> float:
+    """ε by dp-accounting's privacy loss distributions."""
     if (known := closed_form(events, delta)) is not None:
         return known
     from dp_accounting.pld import privacy_loss_distribution as distributions
@@ -287,6 +290,7 @@ def _pld_interval(events: list[Event], delta: float) -> float:
 
 
 def steps_of(events: list[Event]) -> int:
+    """The number of steps."""
     return sum(event.count for event in events)
 
 
@@ -339,6 +343,7 @@ def condense(events: list[Event]) -> list[Event]:
 
 
 def trivial(events: list[Event]) -> float | None:
+    """0 without events, infinity if a step has no noise, otherwise None."""
     if not events:
         return 0.0
     return math.inf if any(event.noise_multiplier == 0 for event in events) else None

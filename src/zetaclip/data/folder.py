@@ -113,7 +113,7 @@ def own_folder(
     kept = "own" if cache else None
     notes = [
         f"images are scaled and cut to {size}x{size} pixels",
-        "the classes are the names of the folders, taken for public",
+        "the classes are the names of the folders, treated as public",
     ]
     if train_folder.is_dir() and test_folder is not None:
         classes = _classes(train_folder)

@@ -106,12 +106,27 @@ def numbers(values: Tensor, rows: int) -> bool:
 
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
-    """Whether ``weigh`` can read these factors and add to this vector."""
+    """Whether ``weigh`` can read these factors and add to this vector.
+
+    Args:
+        factors: One per row.
+        total: The vector.
+        rows: Number of rows.
+
+    Returns:
+        True if both are float64 in memory that compiled code can access.
+    """
     return plain(total, torch.float64) and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
-    """Executes tasks of ``sum_task`` and ``scale_task`` with the weights ``by * factors``."""
+    """Executes tasks with the weights ``by * factors``.
+
+    Args:
+        tasks: From ``sum_task`` and ``scale_task``, one after the other.
+        factors: One per row.
+        by: Common factor.
+    """
     compiled.rows.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
 
 

@@ -26,7 +26,18 @@ _COSINE = [1.0 / n for n in (-87178291200, 479001600, -3628800, 40320, -720, 24,
 
 
 def stream(key: bytes, first: int, groups: int, nonce: int, rounds: int = ROUNDS) -> np.ndarray:
-    """Groups of eight ChaCha blocks as (groups, WORDS), each word by word, as ``blocks`` in C."""
+    """Groups of eight ChaCha blocks, word by word, as ``blocks`` in C.
+
+    Args:
+        key: 32 bytes.
+        first: Number of the first group.
+        groups: How many.
+        nonce: Which stream of the key.
+        rounds: Rounds of the cipher.
+
+    Returns:
+        An array of shape (groups, WORDS).
+    """
     group = np.arange(first, first + groups, dtype=np.uint64)[:, None]
     counter: np.ndarray = group * np.uint64(LANES) + np.arange(LANES, dtype=np.uint64)
     shape = counter.shape
@@ -106,7 +117,14 @@ def normals(key: bytes, values: np.ndarray) -> None:
 
 
 def add_noise(key: bytes, values: np.ndarray, inverse: float, scale: float) -> None:
-    """In a float64 array: value = round(value * inverse) + round(standard normal * scale)."""
+    """In a float64 array: value = round(value * inverse) + round(standard normal * scale).
+
+    Args:
+        key: 32 bytes.
+        values: The array.
+        inverse: One divided by the grid.
+        scale: Standard deviation of the noise in units of the grid.
+    """
     noise = np.empty_like(values)
     normals(key, noise)
     values *= inverse

@@ -38,8 +38,7 @@ def fit_tail(
     eigenvalues is reduced to it.
 
     Example:
-        >>> spectrum = eigenvalues(torch.randn(64, 128))
-        >>> fit_tail(spectrum, shape=(64, 128)).weak
+        >>> fit_tail(eigenvalues(torch.randn(64, 128)), shape=(64, 128)).ok
         True
     """
     fit = fit_exponent(eigs, method, k)
