@@ -159,8 +159,8 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
             rewind(state)
             shadow.path = LOOP
             warnings.warn(
-                f"{shadow.name} ({type(shadow.module).__name__}) cannot be vectorised over examples "
-                f"({(str(problem) or type(problem).__name__).splitlines()[0][:120]}); "
+                f"{shadow.name} ({type(shadow.module).__name__}) cannot be vectorised over "
+                f"examples ({(str(problem) or type(problem).__name__).splitlines()[0][:120]}); "
                 "its gradients come from a loop over examples, which is exact but slow",
                 stacklevel=3,
             )
