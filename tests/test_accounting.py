@@ -432,7 +432,7 @@ def test_events_that_are_none() -> None:
         Event(0.1, math.nan, 1),
         Event(0.1, 1.0, -1),
     ):
-        with pytest.raises(ValueError, match="no sequence of steps"):
+        with pytest.raises(ValueError, match="not a sequence of steps"):
             epsilon([wrong], DELTA, "rdp")
 
 

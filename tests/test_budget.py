@@ -140,7 +140,7 @@ def test_the_file_outlives_the_object_and_is_checked(tmp_path):
     assert [s.what for s in again.spendings] == ["first"] and again.spendings[0].events == tuple(
         FIT
     )
-    with pytest.raises(ValueError, match="holds a budget of ε = 1 at δ = 1e-05, not of ε = 2"):
+    with pytest.raises(ValueError, match="is a budget of ε = 1 at δ = 1e-05, not of ε = 2"):
         Budget(2.0, 1e-5, path)
     with path.open("a") as file:
         file.write('{"spend": "cut o')  # a killed writer; its fit never began

@@ -155,7 +155,7 @@ def test_a_lying_safetensors_header_is_refused(tmp_path):
         {"dtype": "F32"},
         [],
     ):
-        with pytest.raises(CheckpointError, match="no safetensors file"):
+        with pytest.raises(CheckpointError, match="not a safetensors file"):
             load_matrices(file({"w": wrong}, bytes(16)))
 
 

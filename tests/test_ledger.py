@@ -251,8 +251,8 @@ def edited(lines: list[str], what: str) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("a row gone", "should hold 4 rows and holds 3"),
-        ("a row in the middle gone", "should hold 4 rows and holds 3"),
+        ("a row gone", "should have 4 rows and has 3"),
+        ("a row in the middle gone", "should have 4 rows and has 3"),
         ("cut inside a line", "line 5"),
         ("more noise", "digest"),
         ("another claim", "digest"),

@@ -1,48 +1,53 @@
-"""The errors that say something about privacy, so that a caller can tell them from ordinary ones."""
+"""Errors and warnings of the library, so that a caller can handle them apart from ordinary ones."""
 
 from __future__ import annotations
 
 
 class NoGuarantee(RuntimeError):
-    """An ε was asked for, but the run was configured so that no differential privacy is claimed."""
+    """An ε was requested from a run whose settings give no differential privacy."""
 
 
 class AccountingError(RuntimeError):
-    """An accountant can't give a number that can be trusted; the message says which other one can."""
+    """An accountant cannot give a reliable number; the message names another one that can."""
 
 
 class BudgetExceeded(RuntimeError):
-    """What was asked for would spend more than a budget has left; nothing was released."""
+    """The request would spend more than a budget has left; nothing was released."""
 
 
 class LedgerError(ValueError):
-    """A ledger or journal contradicts itself, is cut off, or was edited."""
+    """A ledger or journal is inconsistent, truncated, or was edited."""
 
 
 class CommandError(Exception):
-    """Something the user of a command can put right: printed without a traceback, exit code 2."""
+    """An error that the user of a command can correct: printed without a traceback, exit code 2."""
 
 
 class InputError(CommandError, ValueError):
-    """Data, a schema or a model name that does not fit; the message says what to do."""
+    """Data, a schema or a model name does not fit; the message explains what to do."""
 
 
 class LossError(ValueError):
-    """The loss does not reduce over records as was declared, or mixes them; the message names the cure."""
+    """The loss reduces over records in another way than declared, or mixes records.
+
+    The message explains how to correct it.
+    """
 
 
 class PrivacyLeakWarning(UserWarning):
-    """Something looked at private data outside the mechanism, so that ε does not cover it."""
+    """Private data was used outside the mechanism, so ε does not cover that use."""
 
 
 class OwnerWarning(UserWarning):
-    """For whoever holds the data: it tells something that no published file may hold."""
+    """A warning for the owner of the data: its text is private and must not be published."""
 
 
 class RankError(RuntimeError):
-    """The processes of a distributed run can't go on together; the message names the rank.
+    """The processes of a distributed run cannot continue together; the message names the rank.
 
-    ``told`` is true where another rank has said so first, and reports it.
+    Args:
+        message: What went wrong.
+        told: Whether another rank found the error first and reports it.
     """
 
     def __init__(self, message: str, told: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from typing import IO
 
 @contextmanager
 def replace_file(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` when the block ends well; otherwise the old one stays.
+    """Opens a file that replaces ``path`` when the block ends without an exception.
 
-    It is created with its mode (less the umask), so at no moment can anybody read it who shouldn't.
+    After an exception the old file is unchanged. The new file is created with its final mode, so it
+    is never readable to more users than it should be.
+
+    Args:
+        path: The file to replace or to create.
+        mode: Permissions, before the umask is applied.
+
+    Yields:
+        The new file, open for writing bytes.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # one left by a killed process would keep its own mode
+    temporary.unlink(missing_ok=True)  # a file left by a killed process would keep its old mode
     try:
         with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file

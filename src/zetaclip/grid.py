@@ -1,12 +1,13 @@
-"""The public grid that every release lies on, and the sensitivity that pays for it.
+"""The public grid that every release lies on, and the sensitivity that covers the rounding.
 
-A sum of float64 numbers with float64 noise leaks through its last digits: they tell which sums are possible.
-So sums are rounded to multiples of a power of two Δ, the noise is rounded to the same grid, and what leaves is a
-function of whole numbers. Δ comes from public numbers alone.
+A sum of float64 numbers with float64 noise leaks through its last digits: they reveal which sums
+are possible. So sums are rounded to multiples of a power of two Δ, the noise is rounded to the same
+grid, and a release is a function of integers. Δ depends on public numbers only.
 
-**Guarantee.** For S, the bound of one record's length by the clip rule, Δ√D <= S / 1024, where D counts the
-coordinates: rounding moves the sums of two neighbours apart by at most S / 1024. ``SLACK`` is twice that, and
-noise is scaled by S * (1 + SLACK): the other half covers the arithmetic before the rounding (docs/privacy.md).
+**Guarantee.** Let S be the clip rule's bound on the norm of one record, and D the number of
+coordinates. Then Δ√D <= S / 1024, so rounding increases the distance between the sums of two
+neighbouring datasets by at most S / 1024. ``SLACK`` is twice that, and noise is scaled by
+S * (1 + SLACK): the other half covers the arithmetic before the rounding (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from __future__ import annotations
 import math
 
 SLACK = 2.0**-9
-"""What a sensitivity has on top of the clip rule's bound: half for rounding, half for arithmetic."""
+"""Relative increase of the sensitivity over the clip rule's bound.
+
+Half of it covers the rounding, half the arithmetic before it.
+"""
 
 FINEST = 2.0**-900
-"""No grid is finer: far below it float64 has no digits left."""
+"""The smallest allowed Δ: far below it float64 loses precision."""
 
 
 def widened(bound: float) -> float:
-    """The sensitivity that noise is scaled by, for a rule that bounds one record's length by ``bound``."""
+    """The sensitivity that noise is scaled by, for a clip rule's bound on a record's norm."""
     return bound * (1 + SLACK)
 
 
@@ -29,16 +33,16 @@ def spacing(bound: float, noise_multiplier: float, coordinates: int) -> float:
     """Δ: the largest power of two with Δ√D <= S / 1024 and Δ <= σS / 2^16.
 
     Args:
-        bound: S, what the clip rule bounds one record's length by.
-        noise_multiplier: σ. 0 means no noise, hence no grid and no claim.
-        coordinates: D, all coordinates that share this Gaussian. It is rounded up to a power of four, so that
-            its root is a power of two.
+        bound: S, the clip rule's bound on the norm of one record.
+        noise_multiplier: σ. 0 means no noise, so no grid and no privacy.
+        coordinates: D, the number of coordinates that share this Gaussian. It is rounded up to a
+            power of four, so that its root is a power of two.
 
     Returns:
         Δ, or 0.0 without noise.
 
     Raises:
-        ValueError: C or σ is so small that float64 has no such grid.
+        ValueError: ``bound`` or σ is so small that float64 has no such grid.
     """
     if noise_multiplier == 0:
         return 0.0
@@ -47,14 +51,24 @@ def spacing(bound: float, noise_multiplier: float, coordinates: int) -> float:
     found = math.ldexp(1.0, math.frexp(most)[1] - 1) if most > 0 else 0.0
     if not found >= FINEST:
         raise ValueError(
-            f"a clipping bound of {bound:.3g} with a noise multiplier of {noise_multiplier:.3g} is too small for float64. "
-            "Scale the loss up, or clip at a larger norm"
+            f"a clipping bound of {bound:.3g} with a noise multiplier of {noise_multiplier:.3g} "
+            "is too small for float64. Scale the loss up, or clip at a larger norm"
         )
     return found
 
 
 def on_grid(grid: float, bound: float, noise_multiplier: float, coordinates: int = 1) -> bool:
-    """Whether a row's grid is fine enough for its noise, and for at least so many coordinates."""
+    """Whether a grid is fine enough for its noise and at least ``coordinates`` coordinates.
+
+    Args:
+        grid: Δ as recorded in a row of a ledger.
+        bound: S, the clip rule's bound on the norm of one record.
+        noise_multiplier: σ. Without noise the grid must be 0.
+        coordinates: Lower bound of D.
+
+    Returns:
+        True if the grid is a power of two and at most ``spacing`` of the other arguments.
+    """
     if noise_multiplier == 0:
         return grid == 0
     if not 0 < grid < math.inf or math.frexp(grid)[0] != 0.5:

@@ -1,19 +1,21 @@
-"""Losses that weigh classes and leave labels out without letting one record touch another.
+"""Losses with class weights and ignored labels whose records stay independent of each other.
 
-torch's ``cross_entropy(weight=...)`` divides by the weights of the whole batch, and
-``ignore_index`` by the labels that count in it. So each record's gradient, before it is clipped,
-depends on the others, and ε does not hold. Here each record's own loss is weighed, and divided by
-nothing but the rows::
+torch's ``cross_entropy(weight=...)`` divides by the sum of the weights of the whole batch, and
+``ignore_index`` divides by the number of labels in the batch that count. So each record's gradient,
+before it is clipped, depends on the other records, and ε does not hold. Here each record's own loss
+is weighted, and the sum is divided only by the number of rows::
 
-    criterion = zetaclip.losses.CrossEntropy(weight={0: 0.05}, classes=2)  # class 1 counts 20 times as much
+    # class 1 counts 20 times as much as class 0
+    criterion = zetaclip.losses.CrossEntropy(weight={0: 0.05}, classes=2)
     engine.make_private(..., criterion=criterion)
 
-**Guarantee.** The loss of a batch is the mean (or the sum) over its rows of losses that know one
-row each. C bounds the weighted gradient. **Edge cases.** Weights are public constants: those of
-classes must not be counted from private data ("balanced" weights tell how many records a class
-has). A weight of a record must be a function of that record.
-A gradient that is clipped anyway does not grow with its weight: take 1 as the largest weight, and
-smaller ones for classes that should count less.
+**Guarantee.** The loss of a batch is the mean (or the sum) over its rows of losses that depend on
+one row each. C bounds the weighted gradient.
+
+**Edge cases.** Weights are public constants. Class weights must not be counted from private data:
+"balanced" weights reveal how many records a class has. The weight of a record must be a function of
+that record. Clipping also limits the effect of a large weight: use 1 as the largest weight, and
+smaller weights for classes that should count less.
 """
 
 from __future__ import annotations
@@ -27,12 +29,19 @@ from torch.nn import functional
 
 
 def class_weights(weight: Any, classes: int | None = None) -> Tensor:
-    """Weights by class as a tensor: from numbers in order, or from a mapping in which classes left
-    out weigh 1.
+    """Class weights as a tensor.
+
+    Args:
+        weight: Numbers in the order of the classes, or {class: weight} in which missing classes
+            have weight 1.
+        classes: Number of classes; needed for {class: weight}.
+
+    Returns:
+        A float32 tensor with one weight per class.
 
     Raises:
-        ValueError: a weight is negative or not finite, a class is not there, or the weights would
-            come from the data.
+        ValueError: A weight is negative or not finite, all weights are 0, a class does not exist,
+            or the weights would be counted from the data ("balanced").
     """
     if isinstance(weight, str):
         raise ValueError(
@@ -64,13 +73,14 @@ def class_weights(weight: Any, classes: int | None = None) -> Tensor:
 
 
 class _PerRecord(nn.Module):
-    """The mean or the sum over rows of each row's own loss."""
+    """The mean or the sum over the rows of each row's own loss."""
 
     def __init__(self, reduction: str) -> None:
         super().__init__()
         if reduction not in ("mean", "sum"):
             raise ValueError(
-                f"reduction must be 'mean' or 'sum', as loss_reduction of make_private, not {reduction!r}"
+                "reduction must be 'mean' or 'sum', as loss_reduction of make_private, "
+                f"not {reduction!r}"
             )
         self.reduction = reduction
 
@@ -78,29 +88,28 @@ class _PerRecord(nn.Module):
         if sample_weight is not None:
             if sample_weight.shape != each.shape:
                 raise ValueError(
-                    f"sample_weight has shape {tuple(sample_weight.shape)}: give one weight per record"
+                    f"sample_weight has shape {tuple(sample_weight.shape)}: "
+                    "give one weight per record"
                 )
             each = each * sample_weight
         return each.mean() if self.reduction == "mean" else each.sum()
 
 
 class CrossEntropy(_PerRecord):
-    """Cross entropy with class weights and labels that do not count, record by record.
+    """Cross entropy with class weights and ignored labels, record by record.
 
     Args:
-        weight: a weight per class, as numbers in order or as {class: weight} with ``classes``.
+        weight: One weight per class, as numbers in order or as {class: weight} with ``classes``.
             Public constants.
-        ignore_index: a label that does not count. A record's positions are averaged over its own
-            that do.
-        label_smoothing: as in torch.
-        reduction: "mean" over rows or "sum"; the same word goes into
-            ``make_private(loss_reduction=...)``.
-        classes: the number of classes, for weights by class.
+        ignore_index: Label that does not count. If a record has several positions, its loss is the
+            mean over its positions that count.
+        label_smoothing: As in torch.
+        reduction: "mean" or "sum" over the rows; ``make_private(loss_reduction=...)`` must get the
+            same value.
+        classes: Number of classes, if ``weight`` is {class: weight}.
 
-    ``forward(outputs, targets, sample_weight=None)`` takes outputs (rows, classes, ...) and targets
-    (rows, ...).
-
-    **Edge cases.** A record without a label that counts has a loss of 0, and stays one of the rows.
+    **Edge cases.** A record without a label that counts has a loss of 0, and is still counted as
+    a row.
     """
 
     def __init__(
@@ -121,6 +130,16 @@ class CrossEntropy(_PerRecord):
     def forward(
         self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            outputs: Logits of shape (rows, classes, ...).
+            targets: Classes of shape (rows, ...).
+            sample_weight: One weight per row.
+
+        Returns:
+            A scalar.
+        """
         weight = None if self.weight is None else self.weight.to(outputs)
         each = functional.cross_entropy(
             outputs,
@@ -137,17 +156,17 @@ class CrossEntropy(_PerRecord):
 
 
 class BCEWithLogits(_PerRecord):
-    """Binary cross entropy of logits with weights, record by record; several outputs of a record
-    are averaged.
+    """Binary cross entropy of logits with weights, record by record.
+
+    The loss of a record is the mean over its outputs. Unlike torch's ``cross_entropy``, torch's own
+    ``BCEWithLogitsLoss`` with ``pos_weight`` divides only by the number of elements, so it is a
+    mean over rows as well.
 
     Args:
-        pos_weight: of the positive class, one number or one per output. A public constant.
-        weight: of each output. A public constant.
-        reduction: "mean" over rows or "sum"; the same word goes into
-            ``make_private(loss_reduction=...)``.
-
-    torch's own mean with ``pos_weight`` divides by the number of elements, and is a mean over rows
-    as well.
+        pos_weight: Weight of the positive class, one number or one per output. A public constant.
+        weight: Weight of each output. A public constant.
+        reduction: "mean" or "sum" over the rows; ``make_private(loss_reduction=...)`` must get the
+            same value.
     """
 
     def __init__(
@@ -169,6 +188,16 @@ class BCEWithLogits(_PerRecord):
     def forward(
         self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            outputs: Logits of shape (rows, ...).
+            targets: 0 or 1, of the same shape.
+            sample_weight: One weight per row.
+
+        Returns:
+            A scalar.
+        """
         each = functional.binary_cross_entropy_with_logits(
             outputs,
             targets.to(outputs),

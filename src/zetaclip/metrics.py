@@ -1,7 +1,9 @@
 """Accuracy, AUC, RMSE and calibration, exact where there are ties.
 
-Logits have shape (n, classes); for two classes (n,) or (n, 1), the logit of the second. Empty input raises. A NaN in a
-network's output is never passed over: ``accuracy`` counts its row as wrong, every other metric is NaN.
+Logits have shape (n, classes). For two classes they may have shape (n,) or (n, 1): the logit of the
+second class. Every function raises ``ValueError`` for empty input or shapes that do not fit. A NaN
+in a network's output is never ignored: ``accuracy`` counts its row as wrong, every other metric is
+NaN. scikit-learn's functions raise on NaN and infinite scores, so they are not used here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from torch import Tensor
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
-    """The share of rows whose largest logit is that of the class; of equal ones the first counts, and 0 is the first class."""
+    """The share of records whose largest logit is that of their class.
+
+    Args:
+        logits: (n, classes), or one logit per record: class 1 is predicted if it is above 0.
+        y: Classes as numbers.
+
+    Returns:
+        A number in [0, 1]. If several logits are the largest, the first of them is the prediction.
+    """
     logits, y = _pair(logits, y)
     if logits.dim() == 1:
         right = ((logits > 0) == (y > 0.5)) & ~logits.isnan()
@@ -27,10 +37,18 @@ def accuracy(logits: Tensor, y: Tensor) -> float:
 
 
 def auc(scores: Tensor, y: Tensor) -> float:
-    """The chance that a record of class 1 scores above one of class 0; a tie counts half. NaN if a class is missing."""
+    """The probability that a record of class 1 has a higher score than one of class 0.
+
+    Args:
+        scores: One score per record.
+        y: 0 or 1 per record.
+
+    Returns:
+        A number in [0, 1], in which a tie counts half; NaN if one of the classes has no records.
+    """
     scores, y = _pair(scores, y)
     if scores.dim() != 1:
-        raise ValueError(f"scores must have one value a record, not shape {tuple(scores.shape)}")
+        raise ValueError(f"scores must have one value per record, not shape {tuple(scores.shape)}")
     if scores.isnan().any():
         return math.nan
     positive = y > 0.5
@@ -39,14 +57,22 @@ def auc(scores: Tensor, y: Tensor) -> float:
     if not ones or not zeros:
         return math.nan
     _, inverse, counts = torch.unique(scores, return_inverse=True, return_counts=True)
-    # The mean rank of each value, counted from 1 and doubled: whole numbers, so the sum is exact.
+    # Twice the mean rank of each value, counted from 1: integers, so the sum is exact.
     last = counts.cumsum(0)
     ranks = (2 * last - counts + 1)[inverse]
     return (int(ranks[positive].sum()) - ones * (ones + 1)) / (2 * ones * zeros)
 
 
 def rmse(pred: Tensor, y: Tensor) -> float:
-    """The root of the mean squared error, in the units of ``y``."""
+    """The square root of the mean squared error, in the units of ``y``.
+
+    Args:
+        pred: One prediction per record.
+        y: One target per record.
+
+    Returns:
+        The error; NaN if a prediction is NaN.
+    """
     pred, y = _pair(pred, y)
     if pred.shape != y.shape:
         raise ValueError(f"predictions have shape {tuple(pred.shape)}, targets {tuple(y.shape)}")
@@ -54,7 +80,16 @@ def rmse(pred: Tensor, y: Tensor) -> float:
 
 
 def ece(logits: Tensor, y: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: the mean gap of confidence and accuracy over equal-width bins of the confidence."""
+    """Expected calibration error: the mean gap between confidence and accuracy over bins.
+
+    Args:
+        logits: (n, classes), or one logit per record.
+        y: Classes as numbers.
+        bins: Number of bins of equal width over the confidence.
+
+    Returns:
+        The mean over the bins, weighted by their number of records; NaN if a probability is NaN.
+    """
     table = reliability(logits, y, bins)
     if not table:
         return math.nan
@@ -67,10 +102,19 @@ def ece(logits: Tensor, y: Tensor, bins: int = 15) -> float:
 
 
 def reliability(logits: Tensor, y: Tensor, bins: int = 15) -> list[dict[str, float]]:
-    """Per bin (low, high] of the confidence: how many records, their mean confidence, their accuracy.
+    """The reliability diagram as a table: accuracy per bin of the confidence.
 
-    The confidence is the probability of the chosen class. An empty bin has confidence and accuracy NaN. Edge cases: an
-    empty list if a probability is NaN, which infinite logits give too.
+    The confidence is the probability of the predicted class.
+
+    Args:
+        logits: (n, classes), or one logit per record.
+        y: Classes as numbers.
+        bins: Number of bins of equal width.
+
+    Returns:
+        One row per bin (low, high], with "low", "high", "count", "confidence" and "accuracy"; the
+        last two are means over the records of the bin, NaN if it is empty. An empty list if a
+        probability is NaN, which infinite logits cause as well.
     """
     if bins < 1:
         raise ValueError(f"at least one bin is needed, not {bins}")
@@ -100,7 +144,7 @@ def reliability(logits: Tensor, y: Tensor, bins: int = 15) -> list[dict[str, flo
 
 
 def _pair(values: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float64 on the CPU, a single column as a vector, with one row a record."""
+    """Both on the CPU, floating-point values as float64, a single column as a vector."""
     values, y = (torch.as_tensor(part).detach().cpu() for part in (values, y))
     values = values.double()
     if values.dim() == 2 and values.shape[1] == 1:
@@ -111,7 +155,8 @@ def _pair(values: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y = y.double()
     if values.dim() not in (1, 2) or y.dim() != 1 or len(values) != len(y):
         raise ValueError(
-            f"{tuple(values.shape)} values do not fit {tuple(y.shape)} targets: one row a record is needed"
+            f"{tuple(values.shape)} values do not fit {tuple(y.shape)} targets: "
+            "one row per record is needed"
         )
     if not len(y):
         raise ValueError("a metric of no records is not defined")

@@ -1,7 +1,8 @@
 """The networks of the paper and of the command line, by name.
 
-Every layer treats each record by itself (GroupNorm, no BatchNorm), so all of them can be trained privately. Layers that a
-spectral probe is pointed at have the paper's names: conv1, conv2, fc1, fc2; stem, layer1 ... layer4, fc.
+Every layer treats each record by itself (GroupNorm, no BatchNorm), so all of them can be trained
+privately. Layers that a spectral probe reads have the paper's names: conv1, conv2, fc1, fc2; stem,
+layer1 ... layer4, fc.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-# Hidden widths of the perceptrons, by their number of linear layers.
+# Hidden widths of the perceptrons, by number of linear layers.
 _HIDDEN = {2: (128,), 3: (128, 64), 4: (256, 128, 64), 5: (256, 128, 64, 32)}
 
 
 class Cnn(nn.Module):
-    """The network of Opacus's MNIST example: two convolutions with large kernels, two linear layers.
+    """The network of Opacus's MNIST example: two large convolutions, two linear layers.
 
-    Below 16 pixels a kernel of 8 finds nothing to slide over; there the kernels are 3x3 and only the second one strides.
+    Images below 16 pixels are too small for kernels of 8: for them both kernels are 3x3, and only
+    the second convolution has a stride.
+
+    Args:
+        input_shape: (channels, height, width), at least 6x6 pixels.
+        outputs: Number of output columns.
     """
 
     def __init__(self, input_shape: Shape, outputs: int) -> None:
@@ -49,13 +55,19 @@ class Cnn(nn.Module):
         self.fc2 = nn.Linear(32, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (rows, outputs) for images of shape (rows, channels, height, width)."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2, 1)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2, 1)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
 class CnnLarge(nn.Module):
-    """Two 3x3 convolutions of 32 and 64 channels, each followed by a halving; linear layers of 128 and the outputs."""
+    """Two 3x3 convolutions of 32 and 64 channels with max pooling, and two linear layers.
+
+    Args:
+        input_shape: (channels, height, width), at least 4x4 pixels.
+        outputs: Number of output columns.
+    """
 
     def __init__(self, input_shape: Shape, outputs: int) -> None:
         super().__init__()
@@ -66,13 +78,20 @@ class CnnLarge(nn.Module):
         self.fc2 = nn.Linear(128, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (rows, outputs) for images of shape (rows, channels, height, width)."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with GroupNorm, and a shortcut."""
+    """Residual block: two 3x3 convolutions with GroupNorm, and a shortcut.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the first convolution and of the shortcut.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -87,15 +106,22 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Feature maps of shape (rows, outputs, height / stride, width / stride), rounded up."""
         y = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
-    """A stem, stages ``layer1``, ``layer2`` ... of residual blocks, a mean over the image, and ``fc``.
+    """Stem, stages ``layer1``, ``layer2`` ... of residual blocks, global mean pooling, and ``fc``.
 
-    The stem is 3x3 with stride 1 and no pooling, as is usual for 32x32 images; from 96 pixels on it is the 7x7 with stride 2
-    and the pooling of the published ResNets.
+    The stem is 3x3 with stride 1 and no pooling, as is usual for 32x32 images. From 96 pixels on it
+    is that of the published ResNets: 7x7 with stride 2, then max pooling.
+
+    Args:
+        input_shape: (channels, height, width).
+        outputs: Number of output columns.
+        widths: Channels of each stage.
+        depths: Number of blocks of each stage.
     """
 
     def __init__(
@@ -121,6 +147,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (rows, outputs) for images of shape (rows, channels, height, width)."""
         x = F.relu(self.norm(self.stem(x)))
         if self.large:
             x = F.max_pool2d(x, 3, 2, 1)
@@ -130,7 +157,13 @@ class ResNet(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Linear layers ``fc1``, ``fc2`` ... with ReLU between them; an image is flattened first."""
+    """Linear layers ``fc1``, ``fc2`` ... with ReLU between them; an image is flattened first.
+
+    Args:
+        input_shape: Shape of one record.
+        outputs: Number of output columns.
+        hidden: Widths of the hidden layers.
+    """
 
     def __init__(self, input_shape: Shape, outputs: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -140,6 +173,7 @@ class Perceptron(nn.Module):
             self.add_module(name, nn.Linear(inputs, size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (rows, outputs) for records of shape (rows, ...)."""
         x = x.flatten(1)
         for name in self.layers[:-1]:
             x = F.relu(self.get_submodule(name)(x))
@@ -161,15 +195,31 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The networks that ``build`` knows by name."""
+    """The names that ``build`` accepts."""
     return tuple(MODELS)
 
 
 def build(name: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A network for records of one shape. ``name`` is one of ``names()`` or "package.module:callable".
+    """Builds a network for records of one shape.
 
-    A callable is called with ``input_shape`` and ``outputs`` by these names where its signature has them, otherwise with as
-    many of the two as it requires: none, ``outputs``, or both in this order. Modules are looked for in the current folder too.
+    Args:
+        name: One of ``names()``, or "package.module:callable". The module may be in the current
+            folder. The callable gets ``input_shape`` and ``outputs`` as keywords if its signature
+            has these names. Otherwise it gets as many positional arguments as it requires: none,
+            ``outputs``, or ``input_shape`` and ``outputs``.
+        input_shape: Shape of one record, without the batch dimension.
+        outputs: Number of output columns.
+
+    Returns:
+        The network, with fresh weights from torch's generator.
+
+    Raises:
+        InputError: The name is unknown, the network does not fit the shape, or the callable cannot
+            be imported or called.
+
+    Example:
+        >>> build("mlp-2", (14,), 1).fc2.out_features
+        1
     """
     shape = tuple(int(n) for n in input_shape)
     if not shape or min(shape) < 1 or outputs < 1:
@@ -181,12 +231,13 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     near = difflib.get_close_matches(name, MODELS, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
     raise InputError(
-        f"unknown model {name!r}.{guess} Known: {', '.join(MODELS)}; or give package.module:callable"
+        f"unknown model {name!r}.{guess} Known: {', '.join(MODELS)}; "
+        "or give package.module:callable"
     )
 
 
 def default_for(dataset: Dataset) -> str:
-    """The network that is used when none is named."""
+    """The name of the network that a run uses if none is given."""
     shape = dataset.input_shape
     if len(shape) != 3:
         return "mlp"
@@ -198,7 +249,7 @@ def default_for(dataset: Dataset) -> str:
 def _custom(name: str, shape: Shape, outputs: int) -> nn.Module:
     module_name, _, attribute = name.partition(":")
     here = os.getcwd()
-    sys.path.insert(0, here)  # a console script has its own folder there, not the user's
+    sys.path.insert(0, here)  # a console script has its own folder in sys.path[0], not the user's
     try:
         maker: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -219,7 +270,7 @@ def _custom(name: str, shape: Shape, outputs: int) -> nn.Module:
 def _arguments(
     maker: Callable[..., Any], name: str, shape: Shape, outputs: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What the callable is called with, by its signature."""
+    """Positional and keyword arguments for the callable, by its signature."""
     try:
         parameters = list(inspect.signature(maker).parameters.values())
     except (TypeError, ValueError):
@@ -255,13 +306,14 @@ def _image(shape: Shape, name: str, smallest: int) -> tuple[int, int, int]:
         raise InputError(f"{name} is for images; records of shape {shape} need an mlp")
     if min(shape[1:]) < smallest:
         raise InputError(
-            f"{name} needs images of at least {smallest}x{smallest} pixels, not {shape[1]}x{shape[2]}"
+            f"{name} needs images of at least {smallest}x{smallest} pixels, "
+            f"not {shape[1]}x{shape[2]}"
         )
     return shape[0], shape[1], shape[2]
 
 
 def _after(side: int, convolution: nn.Conv2d) -> int:
-    """The side of an image behind a convolution."""
+    """The side length of an image after a convolution."""
     kernel, stride, padding = (
         convolution.kernel_size[0],
         convolution.stride[0],

@@ -98,7 +98,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(server, tmp_path):
 def test_what_came_is_kept_for_the_next_time(server, tmp_path):
     server.plan = ["cut"]
     with pytest.raises(
-        InputError, match=r"cut at 128000 of 256000 bytes.*the next fetch goes on from there"
+        InputError, match=r"ended at 128000 of 256000 bytes.*the next fetch continues from there"
     ):
         get(server, tmp_path / "file", attempts=1)
     assert only(tmp_path) == ["file.part"]  # nothing under the final name
@@ -206,7 +206,7 @@ def test_a_member_with_another_digest_or_missing(server, tmp_path):
     server.files["/x"] = archive
     digest = "md5:" + hashlib.md5(archive).hexdigest()
     wrong = Source(f"{server.url}/x", "x.zip", digest, (("a", "a", "sha1:" + "0" * 40),))
-    with pytest.raises(InputError, match=r"a of .* has not the digest"):
+    with pytest.raises(InputError, match=r"a of .* does not have its published digest"):
         fetch("toy", tmp_path, sources=[wrong])
     assert not (tmp_path / "a").exists()
     lacking = Source(f"{server.url}/x", "x.zip", digest, (("b", "b", ""),))
@@ -255,7 +255,7 @@ def test_the_command_fetches_into_the_root_and_lists_it(server, tmp_path, monkey
         line.split() == ["mnist", "missing", "zetaclip", "data", "fetch", "mnist"] for line in lines
     )
     assert main(["data", "fetch", "imagenet100", "--data-root", str(tmp_path)]) == 2
-    assert "registered people only" in capsys.readouterr().err
+    assert "registered users only" in capsys.readouterr().err
 
 
 def test_the_command_writes_a_schema(tmp_path, capsys):

@@ -131,9 +131,9 @@ def test_a_network_that_gives_nan_is_never_flattered():
 def test_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match="no records"):
         metrics.accuracy(torch.zeros(0, 3), torch.zeros(0))
-    with pytest.raises(ValueError, match="one row a record"):
+    with pytest.raises(ValueError, match="one row per record"):
         metrics.rmse(torch.zeros(3), torch.zeros(4))
-    with pytest.raises(ValueError, match="one value a record"):
+    with pytest.raises(ValueError, match="one value per record"):
         metrics.auc(torch.zeros(3, 2), torch.zeros(3))
     with pytest.raises(ValueError, match="at least one bin"):
         metrics.ece(torch.zeros(3, 2), torch.zeros(3), bins=0)

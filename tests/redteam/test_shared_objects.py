@@ -58,7 +58,7 @@ def test_a_probe_that_is_bound_twice_reads_each_module_by_its_own_names():
     first = probe.bind(wide, dict(wide.named_parameters()))
     second = probe.bind(narrow, dict(narrow.named_parameters()))
     assert list(first.bound) == ["0"] and list(second.bound) == ["3"] and not probe.bound
-    with pytest.raises(RuntimeError, match="what bind"):
+    with pytest.raises(RuntimeError, match="probe that bind"):
         probe.read(wide, 1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zetaclip.spectrum import METHODS, eigenvalues, fit_tail
-from zetaclip.spectrum.tail import _closest, _distances
+from zetaclip.spectrum.fits import _closest, _distances
 
 FITS = pytest.mark.parametrize("method", METHODS)
 
@@ -139,7 +139,7 @@ def test_ks_scan_equals_a_loop_over_candidates(seed):
 
 
 def test_chunks_of_the_scan_agree(monkeypatch):
-    import zetaclip.spectrum.tail as code
+    import zetaclip.spectrum.fits as code
 
     values = np.random.default_rng(1).pareto(2.0, 150) + 1.0
     whole = fit_tail(values, "ks")

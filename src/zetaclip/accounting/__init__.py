@@ -1,6 +1,6 @@
-"""From a ledger to ε, from a target ε to the noise, and what several fits spend together.
+"""From a ledger to ε, from a target ε to the noise, and budgets that several fits share.
 
-Opacus, dp-accounting and scipy are imported when the first ε is asked for.
+Opacus, dp-accounting and scipy are imported when the first ε is computed.
 """
 
 from ._accounting import (

@@ -1,4 +1,4 @@
-"""How each accountant comes from kinds of step to ε. ``accounting.py`` is what the rest of the package calls."""
+"""How each accountant computes ε. The rest of the package calls ``_accounting.py``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from ..errors import AccountingError
 from ..ledger import Event
 
-# Rényi orders: Opacus's own (1.1 to 63), finer below for large ε, coarser above for small. Past 1029 its
-# binomial coefficients overflow.
+# Rényi orders: Opacus's own (1.1 to 63), finer ones below for large ε, coarser ones above for small
+# ε. Above 1029 Opacus's binomial coefficients overflow.
 _ORDERS = sorted(
     {1.001, 1.0025, 1.005, 1.01, 1.02, 1.035, 1.05, 1.075}
     | {1 + tenths / 10 for tenths in range(1, 100)}
@@ -24,22 +24,27 @@ _ORDERS = sorted(
     | {64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1020}
 )
 _COARSE = sorted({*_ORDERS[::9], _ORDERS[-1]})
-# More kinds of step than this are rounded together, see condense.
+# If there are more kinds of step than this, ``condense`` joins similar ones.
 _KINDS = 64
-# Fast Fourier transforms in double precision smear about 1e-17 of probability per composed step over the
-# whole distribution (measured against 80-bit transforms). Ten to twenty times that is set aside in δ.
+# Fast Fourier transforms in double precision spread about 1e-17 of probability per composed step
+# over the whole distribution (measured against 80-bit transforms). Ten to twenty times that much
+# of δ is reserved for it.
 _SMEAR = 2e-16
-# Measured: 1.2 to 1.8 µs and 170 bytes per point of the grid, so at most a minute and 5 GB per kind of step.
+# Measured: 1.2 to 1.8 µs and 170 bytes per point of the grid, so at most a minute and 5 GB per kind
+# of step.
 PRV_SECONDS_PER_POINT = 1.8e-6
 _PRV_MOST_POINTS = 3 * 10**7
-# What the libraries raise when their numbers get out of hand.
+# What the libraries raise when their numbers overflow or become invalid.
 FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
 Compute = Callable[[list[Event], float], float]
 
 
 @functools.lru_cache(maxsize=1 << 15)
 def _divergence(sample_rate: float, noise_multiplier: float, order: float) -> float:
-    """Of one step. Kept, because every ε of a run asks for the same ones again, and a large order takes milliseconds."""
+    """The Rényi divergence of one step.
+
+    It is cached, because a large order takes milliseconds and every ε of a run needs the same ones.
+    """
     from opacus.accountants.analysis.rdp import compute_rdp
 
     return float(
@@ -50,7 +55,7 @@ def _divergence(sample_rate: float, noise_multiplier: float, order: float) -> fl
 def _divergences(
     events: Iterable[Event], orders: Sequence[float]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Of all the steps together, at each of the orders."""
+    """The Rényi divergence of all steps together, at each order."""
     total = np.zeros(len(orders))
     for event in events:
         total += event.count * np.array(
@@ -60,6 +65,7 @@ def _divergences(
 
 
 def rdp_epsilon(events: list[Event], delta: float) -> float:
+    """ε by Opacus's Rényi analysis."""
     if (known := trivial(events)) is not None:
         return known
     from opacus.accountants.analysis.rdp import get_privacy_spent
@@ -71,10 +77,11 @@ def rdp_epsilon(events: list[Event], delta: float) -> float:
 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # The bound holds at any order. That the best is the last of a list, here often a part of the
-            # orders, is nothing that a user could act on.
+            # The bound holds at any order. Users cannot act on the warning that the best order is
+            # the last of a list, which is often only a part of the orders here.
             warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-            # The bound has one valley over the orders: the fine ones are needed only around the coarse best.
+            # The bound has a single minimum over the orders, so the fine orders are needed only
+            # around the best coarse one.
             first, order = best(_COARSE)
             around = bisect_left(_COARSE, order)
             left, right = _COARSE[max(around - 1, 0)], _COARSE[min(around + 1, len(_COARSE) - 1)]
@@ -89,10 +96,12 @@ def rdp_epsilon(events: list[Event], delta: float) -> float:
 
 
 def renyi(events: Iterable[Event], orders: Sequence[float]) -> list[float]:
-    """The Rényi divergence of all ``events`` together at each of the orders.
+    """The Rényi divergence of all ``events`` together at each order.
 
-    **Guarantee.** An upper bound, for both directions of adding and removing a record.
-    **Edge cases.** No events: 0. A multiplier of 0, or an order at which the analysis breaks down: infinity.
+    **Guarantee.** An upper bound, for adding and for removing a record.
+
+    **Edge cases.** No events: 0. A multiplier of 0, or an order at which the analysis fails:
+    infinity.
     """
     kinds = merged(events)
     if (known := trivial(kinds)) is not None:
@@ -104,9 +113,9 @@ def renyi(events: Iterable[Event], orders: Sequence[float]) -> list[float]:
 
 @functools.cache
 def _prv_class() -> Any:
-    """Opacus's PRV accountant, which takes the width of its grid from Rényi divergences that are known already.
+    """Opacus's PRV accountant with a grid width from cached Rényi divergences.
 
-    Its own search for that width asks for all of them anew, and is four fifths of its time.
+    Its own search for that width computes all of them again, which is four fifths of its time.
     """
     from opacus.accountants import PRVAccountant, RDPAccountant
     from opacus.accountants.analysis.prv import Domain
@@ -140,6 +149,7 @@ def _prv_class() -> Any:
 
 
 def prv_epsilon(events: list[Event], delta: float) -> float:
+    """ε by Opacus's numerical composition."""
     if (known := closed_form(events, delta)) is not None:
         return known
     from scipy.integrate import IntegrationWarning
@@ -155,14 +165,14 @@ def prv_epsilon(events: list[Event], delta: float) -> float:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-            # The grid is centred with a numerical integral. One that says it is inexact shifts every step.
+            # The grid is centred by a numerical integral; an inexact one would shift every step.
             warnings.simplefilter("error", IntegrationWarning)
             result = float(accountant.get_epsilon(room, eps_error=error, delta_error=delta / 1000))
     except (*FAILURES, IntegrationWarning) as failure:
         raise AccountingError(
             f"the PRV accountant failed ({failure}); use accountant='pld'"
         ) from failure
-    # RDP bounds the same thing, so a PRV value clearly above it has broken down.
+    # RDP is an upper bound as well, so a PRV value clearly above it is wrong.
     if not -error <= result <= 1.02 * bound + 2 * error:
         strange = f"ε = {result:.6g}, where RDP proves {bound:.6g}"
         raise AccountingError(f"the PRV accountant returned {strange}; use accountant='pld'")
@@ -170,6 +180,7 @@ def prv_epsilon(events: list[Event], delta: float) -> float:
 
 
 def pld_epsilon(events: list[Event], delta: float) -> float:
+    """ε by dp-accounting's privacy loss distributions."""
     if (known := closed_form(events, delta)) is not None:
         return known
     from dp_accounting.pld import privacy_loss_distribution as distributions
@@ -200,12 +211,26 @@ def pld_epsilon(events: list[Event], delta: float) -> float:
 
 
 def group_epsilon(events: Iterable[Event], delta: float, records: int) -> float:
-    """ε for a person or a thing that has up to ``records`` records, each of which joins batches on its own.
+    """ε for a group (all records of a person or a trip), whose records join batches independently.
 
-    **Guarantee.** An upper bound, at the same δ. The number of the group's records in a batch is binomial, so a step is dominated by
-    a mixture of Gaussians shifted by 0 to ``records`` sensitivities (dp-accounting's, rounded upwards). One record: PLD's own ε.
+    Args:
+        events: What was released.
+        delta: δ.
+        records: The largest number of records in a group.
 
-    **Edge cases.** The grid is coarse, some tenths of a per cent of ε, because the loss of a large group is large.
+    Returns:
+        An upper bound on ε. For one record it is the ε of "pld".
+
+    Raises:
+        AccountingError: The computation fails.
+        ValueError: An argument has a value that is not allowed.
+
+    **Guarantee.** An upper bound, at the same δ. The number of the group's records in a batch is
+    binomial, so a step is dominated by a mixture of Gaussians shifted by 0 to ``records``
+    sensitivities (dp-accounting's, rounded upwards).
+
+    **Edge cases.** The privacy loss of a large group is large, so the grid is coarse: it costs some
+    tenths of a per cent of ε.
     """
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from scipy.stats import binom
@@ -231,7 +256,7 @@ def group_epsilon(events: Iterable[Event], delta: float, records: int) -> float:
         result = float(whole.get_epsilon_for_delta(delta - set_aside(kinds, delta)))
     except FAILURES as failure:
         raise AccountingError(
-            f"the ε of a group of {records} records can't be computed ({failure})"
+            f"the ε of a group of {records} records cannot be computed ({failure})"
         ) from failure
     if not 0 <= result < math.inf:
         raise AccountingError(f"the ε of a group of {records} records comes out as {result}")
@@ -239,10 +264,10 @@ def group_epsilon(events: Iterable[Event], delta: float, records: int) -> float:
 
 
 def _pld_interval(events: list[Event], delta: float) -> float:
-    """The grid of the privacy loss: fine enough to cost about 0.1 % of ε, and no finer.
+    """The grid of the privacy loss: fine enough to cost about 0.1 % of ε, and not finer.
 
-    Rounding a loss to a grid of width h adds about h²/6 to its variance. A twentieth of the standard
-    deviation of one step's loss therefore adds 0.04 %, however many steps are composed.
+    Rounding a loss to a grid of width h adds about h²/6 to its variance. If h is a twentieth of the
+    standard deviation of one step's loss, this adds 0.04 %, however many steps are composed.
     """
     variance = largest = 0.0
     for event in events:
@@ -258,27 +283,28 @@ def _pld_interval(events: list[Event], delta: float) -> float:
         variance += event.count * float(weight @ (loss - mean) ** 2)
         largest = max(largest, float(loss[-1]))
     interval = 0.05 * math.sqrt(variance / steps_of(events))
-    # Few steps: ε hangs on single losses, so it must also be resolved itself.
+    # With few steps ε depends on single losses, so the grid must also be fine relative to ε.
     interval = min(interval, 1e-3 * max(1.0, rdp_epsilon(events, delta)))
-    # But a grid of no more than some 10^5 points, in one step and in the sum: a second or two.
+    # At most some 10^5 points, in one step and in the sum, which takes a second or two.
     return max(interval, largest / 1.5e5, 2 * rdp_epsilon(events, 1e-15) / 4e5)
 
 
 def steps_of(events: list[Event]) -> int:
+    """The number of steps."""
     return sum(event.count for event in events)
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """Equal kinds counted once, steps without sampling folded into the one Gaussian that they amount to."""
+    """Joins equal kinds of step, and all steps without sampling into one equivalent Gaussian."""
     counts: defaultdict[tuple[float, float], int] = defaultdict(int)
-    precision = 0.0  # 1/σ² adds up where nothing is sampled
+    precision = 0.0  # the sum of 1/σ² over the steps without sampling
     for event in events:
         if not (
             0 <= event.sample_rate <= 1
             and 0 <= event.noise_multiplier < math.inf
             and event.count >= 0
         ):
-            raise ValueError(f"{event} is no sequence of steps")
+            raise ValueError(f"{event} is not a sequence of steps")
         if event.count == 0 or (event.sample_rate == 0 and event.noise_multiplier > 0):
             continue
         if event.sample_rate == 1 and event.noise_multiplier > 0:
@@ -291,10 +317,10 @@ def merged(events: Iterable[Event]) -> list[Event]:
 
 
 def condense(events: list[Event]) -> list[Event]:
-    """About ``_KINDS`` kinds at most: nearby multipliers of one sampling rate become the smallest of them.
+    """At most about ``_KINDS`` kinds of step, by rounding similar multipliers down to the smallest.
 
-    Less noise never costs less, so ε can only grow. Where the largest multiplier is twice the smallest, a
-    group is 1 % wide and ε grows by about as much.
+    Less noise never costs less, so ε can only grow. If the largest multiplier is twice the
+    smallest, a group is 1 % wide and ε grows by about as much.
     """
     if len(events) <= _KINDS:
         return events
@@ -317,13 +343,17 @@ def condense(events: list[Event]) -> list[Event]:
 
 
 def trivial(events: list[Event]) -> float | None:
+    """0 without events, infinity if a step has no noise, otherwise None."""
     if not events:
         return 0.0
     return math.inf if any(event.noise_multiplier == 0 for event in events) else None
 
 
 def closed_form(events: list[Event], delta: float) -> float | None:
-    """The exact ε if nothing was sampled: with μ = 1/σ, δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ)."""
+    """The exact ε if all steps are without sampling, otherwise None.
+
+    With μ = 1/σ, δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
+    """
     if (known := trivial(events)) is not None or len(events) > 1 or events[0].sample_rate < 1:
         return known
     from scipy.optimize import brentq
@@ -342,7 +372,7 @@ def closed_form(events: list[Event], delta: float) -> float | None:
 
 
 def set_aside(events: list[Event], delta: float) -> float:
-    """The part of δ that rounding in the Fourier transforms may eat."""
+    """The part of δ that is reserved for rounding errors of the Fourier transforms."""
     smeared = _SMEAR * (steps_of(events) + 1000)
     if smeared > delta / 4:
         limit = f"{steps_of(events)} steps in double precision need δ >= {4 * smeared:.1g}"

@@ -1,9 +1,9 @@
-"""From what was released to ε, and from a target ε to σ.
+"""From the released events to ε, and from a target ε to σ.
 
-Everything is for add/remove-one-record adjacency and Poisson batches. Three accountants answer the same
-question: ``"rdp"`` (Opacus's Rényi analysis: fast, 15 to 25 % too large), ``"prv"`` (Opacus's numerical
-composition: tight, slow for very many steps) and ``"pld"`` (dp-accounting's: as tight, fast). Importing
-either library takes seconds, so ``accountants.py`` does that on first use, and nothing else in the package does.
+Everything is for add/remove-one-record adjacency and Poisson batches. There are three accountants:
+``"rdp"`` (Opacus's Rényi analysis: fast, 15 to 25 % too large), ``"prv"`` (Opacus's numerical
+composition: tight, slow for very many steps) and ``"pld"`` (dp-accounting's: as tight, and fast).
+Importing either library takes seconds, so only ``_accountants.py`` imports them, on first use.
 """
 
 from __future__ import annotations
@@ -48,18 +48,35 @@ _SIGMA_RANGE = (0.01, 1e5)
 def epsilon(events: Iterable[Event], delta: float, accountant: str = "prv") -> float:
     """ε at ``delta`` of all ``events`` together.
 
-    **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and multipliers,
-    in any order, if the multipliers were fixed in advance. "rdp" is the best of Opacus's bound over its
-    orders and some more; a floor of about ln(1/δ)/1000 remains. "prv" is Opacus's upper bound, whose error
-    is set to 0.01 for ε from 0.5 to 10, to 2 % of ε below (at least 0.002) and to 0.1 % above. "pld" rounds
-    losses upwards, on a grid that costs about 0.1 % of ε. "prv" and "pld" set a part of δ aside that covers
-    the rounding errors of their Fourier transforms.
+    Args:
+        events: What was released, for example ``Ledger.events()``.
+        delta: δ.
+        accountant: "rdp", "prv" or "pld".
 
-    **Edge cases.** No events: 0. A multiplier of 0: infinity. If every sampling rate is 1, the whole is one
-    Gaussian, and "prv" and "pld" both give its exact ε in closed form. More than 64 kinds of step (a schedule
-    that moves at every step) are rounded together towards less noise. Where "prv" or "pld" would be
-    unreliable, as for δ below about 1e-15 per step, they raise ``AccountingError``. "prv" warns before it
-    computes for more than 10 seconds or 10^5 steps.
+    Returns:
+        An upper bound on ε.
+
+    Raises:
+        AccountingError: The accountant would be unreliable here, for example "prv" and "pld" for δ
+            below about 1e-15 per step.
+        ValueError: An argument has a value that is not allowed.
+
+    **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and
+    multipliers, in any order, if the multipliers were fixed in advance. "rdp" is the smallest of
+    Opacus's bounds over its own orders and further ones; it is never below about ln(1/δ)/1000.
+    "prv" is Opacus's upper bound, whose error is set to 0.01 for ε from 0.5 to 10, to 2 % of ε
+    below (at least 0.002) and to 0.1 % above. "pld" rounds losses upwards, on a grid that costs
+    about 0.1 % of ε. "prv" and "pld" reserve a part of δ for the rounding errors of their Fourier
+    transforms.
+
+    **Edge cases.** No events: 0. A multiplier of 0: infinity. If every sampling rate is 1, the
+    composition is one Gaussian, and "prv" and "pld" both give its exact ε in closed form. If there
+    are more than 64 kinds of step (a schedule that changes at every step), similar ones are rounded
+    towards less noise. "prv" warns before it computes for more than 10 seconds or 10^5 steps.
+
+    Example:
+        >>> round(epsilon([Event(0.01, 1.0, 1000)], 1e-5, "pld"), 1)
+        1.8
     """
     compute = _lookup(accountant, delta)
     kinds = merged(events)
@@ -78,8 +95,23 @@ def noise_multiplier_for(
 ) -> float:
     """The smallest σ for which ``steps`` steps at ``sample_rate`` stay within the target.
 
-    **Guarantee.** ``epsilon`` was evaluated at the σ returned and was at or below the target; at
-    ``(1 - tolerance)`` times it, it is above.
+    Args:
+        target_epsilon: ε that must not be exceeded.
+        target_delta: δ.
+        sample_rate: Probability with which each record joins a batch.
+        steps: Number of steps.
+        accountant: "rdp", "prv" or "pld".
+        tolerance: Relative tolerance of σ.
+
+    Returns:
+        The noise multiplier σ.
+
+    Raises:
+        AccountingError: No σ reaches the target, or every σ does.
+        ValueError: An argument has a value that is not allowed.
+
+    **Guarantee.** ``epsilon`` was evaluated at the returned σ and is at or below the target. At
+    ``(1 - tolerance)`` times this σ it is above.
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must be in (0, 1], not {sample_rate}")
@@ -102,15 +134,27 @@ def calibrate(
     tolerance: float = 1e-3,
     start: float | None = None,
 ) -> float:
-    """The smallest σ for which the steps that ``make_events(σ)`` describes stay within the target.
+    """The smallest σ for which the steps of ``make_events(σ)`` stay within the target.
 
-    ``make_events`` turns one number into everything a method would release: a schedule, several batches per
-    update, a second query. More σ must mean more noise. A ``start`` close to the answer saves evaluations.
+    Args:
+        make_events: From σ to everything that a method would release: a schedule, several batches
+            per update, a second query. A larger σ must mean more noise.
+        target_epsilon: ε that must not be exceeded.
+        target_delta: δ.
+        accountant: "rdp", "prv" or "pld".
+        tolerance: Relative tolerance of σ.
+        start: First guess; one close to the answer saves evaluations.
+
+    Returns:
+        The noise multiplier σ.
+
+    Raises:
+        AccountingError: No σ reaches the target (it is below the accountant's resolution, or
+            something is released without noise), or every σ does (δ is so large that records could
+            be published).
+        ValueError: An argument has a value that is not allowed.
 
     **Guarantee.** As ``noise_multiplier_for``. A σ at which the accountant fails is never returned.
-
-    **Edge cases.** A target that no σ reaches (below what the accountant resolves, or released without noise
-    anyway) and one that every σ reaches (δ so large that it allows publishing records) are errors.
     """
     compute = _lookup(accountant, target_delta)
     if not 0 < target_epsilon < math.inf:
@@ -120,15 +164,15 @@ def calibrate(
     target = f"ε = {target_epsilon:g} at δ = {target_delta:g}"
 
     def excess(sigma: float, using: Compute = compute) -> float:
-        """ln(ε / target): at most 0 where the target is met, and nearly straight in ln σ."""
+        """ln(ε / target): at most 0 if the target is met, and nearly linear in ln σ."""
         return math.log(max(using(merged(make_events(sigma)), target_delta) / target_epsilon, 1e-9))
 
     first = 0.1 if start is None else 4 * tolerance
     if start is None:
         start = 1.0
         if compute is not rdp_epsilon:
-            # RDP takes milliseconds and comes within some per cent; the slow accountants start from there.
-            with suppress(AccountingError):  # it may not resolve what the others do
+            # RDP takes milliseconds and is close enough as a first guess for slow accountants.
+            with suppress(AccountingError):  # RDP may fail where the others do not
                 start = _smallest(lambda sigma: excess(sigma, rdp_epsilon), 1.0, 0.02, target)
     if accountant == "prv":
         _warn_if_slow(merged(make_events(start)), target_delta, evaluations=6)
@@ -142,12 +186,15 @@ def _smallest(
     target: str,
     first: float = 0.1,
 ) -> float:
-    """The smallest x with excess(x) <= 0, to a relative ``tolerance`` and from above; ``first`` steps around the start."""
+    """The smallest x with excess(x) <= 0, from above and to a relative ``tolerance``.
+
+    ``first`` is the first step away from ``start``, in ln x.
+    """
     least, most = (math.log(limit) for limit in _SIGMA_RANGE)
-    seen: list[tuple[float, float]] = []  # every (position, finite excess), the last one last
+    seen: list[tuple[float, float]] = []  # every (position, finite excess), in order of evaluation
 
     def crossing() -> float:
-        """Where the last points say that the excess is zero, if it is smooth; ε like 1/σ² where there is only one."""
+        """The zero of the excess, interpolated from the last points; from one point by ε ~ 1/σ²."""
         if len(seen) == 1:
             return seen[0][0] + seen[0][1] / 2
         last = {excess: position for position, excess in seen[-3:]}
@@ -166,20 +213,19 @@ def _smallest(
         try:
             return at(position)
         except AccountingError:
-            return (
-                math.inf
-            )  # as good as above the target: it moves the bracket and is never returned
+            return math.inf  # counts as above the target, so this σ is never returned
 
     high, growth = math.log(start), first
     low: float | None = None
-    # Up to a σ that meets the target, and then down to one that does not: somewhat past where it should be.
+    # Up to a σ that meets the target, then down to one that does not, each time a little further
+    # than the interpolated zero.
     while (at_high := at(high)) > 0:
         low = high
         if high >= most:
             raise AccountingError(
-                f"no noise multiplier up to {_SIGMA_RANGE[1]:g} reaches {target} with this accountant: raise "
-                "the target ε or δ, take fewer steps or a smaller sampling rate, or use accountant='pld', "
-                "which resolves the smallest ε"
+                f"no noise multiplier up to {_SIGMA_RANGE[1]:g} reaches {target} with this "
+                "accountant: raise the target ε or δ, take fewer steps or a smaller sampling rate, "
+                "or use accountant='pld', which resolves the smallest ε"
             )
         step = growth if math.isinf(at_high) else max(growth, min(1.2 * (crossing() - high), 1.0))
         high, growth = min(high + step, most), 2 * growth
@@ -190,8 +236,9 @@ def _smallest(
             low = trial
         elif trial <= least:
             raise AccountingError(
-                f"every noise multiplier down to {_SIGMA_RANGE[0]:g} reaches {target}, so the target asks "
-                "for nothing: lower the target δ (far below 1 / number of records) or ε"
+                f"every noise multiplier down to {_SIGMA_RANGE[0]:g} reaches {target}, so the "
+                "target requires no noise: lower the target δ (far below 1 / number of records) "
+                "or ε"
             )
         else:
             high, growth = trial, 2 * growth
@@ -200,8 +247,9 @@ def _smallest(
         middle = (low + high) / 2
         widths.append(width)
         if width <= widths[-3] / 2 and len(seen) > 1:
-            # Where the points say, moved a little towards the farther end, so that a good guess closes the
-            # bracket from both sides in two evaluations. The middle itself where two guesses did not halve it.
+            # The interpolated zero, moved a little towards the farther end, so that a good guess
+            # closes the bracket from both sides in two evaluations. If two guesses did not halve
+            # the bracket, its middle is used instead.
             guess = crossing()
             guess += math.copysign(tolerance / 3, middle - guess)
             margin = 0.02 * (high - low)
@@ -223,10 +271,22 @@ def affordable(
 ) -> int:
     """The largest number of updates, from ``done`` to ``most``, whose ε is at or below ``limit``.
 
-    ``events_up_to(count)`` is everything that will have been released after ``count`` updates. What is done is taken as given.
+    Args:
+        events_up_to: From a number of updates to everything that is released up to then.
+        done: Updates that have been made already; they are not checked.
+        most: Upper limit. It may be far beyond the answer: the search starts from that of RDP,
+            which is fast.
+        limit: ε that must not be exceeded.
+        delta: δ.
+        accountant: "rdp", "prv" or "pld".
 
-    **Edge cases.** A number of updates for which the accountant can't tell is one too many. If it can't tell for any, its error is
-    raised. ``most`` may be far beyond what fits: the search goes up from where RDP, which is fast, says that it ends.
+    Returns:
+        The number of updates, including those that are done.
+
+    Raises:
+        AccountingError: The accountant fails for every number above ``done``.
+
+    **Edge cases.** A number of updates for which the accountant fails counts as too many.
     """
     failed: AccountingError | None = None
 
@@ -248,7 +308,7 @@ def affordable(
             guess = _largest(lambda count: fits(count, "rdp"), done, most)
             failed = None
             if guess > done:
-                if not fits(guess):  # tight as it is, the other one rounds up
+                if not fits(guess):  # possible, because a tight accountant also rounds up
                     most = guess - 1
                 else:
                     low = guess
@@ -259,7 +319,7 @@ def affordable(
 
 
 def _largest(fits: Callable[[int], bool], low: int, most: int) -> int:
-    """The largest number up to ``most`` that fits, if ``low`` does: in steps that double, then by halves."""
+    """The largest number up to ``most`` that fits, if ``low`` does, by galloping and bisection."""
     step = 1 + low // 8
     while low < most:
         trial = min(low + step, most)

@@ -1,6 +1,7 @@
-"""A budget that several fits share: what they spend adds up, and a fit that would exceed it is refused beforehand.
+"""A budget that several fits share: a fit that would exceed it is refused before it starts.
 
-The sums are kept in a file under a lock, so that copies of the object and other processes count against the same budget.
+The sums are stored in a file under a lock, so that copies of the object and other processes use the
+same budget.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ from ._accounting import renyi
 
 _FORMAT = 1
 _SPEND = b'{"spend": '  # how the line of a charge begins
-# The filter's orders, as multiples of the one that is best for a Gaussian which spends just this budget.
+# The filter's orders, as multiples of the best order for a Gaussian that spends the whole budget.
 _AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
-_LARGEST_ORDER = 1020  # past it the binomials of the Rényi analysis overflow
+_LARGEST_ORDER = 1020  # above it the binomials of the Rényi analysis overflow
 
 
 @dataclass(frozen=True)
 class Spending:
-    """One fit that was granted."""
+    """One fit that was granted.
+
+    Attributes:
+        what: Description of the fit.
+        events: Its releases.
+        renyi: Their Rényi divergence at each order of the budget.
+    """
 
     what: str
     events: tuple[Event, ...]
@@ -40,19 +47,35 @@ class Spending:
 
 
 class Budget:
-    """(ε, δ) for everything that is spent from it, whoever spends it.
+    """A total (ε, δ) for all fits that share it.
 
-    ``Budget(3.0, 1e-5)`` lives as long as the process that made it; with ``path`` it is kept, and opened again by the same call.
+    Args:
+        epsilon: ε of all fits together.
+        delta: δ of all fits together.
+        path: File of the budget; the same call opens it again. Without a path the budget ends with
+            the process that created it.
 
-    **Guarantee.** All that was granted together is (epsilon, delta)-differentially private, add/remove one record, also
-    where later fits were chosen after looking at earlier ones. It is a Rényi filter: divergences are added up at
-    orders that are fixed when the budget is made, each order has a share of δ of its own, and a fit is granted while
-    some order stays within what (ε, δ) allows it. A copy (``copy.deepcopy``, scikit-learn's ``clone``) is the same object, and a
-    pickle in another process counts in the same file.
+    Raises:
+        ValueError: ε or δ is not allowed, or the file has a budget of another (ε, δ).
+        LedgerError: The file is not the file of a budget.
 
-    **Edge cases.** The first fit is also granted if it alone is within (ε, δ) by the tighter PLD accountant; where the
-    filter has no room for it, it is then the last one. A fit is charged before it begins, and stays charged if it is
-    killed. All fits are taken to be on the same records; a budget per data set is the user's to keep.
+    **Guarantee.** All granted fits together are (epsilon, delta)-differentially private, add/remove
+    one record, even if later fits were chosen after looking at earlier results. The budget is a
+    Rényi filter: divergences are added at orders that are fixed when the budget is created, each
+    order has its own share of δ, and a fit is granted if at least one order stays within its limit.
+    A copy (``copy.deepcopy``, scikit-learn's ``clone``) is the same object, and a pickle in another
+    process uses the same file.
+
+    **Edge cases.** The first fit is also granted if it alone is within (ε, δ) by the tighter PLD
+    accountant. If it exceeds the filter's limits, no further fit is granted. A fit is charged
+    before it starts, and stays charged if it is killed. All fits are assumed to use the same
+    records: use one budget per data set.
+
+    Example:
+        >>> budget = Budget(3.0, 1e-5, path="study.budget")
+        >>> receipt = budget.spend([Event(0.01, 1.0, 1000)], "first fit")
+        >>> budget.spent <= 3.0
+        True
     """
 
     def __init__(
@@ -80,7 +103,7 @@ class Budget:
             else:
                 self._append(file, header)
 
-    # -- one object, however it is copied -------------------------------------------------------------
+    # -- copies are the same object
 
     def __copy__(self) -> Budget:
         return self
@@ -94,11 +117,11 @@ class Budget:
     def __repr__(self) -> str:
         return f"Budget(epsilon={self.epsilon:g}, delta={self.delta:g})"
 
-    # -- what it holds --------------------------------------------------------------------------------
+    # -- spending
 
     @property
     def orders(self) -> dict[float, float]:
-        """The filter: order -> the Rényi divergence that may be spent at it. Orders that allow nothing are left out."""
+        """The filter: order -> the largest Rényi divergence at it, if that is above 0."""
         best = max(_candidates(), key=lambda order: self._allowance(order, self.delta / 2) / order)
         found: dict[float, float] = {}
         for factor in _AROUND:
@@ -110,7 +133,10 @@ class Budget:
         return found
 
     def _allowance(self, order: float, delta: float) -> float:
-        """The largest divergence at ``order`` that is still (ε, delta)-DP (Canonne, Kamath and Steinke 2020, prop. 12)."""
+        """The largest divergence at ``order`` that is still (ε, delta)-DP.
+
+        Canonne, Kamath and Steinke (2020), proposition 12.
+        """
         return (
             self.epsilon
             - math.log1p(-1 / order)
@@ -119,20 +145,20 @@ class Budget:
 
     @property
     def spendings(self) -> list[Spending]:
-        """What was granted so far, in order."""
+        """The fits that were granted so far, in order."""
         with self._locked() as file:
             return self._read(file)
 
     @property
     def spent(self) -> float:
-        """ε at this budget's δ of everything that was granted; never more than ``epsilon``."""
+        """ε at this budget's δ of all granted fits together; never more than ``epsilon``."""
         return self._spent(self.spendings)
 
     def _spent(self, spendings: list[Spending]) -> float:
         if not spendings:
             return 0.0
         sums = [sum(column) for column in zip(*(s.renyi for s in spendings), strict=True)]
-        # Moving a budget's ε moves what an order allows by just as much.
+        # A change of the budget's ε changes the limit of every order by the same amount.
         allowed = self.orders.values()
         bound = min(
             (self.epsilon - a + total for a, total in zip(allowed, sums, strict=True)),
@@ -143,15 +169,26 @@ class Budget:
         return max(0.0, bound)
 
     def allows(self, events: Iterable[Event]) -> bool:
-        """Whether ``spend`` would grant these."""
+        """Whether ``spend`` would grant these events."""
         made = self._made(events, "")
         return self._grants(made, self.spendings)
 
     def spend(self, events: Iterable[Event], what: str = "a fit") -> str:
-        """Charges what is about to be released, or raises ``BudgetExceeded``; returns a receipt for ``refund``.
+        """Charges a fit before it releases anything.
 
-        **Guarantee.** The sum over fits takes their noise for independent. Two releases that share noise are not covered by it:
-        their difference is exact. Whoever draws noise from a fixed seed mixes ``number_of(receipt)`` into it.
+        Args:
+            events: What the fit will release.
+            what: Description of the fit, for messages and ``spendings``.
+
+        Returns:
+            A receipt, for ``refund`` and ``number_of``.
+
+        Raises:
+            BudgetExceeded: The budget has too little left; nothing was charged.
+
+        **Guarantee.** The sum over fits assumes that their noise is independent. It does not cover
+        two releases with the same noise, because their difference has none. If noise comes from a
+        fixed seed, mix ``number_of(receipt)`` into the seed.
         """
         made = self._made(events, what)
         with self._locked() as file:
@@ -160,7 +197,8 @@ class Budget:
                 raise BudgetExceeded(self._refusal(made, earlier))
             file.seek(0)
             content = file.read()
-            # Not in a line that a crash cut off: it is removed below, and the next number would be this one again.
+            # An incomplete last line does not count: ``_append`` removes it, and the next charge
+            # would get the same number as this one.
             number = content[: content.rfind(b"\n") + 1].count(_SPEND)
             receipt = f"{number}-{secrets.token_hex(8)}"
             rows = [[e.sample_rate, e.noise_multiplier, e.count] for e in made.events]
@@ -171,7 +209,7 @@ class Budget:
 
     @staticmethod
     def number_of(receipt: str) -> int:
-        """How many charges this budget had seen before, those taken back included: no two receipts have the same number."""
+        """Number of earlier charges, including refunded ones, so that each receipt has its own."""
         return int(receipt.partition("-")[0])
 
     def refund(self, receipt: str) -> None:
@@ -187,27 +225,29 @@ class Budget:
         together = zip(self.orders.values(), *(s.renyi for s in [*earlier, made]), strict=True)
         if any(sum(spent) <= allowed for allowed, *spent in together):
             return True
-        # Nothing has been seen yet, so choosing the plain bound for a single fit depends on no data.
+        # No result has been seen yet, so the choice of the PLD bound does not depend on data.
         return not earlier and _alone(made.events, self.delta) <= self.epsilon
 
     def _refusal(self, made: Spending, earlier: list[Spending]) -> str:
         would = self._spent([*earlier, made])
         return (
-            f"{made.what} would bring the spent ε to {would:.3g}, but the budget is ε = {self.epsilon:g} at δ = {self.delta:g}, of "
-            f"which {self._spent(earlier):.3g} is spent in {len(earlier)} fits. Nothing was released; fit with a smaller epsilon, or "
-            "keep the models that there are"
+            f"{made.what} would bring the spent ε to {would:.3g}, but the budget is "
+            f"ε = {self.epsilon:g} at δ = {self.delta:g}, of which {self._spent(earlier):.3g} is "
+            f"spent in {len(earlier)} fits. Nothing was released; "
+            "fit with a smaller epsilon, or use the models fitted so far"
         )
 
-    # -- the file -------------------------------------------------------------------------------------
+    # -- the file
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """The file, read from its start, while nobody else has it."""
+        """The file at its start, under a lock."""
         try:
             file = open(self.path, "r+b")  # noqa: SIM115
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"the budget's file {self.path} is gone: a budget without path= ends with the process that made it"
+                f"the budget's file {self.path} is gone: "
+                "a budget without path= ends with the process that created it"
             ) from None
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -215,7 +255,7 @@ class Budget:
 
     def _read(self, file: IO[bytes]) -> list[Spending]:
         file.seek(0)
-        # A line without an end was never finished, so the fit that it was for never began.
+        # The last line is incomplete if it has no newline; its fit never started.
         first, *lines = file.read().decode().split("\n")[:-1]
         self._check_header(first)
         found: dict[str, Spending] = {}
@@ -229,7 +269,7 @@ class Budget:
                 found[values["spend"]] = Spending(values["what"], events, tuple(values["renyi"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise LedgerError(
-                    f"{self.path.name}, line {number}, is no line of a budget: {error}"
+                    f"{self.path.name}, line {number}, is not a line of a budget: {error}"
                 ) from None
         return list(found.values())
 
@@ -242,8 +282,9 @@ class Budget:
             raise LedgerError(f"{self.path.name} is not the file of a budget") from None
         if version != _FORMAT or there != (self.epsilon, self.delta):
             raise ValueError(
-                f"{self.path.name} holds a budget of ε = {there[0]:g} at δ = {there[1]:g}, not of ε = {self.epsilon:g} at δ = "
-                f"{self.delta:g}; a budget can't be changed once it is spent from"
+                f"{self.path.name} is a budget of ε = {there[0]:g} at δ = {there[1]:g}, "
+                f"not of ε = {self.epsilon:g} at δ = {self.delta:g}; "
+                "a budget cannot be changed after its creation"
             )
 
     def _append(self, file: IO[bytes], values: dict[str, Any]) -> None:
@@ -269,17 +310,17 @@ def _candidates() -> list[float]:
 
 
 def _rounded(order: float) -> float:
-    """Whole orders where that changes little: the analysis is exact there, and much faster."""
+    """An integer if the order is at least 3: the analysis is exact there, and much faster."""
     return float(min(round(order), _LARGEST_ORDER)) if order >= 3 else max(1.25, round(order, 2))
 
 
 def _reopened(epsilon: float, delta: float, path: str) -> Budget:
-    """What a pickle becomes: the same file, and nothing created where that is gone."""
+    """Unpickles a budget: it uses the same file, and does not create a missing one."""
     budget = Budget.__new__(Budget)
     budget.epsilon, budget.delta, budget.path = epsilon, delta, Path(path)
     return budget
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker ends without taking its parent's budget along
+    if os.getpid() == owner:  # the exit of a forked worker must not delete its parent's budget
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Train and test tensors of the sets the project knows, and of files and folders of your own."""
+"""Train and test tensors of known public sets, and of your own files and folders."""
 
 from .dataset import Dataset, Split
 from .registry import load, names

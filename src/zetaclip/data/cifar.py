@@ -31,14 +31,14 @@ _CIFAR10 = (
     "truck",
 )
 _FINE = words(
-    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
-    "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
-    "dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower "
-    "leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid "
-    "otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray "
-    "road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
-    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
-    "wardrobe whale willow_tree wolf woman worm"
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
+    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse "
+    "mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy "
+    "porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
+    "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 _COARSE = (
     "aquatic_mammals",
@@ -65,7 +65,18 @@ _COARSE = (
 
 
 def cifar10(place: Place, *, scaling: str = "symmetric") -> Dataset:
-    """50,000 and 10,000 images of 32x32 in ten classes, in published order."""
+    """50,000 and 10,000 images of 32x32 pixels in ten classes, in published order.
+
+    Args:
+        place: The files that were found.
+        scaling: See ``images.scaled``.
+
+    Returns:
+        A classification.
+
+    Raises:
+        InputError: A file is damaged.
+    """
     train, test = place.files[:5], place.files[5:6]
     if place.kind == "binary":
         pairs = [_binary(files, 1) for files in (train, test)]
@@ -79,14 +90,25 @@ def cifar10(place: Place, *, scaling: str = "symmetric") -> Dataset:
 
 
 def cifar100(place: Place, *, scaling: str = "symmetric", labels: str = "fine") -> Dataset:
-    """50,000 and 10,000 images of 32x32 in a hundred fine or twenty coarse classes, in published order."""
+    """50,000 and 10,000 images of 32x32 pixels in a hundred or twenty classes, in published order.
+
+    Args:
+        place: The files that were found.
+        scaling: See ``images.scaled``.
+        labels: "fine" for a hundred classes, "coarse" for twenty.
+
+    Returns:
+        A classification.
+
+    Raises:
+        InputError: A file is damaged, or an argument has a value that is not allowed.
+    """
     if labels not in ("fine", "coarse"):
         raise InputError(f"cifar100 has labels 'fine' or 'coarse', not {labels!r}")
     train, test = place.files[:1], place.files[1:2]
     if place.kind == "binary":
-        pairs = [
-            (x, y[:, ::-1]) for x, y in (_binary(files, 2) for files in (train, test))
-        ]  # coarse comes first there
+        # The coarse label comes first in these files.
+        pairs = [(x, y[:, ::-1]) for x, y in (_binary(files, 2) for files in (train, test))]
     elif place.kind == "python":
         pairs = [_python(files, (b"fine_labels", b"coarse_labels")) for files in (train, test)]
     else:
@@ -108,14 +130,14 @@ def _binary(files: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, np.nda
     for path in files:
         raw = np.frombuffer(read_bytes(path), np.uint8)
         if not len(raw) or len(raw) % (label_bytes + _PIXELS):
-            raise InputError(f"{path} is cut off or is not CIFAR's binary version")
+            raise InputError(f"{path} is truncated or is not CIFAR's binary version")
         rows.append(raw.reshape(-1, label_bytes + _PIXELS))
     joined = np.concatenate(rows)
     return joined[:, label_bytes:].reshape(-1, 3, 32, 32), joined[:, :label_bytes]
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows what the published pickles hold: lists, strings and numpy arrays. A pickle can run any code otherwise."""
+    """Loads only lists, strings and numpy arrays: an unrestricted pickle can run any code."""
 
     allowed = (
         ("numpy.core.multiarray", "_reconstruct"),
@@ -127,9 +149,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which no CIFAR file does")
         if module.startswith("numpy.core"):
-            module = np.ndarray.__reduce__(np.empty(0))[0].__module__  # where this numpy keeps it
+            module = np.ndarray.__reduce__(np.empty(0))[0].__module__  # its name in this numpy
         return super().find_class(module, name)
 
 
@@ -173,14 +195,14 @@ def _tiles(
 
 def _decoder(files: Sequence[Path]) -> Callable[[], np.ndarray]:
     def decode() -> np.ndarray:
-        with ThreadPoolExecutor(2) as pool:  # Pillow lets go of the interpreter while it decodes
+        with ThreadPoolExecutor(2) as pool:  # Pillow releases the GIL while it decodes
             return np.concatenate(list(pool.map(_tile, files)))
 
     return decode
 
 
 def _tile(path: Path) -> np.ndarray:
-    """2,500 images, channels first, out of a grid of 50 by 50."""
+    """2,500 images, channels first, from a grid of 50 by 50."""
     from PIL import Image
 
     try:

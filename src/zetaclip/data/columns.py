@@ -1,6 +1,7 @@
-"""From columns of text to columns of numbers, by declared ranges and vocabularies alone.
+"""From columns of text to columns of numbers, by declared ranges and vocabularies only.
 
-Guarantee: a row is encoded without looking at any other row, so preparing the data releases nothing.
+**Guarantee.** The encoding of a row depends on no other row, so preparing the data releases
+nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number with declared bounds: clipped to them and mapped to [-1, 1]; ``log`` maps log(1 + value - low) instead.
+    """A number with declared bounds: clipped to them and mapped to [-1, 1].
 
-    A missing value becomes 0, the middle. With ``flag_missing`` a further column is 1 where it was missing.
+    A missing value becomes 0, the middle.
+
+    Attributes:
+        name: The column.
+        low: Lower bound.
+        high: Upper bound.
+        log: Map log(1 + value - low) instead of the value.
+        flag_missing: Add a column that is 1 where the value is missing.
     """
 
     name: str
@@ -32,7 +40,14 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A word out of a declared vocabulary: one column a word. A missing or unknown word is all zeros."""
+    """A word from a declared vocabulary, as one-hot columns.
+
+    A missing or unknown word is all zeros.
+
+    Attributes:
+        name: The column.
+        values: The vocabulary.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -42,7 +57,7 @@ Column = Numeric | Categorical
 
 
 def is_missing(text: str) -> bool:
-    """Whether a field holds no value: empty, ?, NA, N/A, NaN or null, in any case."""
+    """Whether a field has no value: empty, ?, NA, N/A, NaN or null, in upper or lower case."""
     return text.strip().lower() in _MISSING
 
 
@@ -51,7 +66,19 @@ def encode(
     table: Mapping[str, Sequence[str]],
     lines: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """The table as float32, one row a record. ``lines`` are the records' lines in their file, for messages."""
+    """Encodes a table.
+
+    Args:
+        columns: Encodings, in the order of the result.
+        table: Fields as text, by column.
+        lines: The line of each record in its file, for error messages.
+
+    Returns:
+        A float32 array, one row per record.
+
+    Raises:
+        InputError: A number is expected and the field is something else.
+    """
     parts: list[np.ndarray] = []
     for column in columns:
         fields = table[column.name]
@@ -68,7 +95,7 @@ def encode(
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
-    """The names of the columns that ``encode`` makes."""
+    """The names of the columns that ``encode`` returns."""
     names: list[str] = []
     for column in columns:
         if isinstance(column, Numeric):
@@ -79,7 +106,19 @@ def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
 
 
 def numbers(fields: Sequence[str], name: str, lines: Sequence[int] | None = None) -> np.ndarray:
-    """Fields as float64, nan where missing; anything else that is no finite number is an error with its line."""
+    """Fields as numbers.
+
+    Args:
+        fields: Fields as text.
+        name: The column, for error messages.
+        lines: The line of each record in its file, for error messages.
+
+    Returns:
+        A float64 array, NaN where a field is missing.
+
+    Raises:
+        InputError: A field is neither missing nor a finite number.
+    """
     values = np.array([number(field) for field in fields], dtype=np.float64)
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
         if not is_missing(fields[i]):
@@ -91,7 +130,7 @@ def numbers(fields: Sequence[str], name: str, lines: Sequence[int] | None = None
 
 
 def number(field: str) -> float:
-    """A field as a number; nan if it is missing or none."""
+    """A field as a number; NaN if it is missing or not a number."""
     try:
         return float(field)
     except ValueError:

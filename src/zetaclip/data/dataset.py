@@ -1,4 +1,4 @@
-"""What a loader returns: tensors, and what must be known about them to claim privacy for one record."""
+"""What a loader returns: tensors, and the facts about them that a privacy claim needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-TASKS = ("classification", "binary", "regression")
-
 
 @dataclass(frozen=True)
 class Split:
-    """Records as rows. ``x`` is float32; ``y`` int64 classes, or float32 (0/1 for binary, targets for regression)."""
+    """Records as rows.
+
+    Attributes:
+        x: float32, one row per record.
+        y: int64 classes; float32 0 or 1 for a binary task; float32 targets for a regression.
+    """
 
     x: Tensor
     y: Tensor
@@ -24,21 +27,28 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data that a run trains and is judged on.
+    """The data of a run.
 
     Args:
-        name: of the set, or of the file.
-        task: "classification", "binary" (one logit, judged by AUC) or "regression".
-        outputs: columns that the network must have.
-        unit: what one record is; the ε of a run is for this unit.
-        public: a public benchmark; False for the user's own data.
-        notes: treatments to be stated in the result. They say what is done, never how often, for a count of private
-            records would be a release.
-        private_statistics: what the preparation looked at in the training data. Empty: nothing.
-        nominal_size: the published number of training records; None for own data.
-        target_range: declared bounds of a regression's target. ``y`` is in the target's units and within them.
-        records_per_group: the largest number of records that one ``group`` (a trip, a person) can have; ε for the
+        name: Name of the set, or of the file.
+        task: "classification", "binary" (one logit, evaluated by AUC) or "regression".
+        train: Training records.
+        test: Test records; None if nothing is held out.
+        outputs: Number of output columns that the network needs.
+        unit: What one record is; the ε of a run is for this unit.
+        classes: Names of the classes, in the order of their numbers.
+        public: True for a public benchmark, False for the user's own data.
+        notes: Treatments to be stated in the result. They describe what is done, never how often: a
+            count of private records would be a release.
+        private_statistics: What the preparation computed from the training data. Empty: nothing.
+        nominal_size: The published number of training records; None for own data.
+        target_range: Declared bounds of a regression's target. ``y`` is in the target's units and
+            within these bounds.
+        target_unit: Unit of a regression's target.
+        records_per_group: The largest number of records that one ``group`` can have. The ε of the
             whole group follows by composition, not from the run's ε alone.
+        group: What a group is (a trip, a person); empty if there are none.
+        features: Names of the columns of ``x``.
     """
 
     name: str
@@ -64,14 +74,14 @@ class Dataset:
         return tuple(self.train.x.shape[1:])
 
     def encode_target(self, y: Tensor) -> Tensor:
-        """Targets as a network is trained on them: the declared range becomes [-1, 1]. Classes stay as they are."""
+        """Targets for training: the declared range is mapped to [-1, 1]. Classes are unchanged."""
         if self.target_range is None:
             return y
         low, high = self.target_range
         return (y - low) * (2.0 / (high - low)) - 1.0
 
     def decode_target(self, z: Tensor) -> Tensor:
-        """The way back, from a network's output to the target's units."""
+        """The inverse of ``encode_target``: from a network's output to the target's units."""
         if self.target_range is None:
             return z
         low, high = self.target_range

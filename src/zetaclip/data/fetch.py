@@ -1,7 +1,7 @@
-"""Downloads that can be cut off: resumed where they stopped, checked, and put in place whole.
+"""Downloads that are resumed after an interruption, checked, and put in place atomically.
 
-Guarantee: a file under its final name is complete and has the expected digest. What was downloaded so far stands beside it
-with ``.part`` added; a wrong digest deletes it.
+**Guarantee.** A file under its final name is complete and has the expected digest. An unfinished
+download has ``.part`` added to its name; it is deleted if its digest is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .sources import BY_HAND, SOURCES, Source
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0
 
-# Told after every chunk: the file's name, bytes so far, bytes in all (0 if the server doesn't say).
+# Called after every chunk with the file's name, bytes so far, and total bytes (0 if unknown).
 Progress = Callable[[str, int, int], None]
 
 
@@ -39,15 +39,28 @@ def fetch(
     *,
     sources: Sequence[Source] | None = None,
 ) -> list[Path]:
-    """Downloads what is missing of a set into ``root``; returns its files. Files that are there and right stay.
+    """Downloads the missing files of a set.
 
-    Edge cases: a cut connection is tried again from where it stopped, five times; a wrong digest, a full disk, a
-    folder that can't be written and a second download of the same file at the same time are errors.
+    Files that exist and have the right digest are not downloaded again.
+
+    Args:
+        name: A known set.
+        root: The data root.
+        progress: Called after every chunk.
+        sources: Files to download, if not those of ``SOURCES``.
+
+    Returns:
+        The files of the set.
+
+    Raises:
+        InputError: The set cannot be downloaded by a program, the connection failed five times, a
+            digest is wrong, the folder cannot be written, the disk is full, or another process
+            downloads the same file.
     """
     if sources is None:
         if name not in SOURCES:
             raise InputError(
-                BY_HAND.get(name, f"{name} can't be fetched; these can: {', '.join(SOURCES)}")
+                BY_HAND.get(name, f"{name} cannot be fetched; these can: {', '.join(SOURCES)}")
             )
         sources = SOURCES[name]
     files: list[Path] = []
@@ -87,7 +100,7 @@ def _plain(source: Source, root: Path, progress: Progress | None) -> Path:
 
 
 def _archive(source: Source, root: Path, progress: Progress | None) -> list[Path]:
-    """The members, each put in place whole; the archive is deleted when all are there."""
+    """Extracts the members atomically; the archive is deleted when all are extracted."""
     targets = [root / path for _, path, _ in source.members]
     if all(_matches(root / path, digest) for _, path, digest in source.members):
         return targets
@@ -101,9 +114,7 @@ def _archive(source: Source, root: Path, progress: Progress | None) -> list[Path
                     shutil.copyfileobj(inside, file, _CHUNK)
                 if not _matches(target, digest):
                     target.unlink()
-                    raise InputError(
-                        f"{member} of {archive} has not the digest that is published for it"
-                    )
+                    raise InputError(f"{member} of {archive} does not have its published digest")
     except (KeyError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"cannot unpack {archive}: {error}") from error
     archive.unlink()
@@ -112,7 +123,7 @@ def _archive(source: Source, root: Path, progress: Progress | None) -> list[Path
 
 @contextmanager
 def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
-    """A function that opens one member by its exact name; nothing else of the archive is written anywhere."""
+    """A function that opens one member by its exact name; nothing is extracted to disk."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
             yield lambda member: zipped.open(member)
@@ -138,7 +149,20 @@ def download(
     pause: float = 1.0,
     timeout: float = _TIMEOUT,
 ) -> None:
-    """One file, whole and checked, or none. ``pause`` seconds, doubled each time, lie between two attempts."""
+    """Downloads one file and checks it; if that fails, ``target`` is not created.
+
+    Args:
+        url: Address of the file.
+        target: Where to put it.
+        digest: Expected digest, "md5:...", "sha1:..." or "sha256:...".
+        progress: Called after every chunk.
+        attempts: How often to try; each attempt continues where the last one stopped.
+        pause: Seconds between the first two attempts, doubled after each.
+        timeout: Seconds without an answer after which an attempt fails.
+
+    Raises:
+        InputError: The download failed, has a wrong digest, or runs in another process.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     with _locked(part) as file:
@@ -151,7 +175,8 @@ def download(
                 break
         if trouble is not None:
             raise InputError(
-                f"{url} could not be downloaded: {trouble}. What came so far is kept; the next fetch goes on from there"
+                f"{url} could not be downloaded: {trouble}. "
+                "The part downloaded so far is kept; the next fetch continues from there"
             )
         file.flush()
         os.fsync(file.fileno())
@@ -167,14 +192,14 @@ def download(
 
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """The unfinished file, open for appending by this process alone; an empty one is not left behind."""
+    """The unfinished file, locked and open for appending; it is deleted at the end if empty."""
     with open(part, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())
         except BlockingIOError:
             ours = False
-        if not ours:  # or it was finished, and renamed, between our opening and our locking it
+        if not ours:  # also if it was finished and renamed between our open and our lock
             raise InputError(
                 f"{part.name.removesuffix('.part')} is being downloaded by another process"
             )
@@ -189,7 +214,7 @@ def _locked(part: Path) -> Iterator[IO[bytes]]:
 def _continue(
     url: str, file: IO[bytes], name: str, progress: Progress | None, timeout: float
 ) -> str | None:
-    """Appends what is missing; returns what went wrong if it may go better the next time."""
+    """Appends what is missing; returns an error message if another attempt may succeed."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"User-Agent": "zetaclip"})
     if have:
@@ -199,7 +224,7 @@ def _continue(
             if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(
                 f"bytes {have}-"
             ):
-                file.truncate(0)  # the server starts over
+                file.truncate(0)  # the server sends the file from the beginning
                 have = 0
             length = answer.headers.get("Content-Length")
             total = have + int(length) if length else 0
@@ -209,15 +234,15 @@ def _continue(
                 if progress is not None:
                     progress(name, have, total)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing lies beyond what we have: it is whole, or of another file
+        if error.code == 416:  # no bytes after ours: the file is complete, or another file
             length = error.headers.get("Content-Range", "").rpartition("/")[2]
             if length == str(have):
                 return None
             file.truncate(0)
-            return "the server has another file than the one begun"
+            return "the file on the server has changed since the download began"
         if error.code in (408, 429) or error.code >= 500:
             return f"the server answers {error.code}"
         raise InputError(f"{url}: the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
-    return f"the connection was cut at {have} of {total} bytes" if total and have < total else None
+    return f"the connection ended at {have} of {total} bytes" if total and have < total else None

@@ -1,4 +1,4 @@
-"""Reading idx files, and a cache for arrays that take long to decode."""
+"""Reading idx files, and a cache for arrays that are slow to decode."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A vocabulary written as one text."""
+    """A vocabulary written as one string."""
     return tuple(text.split())
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file, unpacked if its name ends in .gz."""
+    """The content of a file, unpacked if its name ends in .gz.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     try:
         raw = path.read_bytes()
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -32,7 +36,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array in the idx format of MNIST: two zero bytes, a type, a number of dimensions, the dimensions, values."""
+    """An array in MNIST's idx format.
+
+    The format: two zero bytes, a type, the number of dimensions, the dimensions, the values.
+
+    Raises:
+        InputError: The file cannot be read, is not an idx file, or is damaged.
+    """
     raw = read_bytes(path)
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
         raise InputError(f"{path} is not an idx file")
@@ -41,7 +51,7 @@ def read_idx(path: Path) -> np.ndarray:
     shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", rank, 4)) if len(raw) >= start else ()
     wanted = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not shape or len(raw) != wanted:
-        raise InputError(f"{path} is cut off or damaged: {len(raw)} bytes instead of {wanted}")
+        raise InputError(f"{path} is truncated or damaged: {len(raw)} bytes instead of {wanted}")
     return np.frombuffer(raw, dtype, offset=start).reshape(shape)
 
 
@@ -55,10 +65,20 @@ def cache_folder() -> Path:
 
 
 def cached(label: str, sources: Sequence[Path], decode: Callable[[], np.ndarray]) -> np.ndarray:
-    """What ``decode`` returns, from the cache if the same sources were decoded before.
+    """The result of ``decode``, from the cache if the same sources were decoded before.
 
-    The key is the label and each source's path, size and time of change. A file takes its place whole, readable by its
-    owner alone: it is a copy of the data. Edge cases: a cache that can't be written, or a damaged file in it, costs time and nothing else.
+    A cached file is a copy of the data, so only its owner can read it.
+
+    Args:
+        label: Name of the array. With each source's path, size and modification time it is the key.
+        sources: The files that ``decode`` reads.
+        decode: Computes the array.
+
+    Returns:
+        The array.
+
+    **Edge cases.** If the cache cannot be written or a file in it is damaged, the array is decoded
+    again.
     """
     key = hashlib.sha256(label.encode())
     for path in sources:
@@ -68,12 +88,12 @@ def cached(label: str, sources: Sequence[Path], decode: Callable[[], np.ndarray]
     try:
         return np.load(target, allow_pickle=False)
     except (OSError, ValueError, EOFError):
-        pass  # not there, or not whole
+        pass  # missing or damaged
     array = decode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replace_file(target, mode=0o600) as file:
             np.save(file, array)
     except OSError:
-        pass  # no room, or no right to write there
+        pass  # disk full or no permission
     return array

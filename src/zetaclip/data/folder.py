@@ -1,4 +1,4 @@
-"""Folders of images, one folder a class: ImageNet-100, and images of your own."""
+"""Folders of images, one folder per class: ImageNet-100, and the user's own images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
     """A hundred classes of ImageNet in train/ and val/, decoded and resized once.
 
-    At 64 pixels the published choice of 126,689 images takes 6.2 GB as float32.
+    At 64 pixels the published 126,689 images take 6.2 GB as float32.
+
+    Args:
+        place: The folders that were found.
+        size: Side of the images in pixels.
+        scaling: See ``images.scaled``.
+
+    Returns:
+        A classification.
+
+    Raises:
+        InputError: There are not 100 classes, or an image cannot be read.
     """
     dataset = _public("imagenet100", place, size, scaling, ())
     if dataset.outputs != 100:
@@ -34,7 +45,19 @@ def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> 
 
 
 def imagenet_sample(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
-    """A few photographs in broad classes, to try the path of large images."""
+    """A few photographs in broad classes, to test the loader of large images.
+
+    Args:
+        place: The folders that were found.
+        size: Side of the images in pixels.
+        scaling: See ``images.scaled``.
+
+    Returns:
+        A classification.
+
+    Raises:
+        InputError: An image cannot be read.
+    """
     return _public(
         "imagenet-sample",
         place,
@@ -55,10 +78,30 @@ def own_folder(
     task: str = "classification",
     cache: bool = False,
 ) -> Dataset:
-    """Images of your own: ``path/CLASS/image``, or ``path/train/CLASS/...`` with ``path/test`` (or val) beside it.
+    """The user's own images: ``path/CLASS/image``, or ``path/train/CLASS/...`` and ``path/test``.
 
-    The names of the folders are the classes: they are taken for public, and a class may be an empty folder. ``cache`` keeps a
-    decoded copy of the images, readable by its owner alone, so that the next run starts at once.
+    The names of the folders are the classes: they are treated as public, and a class may be an
+    empty folder.
+
+    Args:
+        path: The folder.
+        size: Side of the images in pixels: they are scaled, and cut to a square.
+        channels: 1 for grey, 3 for colour.
+        scaling: See ``images.scaled``; "statistics" are those of ImageNet.
+        test_share: Expected share of the images that is held out for testing, if there is no
+            folder for it (test, val, valid or validation). Each image is chosen by its content and
+            the public seed.
+        seed: Public seed of the split.
+        task: "classification" or "binary"; two classes are always a binary task.
+        cache: Keep a decoded copy of the images, readable by its owner only, so that the next run
+            starts faster.
+
+    Returns:
+        The data.
+
+    Raises:
+        InputError: The folders do not fit, an image cannot be read, or an argument has a value
+            that is not allowed.
     """
     _check(size, scaling, test_share)
     if task not in ("classification", "binary"):
@@ -70,7 +113,7 @@ def own_folder(
     kept = "own" if cache else None
     notes = [
         f"images are scaled and cut to {size}x{size} pixels",
-        "the classes are the names of the folders, taken for public",
+        "the classes are the names of the folders, treated as public",
     ]
     if train_folder.is_dir() and test_folder is not None:
         classes = _classes(train_folder)
@@ -87,15 +130,16 @@ def own_folder(
         testing = held_out(pixels, labels, test_share, seed, "test")
         if testing.all() or not testing.any():
             raise InputError(
-                f"{path} has too few images to hold out a share of {test_share:g}, or take another seed"
+                f"{path} has too few images to hold out a share of {test_share:g}, "
+                "or take another seed"
             )
         x, y, x_test, y_test = pixels[~testing], labels[~testing], pixels[testing], labels[testing]
         notes.append(
-            f"about a share of {test_share:g} is held out, each image by its content and the public seed {seed}"
+            f"about a share of {test_share:g} is held out, "
+            f"each image by its content and the public seed {seed}"
         )
-    if (
-        len(np.unique(y)) < 2
-    ):  # no error: the classes are public, and which of them have images is not
+    if len(np.unique(y)) < 2:
+        # Not an error: the classes are public, but which of them have images is private.
         warnings.warn(
             f"the training images of {path} are all of one class", OwnerWarning, stacklevel=2
         )
@@ -142,7 +186,7 @@ def _dataset(
         classes=classes,
         public=public,
         notes=notes,
-        # ImageNet's mean and deviation are statistics of these records only where the records are ImageNet's.
+        # ImageNet's statistics are private statistics only if the records are ImageNet's.
         private_statistics=looked_at(scaling) if public else (),
         nominal_size=len(train[1]) if public else None,
     )
@@ -153,9 +197,8 @@ def _check(size: int, scaling: str, test_share: float) -> None:
         raise InputError(f"size must be a whole number of pixels from 4 to 1024, not {size!r}")
     if not 0 < test_share < 1:
         raise InputError(f"test_share must lie between 0 and 1, not {test_share!r}")
-    scaled(
-        np.zeros((1, 3, 1, 1), np.uint8), scaling, "imagenet"
-    )  # an unknown scaling, before an hour of decoding
+    # Raises for an unknown scaling, before the images are decoded for an hour.
+    scaled(np.zeros((1, 3, 1, 1), np.uint8), scaling, "imagenet")
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -163,7 +206,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
         sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     )
     if not classes:
-        raise InputError(f"{folder} has no folders; one folder of images a class is needed")
+        raise InputError(f"{folder} has no folders; one folder of images per class is needed")
     if len(classes) == 1:
         raise InputError(f"{folder} has one class only, {classes[0]}; at least two are needed")
     return classes
@@ -172,7 +215,10 @@ def _classes(folder: Path) -> tuple[str, ...]:
 def _read(
     folder: Path, classes: tuple[str, ...], size: int, channels: int, cache: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (n, channels, size, size) and labels, class by class in order of the names. ``cache`` names the copies."""
+    """Pixels (n, channels, size, size) and labels, in the order of the classes.
+
+    ``cache`` is the name of the cached copies; None: no cache.
+    """
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -199,9 +245,7 @@ def _decode(files: Sequence[Path], size: int, channels: int) -> np.ndarray:
     def one(i: int) -> None:
         pixels[i] = _image(files[i], size, channels)
 
-    with ThreadPoolExecutor(
-        os.cpu_count()
-    ) as pool:  # Pillow lets go of the interpreter while it decodes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
         list(pool.map(one, range(len(files))))
     return pixels
 
@@ -212,9 +256,7 @@ def _image(path: Path, size: int, channels: int) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            image.draft(
-                "RGB", (2 * size, 2 * size)
-            )  # a JPEG decoder can leave out what would be thrown away
+            image.draft("RGB", (2 * size, 2 * size))  # a JPEG decoder can skip unneeded detail
             upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
             square = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

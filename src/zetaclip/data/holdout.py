@@ -1,4 +1,4 @@
-"""Which records are held out, decided for each one by itself."""
+"""Which records are held out, decided for each record by itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ import numpy as np
 
 
 def held_out(x: np.ndarray, y: np.ndarray, share: float, seed: int, purpose: str) -> np.ndarray:
-    """True for about a ``share`` of the records, by a public function of a record's content, ``seed`` and ``purpose``.
+    """Chooses records by a public function of their content, ``seed`` and ``purpose``.
 
-    Guarantee: one record more or less changes one of the two parts, by that record. A permutation of all the rows would
-    move many others to the other side as well, and an ε for one record would not hold.
-    Edge cases: equal records are told apart by their number, so that a table of few distinct rows is split too; as
-    they are equal, it does not matter which of them is which. The share is met only on average.
+    Args:
+        x: Features, one row per record.
+        y: Targets.
+        share: Expected share of the records that is held out; it is met only on average.
+        seed: Public seed.
+        purpose: Label that makes splits for different purposes independent.
+
+    Returns:
+        True for records that are held out.
+
+    **Guarantee.** Adding or removing one record changes one of the two parts, by that record only.
+    A permutation of all rows would move many other records as well, and an ε for one record would
+    not hold.
+
+    **Edge cases.** Equal records are numbered, so that a table of few distinct rows is split too.
+    As they are equal, it does not matter which of them has which number.
     """
     if not share:
         return np.zeros(len(y), bool)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 SCALINGS = ("symmetric", "unit", "statistics")
 
-# Mean and deviation of the training pixels, as the tutorials of these sets print them. They are statistics of the
-# records that a run protects, so they are used only when asked for, and then named in the result.
+# Mean and standard deviation of the training pixels, as published in tutorials. They are statistics
+# of the records that a run protects, so they are used only on request, and the result states it.
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    # ImageNet's are statistics of another, larger, public set.
+    # These are statistics of the whole of ImageNet, a larger public set.
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 _FASHION = (
@@ -43,9 +43,20 @@ _DIGITS = tuple("0123456789")
 
 
 def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) -> Tensor:
-    """Images as float32: "symmetric" is [-1, 1], "unit" [0, 1], "statistics" the set's published mean and deviation.
+    """Images as float32.
 
-    ``pixels`` has the channels second.
+    Args:
+        pixels: Shape (n, channels, height, width), values from 0 to ``white``.
+        scaling: "symmetric" maps to [-1, 1], "unit" to [0, 1], "statistics" uses the set's
+            published mean and standard deviation.
+        name: Entry of ``STATISTICS``.
+        white: The largest pixel value.
+
+    Returns:
+        A tensor of the same shape.
+
+    Raises:
+        InputError: The set has no such scaling.
     """
     import torch
 
@@ -62,7 +73,7 @@ def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) ->
 
 
 def looked_at(scaling: str) -> tuple[str, ...]:
-    """What a scaling has seen of the training data."""
+    """The statistics of the training data that a scaling uses, in words."""
     return (
         ("mean and deviation of the training pixels (published)",)
         if scaling == "statistics"
@@ -81,7 +92,24 @@ def image_dataset(
     constants: str | None = None,
     notes: tuple[str, ...] = (),
 ) -> Dataset:
-    """Arrays of a public set of images as a ``Dataset``. ``constants`` names the entry of ``STATISTICS``."""
+    """Arrays of a public set of images as a ``Dataset``.
+
+    Args:
+        name: Name of the set.
+        train: Pixels (n, channels, height, width) and labels for training.
+        test: The same for testing.
+        classes: Names of the classes.
+        scaling: See ``scaled``.
+        white: The largest pixel value.
+        constants: Entry of ``STATISTICS``, if it is not ``name``.
+        notes: Treatments to be stated in the result.
+
+    Returns:
+        A classification.
+
+    Raises:
+        InputError: Images and labels do not fit, or the set has no such scaling.
+    """
     splits = []
     for x, y in (train, test):
         if len(x) != len(y):
@@ -104,7 +132,15 @@ def image_dataset(
 
 
 def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels with values 0 to 16; every fifth of a public shuffle is for testing."""
+    """scikit-learn's 1,797 digits of 8x8 pixels with values 0 to 16; a public fifth is for testing.
+
+    Args:
+        scaling: See ``scaled``.
+        seed: Public seed of the split.
+
+    Returns:
+        A classification with ten classes.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -113,7 +149,8 @@ def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
     order = np.random.default_rng(seed).permutation(len(y))
     test, train = np.sort(order[:360]), np.sort(order[360:])
     notes = (
-        f"the split is a public shuffle with seed {seed}: 1,437 images for training, 360 for testing",
+        f"the split is a public shuffle with seed {seed}: "
+        "1,437 images for training, 360 for testing",
     )
     return image_dataset(
         "digits",
@@ -127,17 +164,31 @@ def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
 
 
 def mnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
+    """Handwritten digits: 60,000 images of 28x28 pixels for training and 10,000 for testing."""
     train, test = _idx_pairs(place)
     return image_dataset("mnist", train, test, _DIGITS, scaling)
 
 
 def fashion_mnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
+    """Clothes: 60,000 images of 28x28 pixels for training and 10,000 for testing."""
     train, test = _idx_pairs(place)
     return image_dataset("fashion-mnist", train, test, _FASHION, scaling)
 
 
 def emnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
-    """The 26 letters, both cases together: the published Letters split, or the subset of other splits' test files."""
+    """The 26 letters, upper and lower case as one class.
+
+    Args:
+        place: The files that were found: the published Letters split, or a subset made from the
+            test files of two other splits.
+        scaling: See ``scaled``.
+
+    Returns:
+        A classification with 26 classes.
+
+    Raises:
+        InputError: The files are damaged or do not belong together.
+    """
     if place.kind == "letters":
         pairs = _idx_pairs(place)
         # Published labels count from 1; published images are transposed.
@@ -148,8 +199,8 @@ def emnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
         _case_folded(read_bytes(path).decode("ascii"), path.name) for path in place.files[4:6]
     )
     notes = (
-        "a subset of EMNIST made of letters of two published test splits: not the published Letters split, so not to be "
-        "compared with published figures",
+        "a subset of EMNIST made of letters of two published test splits: "
+        "not the published Letters split, so not to be compared with published figures",
     )
     return image_dataset(
         "emnist-letters-subset",
@@ -169,7 +220,7 @@ def _labels(y: np.ndarray) -> Tensor:
 
 
 def _idx_pairs(place: Place) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(images with a channel, labels) of the first and of the second pair of files."""
+    """Images with a channel dimension, and labels, of the first and of the second pair of files."""
     pairs = []
     for images, labels in (place.files[0:2], place.files[2:4]):
         x, y = read_idx(images), read_idx(labels)
@@ -182,10 +233,10 @@ def _idx_pairs(place: Place) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _case_folded(mapping: str, name: str) -> np.ndarray:
-    """From a split's label to 0-25 for a-z; -1 for a digit."""
+    """A table from a split's label to 0-25 for a-z, and to -1 for a digit."""
     pairs = [line.split() for line in mapping.splitlines() if line.strip()]
     if any(len(pair) != 2 for pair in pairs):
-        raise InputError(f"{name} must have a label and a character code a line")
+        raise InputError(f"{name} must have a label and a character code in each line")
     fold = np.full(256, -1, np.int64)
     for label, code in pairs:
         fold[int(label)] = max(ord(chr(int(code)).lower()) - ord("a"), -1)

@@ -1,4 +1,4 @@
-"""Tables of your own: .csv, .csv.gz or .parquet."""
+"""The user's own tables: .csv, .csv.gz or .parquet."""
 
 from __future__ import annotations
 
@@ -35,13 +35,28 @@ def own_table(
 ) -> Dataset:
     """A table as a ``Dataset``; one record is one row.
 
-    Types, bounds and vocabularies come from ``schema``; whatever it leaves open is inferred from the data, with a
-    ``PrivacyLeakWarning``. About a ``test_share`` of the rows is held out for testing, each by its content and the
-    public seed, so that one row more moves no other; 0 holds out nothing.
+    Args:
+        path: The file.
+        target: The column to predict, if the schema does not declare it.
+        task: "classification", "binary" or "regression", if the schema does not declare it.
+        schema: Types, bounds and vocabularies of the columns, as a file or a mapping. What is not
+            declared is inferred from the data, with a ``PrivacyLeakWarning``.
+        test_share: Expected share of the rows that is held out for testing. Each row is chosen by
+            its content and the public seed, so that one more row does not move others. 0 holds out
+            nothing.
+        seed: Public seed of the split.
+        delimiter: Field separator of a text file; guessed from the first line if not given.
 
-    Edge cases: a number beyond its bounds is clipped to them; a missing one is the middle of its range; a missing or
-    unknown category is a group of zeros. A missing target, a class that was not declared, a word where a number
-    belongs, a row with too many or too few fields: an error that names the line.
+    Returns:
+        The data.
+
+    Raises:
+        InputError: The file cannot be read or does not fit the schema. For a missing target, an
+            undeclared class, text where a number is expected, or a wrong number of fields, the
+            message gives the line.
+
+    **Edge cases.** A number outside its bounds is clipped to them; a missing one is the middle of
+    its range; a missing or unknown category is a group of zeros.
     """
     if isinstance(test_share, bool) or not 0 <= test_share < 1:
         raise InputError(f"test_share must be at least 0 and below 1, not {test_share!r}")
@@ -49,7 +64,8 @@ def own_table(
     meaning = complete(table, read_schema(schema) if schema is not None else {}, target, task)
     if meaning.inferred:
         warnings.warn(
-            f"{path.name}: inferred from the data, which ε does not cover: {'; '.join(meaning.inferred)}. Declare them in a schema "
+            f"{path.name}: inferred from the data, which ε does not cover: "
+            f"{'; '.join(meaning.inferred)}. Declare them in a schema "
             f"(`zetaclip data schema {path.name}` writes a template)",
             PrivacyLeakWarning,
             stacklevel=3,
@@ -74,7 +90,18 @@ def own_table(
 
 
 def read_table(path: Path, delimiter: str | None = None) -> tuple[dict[str, list[str]], list[int]]:
-    """The columns of a file as text, and the line of each record."""
+    """Reads a table as text.
+
+    Args:
+        path: The file.
+        delimiter: Field separator of a text file; guessed from the first line if not given.
+
+    Returns:
+        The fields by column, and the line of each record.
+
+    Raises:
+        InputError: The file cannot be read, or has fewer than 10 records.
+    """
     names = "".join(path.suffixes[-2:]).lower()
     if names.endswith((".parquet", ".pq")):
         table = _parquet(path)
@@ -106,7 +133,8 @@ def _csv(path: Path, delimiter: str | None) -> tuple[dict[str, list[str]], list[
                     continue  # an empty line
                 if len(row) != len(header):
                     raise InputError(
-                        f"{path}, line {reader.line_num}: {len(row)} fields, but the header has {len(header)}"
+                        f"{path}, line {reader.line_num}: {len(row)} fields, "
+                        f"but the header has {len(header)}"
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
@@ -128,7 +156,8 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
     for i, name in enumerate(header):
         if not name:
             raise InputError(
-                f"{path}: column {i + 1} has no name. A row number, perhaps? Name it, or write the file without it"
+                f"{path}: column {i + 1} has no name. If it is a row number, "
+                "name it or write the file without it"
             )
         if name in header[:i]:
             raise InputError(f"{path}: two columns are called {name!r}")
@@ -157,7 +186,8 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
     for field, line in zip(fields, lines, strict=True):
         if is_missing(field) and field.strip() not in meaning.classes:
             raise InputError(
-                f"line {line}: the target {meaning.target} is missing; take such rows out, or fill them in"
+                f"line {line}: the target {meaning.target} is missing; "
+                "remove such rows, or fill them in"
             )
     if meaning.target_range is not None:
         return np.clip(numbers(fields, meaning.target, lines), *meaning.target_range).astype(
@@ -168,11 +198,12 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
     for i, field in enumerate(fields):
         if field.strip() not in places:
             raise InputError(
-                f"line {lines[i]}: {field.strip()!r} is not among the declared classes {', '.join(meaning.classes)}"
+                f"line {lines[i]}: {field.strip()!r} is not among the declared classes "
+                f"{', '.join(meaning.classes)}"
             )
         labels[i] = places[field.strip()]
     if labels.min() == labels.max():
-        # Declared classes: if this were an error, that there is a result would tell of a single record of another class.
+        # Not an error: otherwise the existence of a result would reveal a record of another class.
         warnings.warn(
             f"every record is of the class {meaning.classes[labels[0]]!r}",
             OwnerWarning,
@@ -196,15 +227,17 @@ def _parts(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split
 
 
 def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
-    """What is done with awkward values: always the same words, for how often it happened is private."""
+    """How unusual values are treated. The text is the same for all data: counts are private."""
     notes = [
-        "numbers are clipped to their bounds, a missing one is the middle of them; a missing or unknown category is a group of zeros"
+        "numbers are clipped to their bounds, a missing one is the middle of them; "
+        "a missing or unknown category is a group of zeros"
     ]
     if meaning.target_range is not None:
         low, high = meaning.target_range
         notes.append(f"the target is clipped to {low:g} to {high:g}")
     if share:
         notes.append(
-            f"about a share of {share:g} is held out for testing, each row by its content and the public seed {seed}"
+            f"about a share of {share:g} is held out for testing, "
+            f"each row by its content and the public seed {seed}"
         )
     return tuple(notes)

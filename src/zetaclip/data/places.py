@@ -1,4 +1,4 @@
-"""Where the files of each set are looked for. Nothing here opens one."""
+"""Where the files of each set are searched for. No file is opened here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ ENVIRONMENT = "ZETACLIP_DATA"
 
 @dataclass(frozen=True)
 class Form:
-    """One form in which a set may be had: folders to look into, and files that must all be in one of them.
+    """One form in which a set may be stored.
 
-    A file may be there with ``.gz`` added; a name with ``*`` must match at least one file.
+    Attributes:
+        kind: Name of the form, for the loader.
+        folders: Folders to search, under the data root.
+        files: Files that must all be in one of the folders. A file may have ``.gz`` added; a name
+            with ``*`` must match at least one file.
     """
 
     kind: str
@@ -24,7 +28,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Place:
-    """A form that was found."""
+    """A form that was found.
+
+    Attributes:
+        kind: Name of the form.
+        folder: The folder with its files.
+        files: The files, in the order of the form.
+    """
 
     kind: str
     folder: Path
@@ -32,7 +42,7 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Bytes of its files; a folder counts with everything in it."""
+        """Total bytes of the files; a folder counts with everything in it."""
         return sum(_size(path) for path in self.files)
 
 
@@ -45,11 +55,11 @@ _IDX = (
 _EMNIST = ("images-idx3-ubyte", "labels-idx1-ubyte")
 CLINICS = ("cleveland", "hungarian", "switzerland", "va")
 
-# Canonical forms stand before the others: where both are there, the canonical files are read.
+# Canonical forms come first: if several forms exist, the canonical files are read.
 FORMS: dict[str, tuple[Form, ...]] = {
     "digits": (),  # comes with scikit-learn
     "mnist": (Form("idx", ("mnist", "MNIST/raw"), _IDX),),
-    # The last folder is where Debian's package dataset-fashion-mnist puts it.
+    # The last folder is that of Debian's package dataset-fashion-mnist.
     "fashion-mnist": (
         Form(
             "idx", ("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"), _IDX
@@ -131,13 +141,13 @@ FORMS: dict[str, tuple[Form, ...]] = {
 
 
 def default_root() -> Path:
-    """Where `zetaclip data fetch` puts files when nothing else is said."""
+    """The default folder of `zetaclip data fetch`."""
     home = os.environ.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "zetaclip"
 
 
 def roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The folders that are searched: the given one alone, or $ZETACLIP_DATA and then the default folder."""
+    """The folders to search: only ``root`` if given, otherwise $ZETACLIP_DATA and the default."""
     if root is not None:
         return [Path(root).expanduser()]
     named = os.environ.get(ENVIRONMENT)
@@ -147,7 +157,16 @@ def roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
 def find(
     name: str, root: str | os.PathLike[str] | None = None, kind: str | None = None
 ) -> Place | None:
-    """The first form of a set that is whole, root by root."""
+    """The first complete form of a set, root by root.
+
+    Args:
+        name: A known set.
+        root: The only folder to search, if given.
+        kind: The only form to accept, if given.
+
+    Returns:
+        The form, or None if no form is complete.
+    """
     for base in roots(root):
         for form in FORMS[name]:
             if kind is not None and form.kind != kind:

@@ -1,4 +1,4 @@
-"""One door: a name of a known set, or a path of the user's own, becomes a ``Dataset``."""
+"""``load``: from the name of a known set, or the path of the user's own data, to a ``Dataset``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .dataset import Dataset
 from .places import ENVIRONMENT, FORMS, Place, find, roots
 from .sources import BY_HAND, SOURCES
 
-# name: (module, function). The function gets the place where the files were found, and the options.
+# name: (module, function). The function gets the ``Place`` of the files, and the options.
 LOADERS: dict[str, tuple[str, str]] = {
     "digits": ("images", "digits"),
     "mnist": ("images", "mnist"),
@@ -41,7 +41,7 @@ ALIASES = {
 
 
 def names() -> tuple[str, ...]:
-    """The sets that ``load`` knows by name."""
+    """The names of known sets that ``load`` accepts."""
     return tuple(LOADERS)
 
 
@@ -51,13 +51,23 @@ def load(
     """Train and test tensors of a known set, of a table, or of a folder of images.
 
     Args:
-        name: a known set (see ``names()``), or a path: a .csv, .csv.gz or .parquet file, or a folder with one folder
-            of images a class.
-        root: where the files of known sets are; default $ZETACLIP_DATA, then the user's data folder.
-        options: what the loader of that set takes; docs/data.md lists them. None counts as not given.
+        name: A known set (see ``names()``), or a path: a .csv, .csv.gz or .parquet file, or a
+            folder with one folder of images per class.
+        root: The folder with the files of known sets; default $ZETACLIP_DATA, then the user's data
+            folder.
+        **options: Options of that set's loader; docs/data.md lists them. None counts as not given.
 
-    Edge cases: an unknown name, missing files and an option that the set doesn't have raise ``InputError`` with a
-    sentence that says what to do.
+    Returns:
+        The data.
+
+    Raises:
+        InputError: The name is unknown, files are missing, or the set does not have an option. The
+            message explains what to do.
+
+    Example:
+        >>> data = load("digits")
+        >>> len(data.train), data.input_shape
+        (1437, (1, 8, 8))
     """
     options = {key: value for key, value in options.items() if value is not None}
     text = os.fspath(name)
@@ -116,10 +126,16 @@ def _missing(name: str, known: str, kind: str | None, root: str | os.PathLike[st
         way = f"run `zetaclip data fetch {known}`"
     else:
         way = BY_HAND.get(known, "copy them there")
-    return f"the files of {name} were not found under {looked} (in {folders}): {hint}? Otherwise: {way}"
+    return (
+        f"the files of {name} were not found under {looked} (in {folders}): {hint}? "
+        f"Otherwise: {way}"
+    )
 
 
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*LOADERS, *ALIASES], n=1, cutoff=0.6)
     guess = f" Did you mean {near[0]}?" if near else ""
-    return f"{name} is neither a known data set nor an existing file or folder.{guess} Known: {', '.join(LOADERS)}"
+    return (
+        f"{name} is neither a known data set nor an existing file or folder.{guess} "
+        f"Known: {', '.join(LOADERS)}"
+    )

@@ -1,7 +1,7 @@
-"""What the columns of a table are: declared in a TOML or JSON file, or inferred from the data with a warning.
+"""What the columns of a table mean: declared in a TOML or JSON file, or inferred with a warning.
 
-Bounds and vocabularies found in private data are statistics of it, and no noise was added to them. So everything that a
-schema leaves open is inferred, and named.
+Bounds and vocabularies inferred from private data are statistics of it, without noise. So
+everything that was not declared and had to be inferred is listed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from ..errors import InputError
 from .columns import Categorical, Column, Numeric, is_missing, number
 
-LARGEST_VOCABULARY = (
-    100  # a text column with more different values is taken for a name or a number of a record
-)
-_MOST_CLASSES = 20  # a target of whole numbers with more different values is taken for a quantity
+# A text column with more different values is treated as an identifier and left out.
+_LARGEST_VOCABULARY = 100
+# A target of integers with more different values is treated as a quantity.
+_MOST_CLASSES = 20
 
 _KEYS = ("target", "task", "classes", "target_bounds", "columns")
 _COLUMN_KEYS = {
@@ -36,7 +36,17 @@ Table = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Schema:
-    """A table's meaning, complete: nothing of it is left to be found in the data."""
+    """The complete meaning of a table.
+
+    Attributes:
+        target: The column to predict.
+        task: "classification", "binary" or "regression".
+        columns: Encodings of the other columns that are used.
+        classes: Names of the classes.
+        target_range: Bounds of a regression's target.
+        inferred: What was inferred from the data, in words.
+        notes: Treatments to be stated in the result.
+    """
 
     target: str
     task: str
@@ -48,7 +58,17 @@ class Schema:
 
 
 def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """A schema file (.toml or .json), or the same as a mapping, checked as far as it can be without the data."""
+    """Reads a schema and checks what can be checked without the data.
+
+    Args:
+        source: A .toml or .json file, or its content as a mapping.
+
+    Returns:
+        The declared values.
+
+    Raises:
+        InputError: The file cannot be read, or a declaration is not valid.
+    """
     if isinstance(source, Mapping):
         declared, where = dict(source), "the schema"
     else:
@@ -67,7 +87,7 @@ def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
         declared["target_bounds"] = _bounds(declared["target_bounds"], "target_bounds", where)
     columns = declared.get("columns", {})
     if not isinstance(columns, Mapping):
-        raise InputError(f"{where}: columns must be a table with an entry a column")
+        raise InputError(f"{where}: columns must be a table with one entry per column")
     declared["columns"] = {
         name: _declared_column(name, entry, where) for name, entry in columns.items()
     }
@@ -77,7 +97,20 @@ def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
 def complete(
     table: Table, declared: Mapping[str, Any], target: str | None = None, task: str | None = None
 ) -> Schema:
-    """A schema for this table: what was declared, and the rest inferred from the data."""
+    """A complete schema for a table: what was declared, and the rest inferred from the data.
+
+    Args:
+        table: Fields as text, by column.
+        declared: What ``read_schema`` returned; may be empty.
+        target: The column to predict; takes precedence over the declared one.
+        task: The task; takes precedence over the declared one.
+
+    Returns:
+        The schema.
+
+    Raises:
+        InputError: The declarations do not fit the table.
+    """
     target = target or declared.get("target")
     if not target:
         raise InputError(f"name the column to predict with target; the file has {', '.join(table)}")
@@ -97,7 +130,8 @@ def complete(
             continue
         if entries and name not in entries:
             raise InputError(
-                f'column {name!r} is not in the schema: declare it, or leave it out with type = "ignore"'
+                f"column {name!r} is not in the schema: declare it, "
+                'or leave it out with type = "ignore"'
             )
         column = _column(name, fields, entries.get(name, {}), inferred, notes)
         if column is not None:
@@ -112,12 +146,24 @@ def complete(
 
 
 def template(table: Table, target: str | None = None) -> str:
-    """A schema file to fill in: the columns with a guess of their types, and no value of the data."""
+    """A schema file to fill in: columns and guessed types, without any value of the data.
+
+    Args:
+        table: Fields as text, by column.
+        target: The column to predict, if known.
+
+    Returns:
+        The text of a .toml file.
+
+    Raises:
+        InputError: There is no such target.
+    """
     if target is not None and target not in table:
         raise InputError(_no_column(target, table))
     lines = [
-        "# The types below are guesses from the data. Fill in bounds and values from what a column means, not from what is",
-        "# in the file: whatever is left open will be inferred from private data, with a warning.",
+        "# The types below are guesses from the data. Fill in bounds and values from what a column",
+        "# means, not from what is in the file: whatever is left open will be inferred from the",
+        "# private data, with a warning.",
         "",
         f"target = {_quoted(target)}" if target else '# target = "COLUMN"',
         '# task = "classification"        # or "regression"',
@@ -155,7 +201,7 @@ def _parse(path: Path) -> dict[str, Any]:
             raise
         raise InputError(f"{path} is not valid: {error}") from error
     if not isinstance(parsed, dict):
-        raise InputError(f"{path} must hold a table of keys")
+        raise InputError(f"{path} must contain a table of keys")
     return parsed
 
 
@@ -172,7 +218,8 @@ def _declared_column(name: str, entry: Any, where: str) -> dict[str, Any]:
     for key in entry:
         if key not in known:
             raise InputError(
-                f"{where}: a {entry['type']} column such as {name!r} has no {key!r}; it has {', '.join(known)}"
+                f"{where}: a {entry['type']} column such as {name!r} has no {key!r}; "
+                f"it has {', '.join(known)}"
             )
     checked = dict(entry)
     if "bounds" in entry:
@@ -214,7 +261,7 @@ def _column(
     inferred: list[str],
     notes: list[str],
 ) -> Column | None:
-    """A column's encoding; None if it is left out. What had to be looked up is added to ``inferred``."""
+    """A column's encoding; None if it is left out. What is inferred is added to ``inferred``."""
     kind = entry.get("type")
     if kind is None:
         kind = _kind(fields)
@@ -232,12 +279,11 @@ def _column(
         found = _distinct(fields)
         if not found:
             raise InputError(
-                f'column {name!r} is empty: declare its values, or leave it out with type = "ignore"'
+                f"column {name!r} is empty: declare its values, "
+                'or leave it out with type = "ignore"'
             )
         return Categorical(name, found)
-    flag = entry["missing"] == "flag" if "missing" in entry else False
-    if not entry:
-        flag = any(is_missing(field) for field in fields)
+    flag = entry.get("missing") == "flag" if entry else any(is_missing(field) for field in fields)
     if "bounds" in entry:
         low, high = entry["bounds"]
     else:
@@ -283,7 +329,7 @@ def _kind(fields: Sequence[str]) -> str:
         return "numeric" if len({float(field) for field in present}) > 1 else "ignore"
     return (
         "categorical"
-        if 2 <= len({field.strip() for field in present}) <= LARGEST_VOCABULARY
+        if 2 <= len({field.strip() for field in present}) <= _LARGEST_VOCABULARY
         else "ignore"
     )
 
@@ -296,7 +342,7 @@ def _is_quantity(fields: Sequence[str]) -> bool:
 
 
 def _distinct(fields: Sequence[str]) -> tuple[str, ...]:
-    """Different values in order: of the numbers, where all are numbers."""
+    """Different values, in numeric order if all are numbers, otherwise in alphabetic order."""
     values = {field.strip() for field in fields if not is_missing(field)}
     numeric = all(math.isfinite(number(value)) for value in values)
     return tuple(sorted(values, key=lambda value: (number(value) if numeric else 0.0, value)))

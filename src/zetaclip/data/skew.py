@@ -15,15 +15,25 @@ from .dataset import Dataset, Split
 def dirichlet_skew(
     dataset: Dataset, alpha: float, seed: int, *, size: int | None = None
 ) -> Dataset:
-    """Subsamples the training records so that the class shares follow one draw of Dirichlet(alpha, ..., alpha).
+    """Subsamples the training records so that class shares follow a Dirichlet(alpha, ..., alpha).
 
-    ``size`` records are kept; the default is the number of records of the smallest class. That many are feasible for
-    every alpha and every draw, so all severities train on the same N. ``feasible_size`` tells how many more the draws of one
-    table allow.
+    Args:
+        dataset: A classification.
+        alpha: Concentration; smaller values give more skew.
+        seed: Public seed of the shares and of the chosen records.
+        size: Number of records to keep. The default is the number of records of the smallest class,
+            which is feasible for every alpha and draw, so that all severities train on the same
+            number. ``feasible_size`` gives the largest size for a table of draws.
 
-    Guarantee: no record is kept twice. A repeated record would weigh twice in a sum, and the ε of one record would not
-    hold. ε is for a record of the skewed set. Draw and choice come from the public seed.
-    Edge cases: a size that this draw can't give without repeating is refused, and the largest feasible one is named.
+    Returns:
+        The dataset with fewer training records.
+
+    Raises:
+        InputError: The size needs more records of a class than there are (the message gives the
+            largest feasible size), a class is empty, or the task is a regression.
+
+    **Guarantee.** No record is kept twice: a repeated record would count twice in a sum, and the ε
+    of one record would not hold. ε is for a record of the skewed set.
     """
     import torch
 
@@ -34,14 +44,14 @@ def dirichlet_skew(
     counts = _whole(shares, wanted)
     if (counts > available).any():
         raise InputError(
-            f"{wanted} records with these shares need a class more often than it is there; at most {_largest(shares, available)} are "
-            "feasible"
+            f"{wanted} records with these shares need more records of a class than there are; "
+            f"at most {_largest(shares, available)} are feasible"
         )
     kept = [generator.permutation(np.flatnonzero(y == k))[:n] for k, n in enumerate(counts)]
     rows = torch.from_numpy(np.sort(np.concatenate(kept)))
     note = (
-        f"label skew: Dirichlet alpha {alpha:g}, seed {seed}, {wanted} of the training records, none twice; "
-        "ε is for a record of this skewed set"
+        f"label skew: Dirichlet alpha {alpha:g}, seed {seed}, {wanted} of the training records, "
+        "none twice; ε is for a record of this skewed set"
     )
     seen = (
         () if dataset.public else ("the number of records of each class decided which were kept",)
@@ -56,7 +66,19 @@ def dirichlet_skew(
 
 
 def feasible_size(dataset: Dataset, alphas: Sequence[float], seeds: Sequence[int]) -> int:
-    """The largest size that every one of these draws can give without repeating a record, for a table of severities."""
+    """The largest size of ``dirichlet_skew`` that is feasible for every alpha with every seed.
+
+    Args:
+        dataset: A classification.
+        alphas: Concentrations.
+        seeds: Public seeds.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        InputError: There is no alpha or no seed, a class is empty, or the task is a regression.
+    """
     _, available = _counted(dataset)
     draws = [
         _shares(len(available), alpha, np.random.default_rng(seed))
@@ -76,7 +98,8 @@ def _counted(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     available = np.bincount(y, minlength=2 if dataset.task == "binary" else dataset.outputs)
     if available.min() == 0:
         raise InputError(
-            f"class {int(available.argmin())} has no training record, so no skew of all classes can be drawn"
+            f"class {int(available.argmin())} has no training record, "
+            "so no skew of all classes can be drawn"
         )
     return y, available
 
@@ -85,13 +108,15 @@ def _shares(count: int, alpha: float, generator: np.random.Generator) -> np.ndar
     if not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha > 0):
         raise InputError(f"the Dirichlet alpha must be a positive number, not {alpha!r}")
     shares = generator.dirichlet(np.full(count, float(alpha)))
-    if not np.isfinite(shares).all():  # every gamma draw underflowed; the limit is one class
+    if not np.isfinite(
+        shares
+    ).all():  # every gamma draw underflowed; in the limit one class has all
         shares = np.eye(count)[generator.integers(count)]
     return shares
 
 
 def _largest(shares: np.ndarray, available: np.ndarray) -> int:
-    """The largest total whose rounded counts are there."""
+    """The largest total whose rounded counts are available."""
     with np.errstate(divide="ignore"):
         total = int(min((available / shares).min(), available.sum())) + len(shares)
     while (_whole(shares, total) > available).any():
@@ -100,7 +125,7 @@ def _largest(shares: np.ndarray, available: np.ndarray) -> int:
 
 
 def _whole(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers with this total, as near to the shares as can be (largest remainders)."""
+    """Integers with this total that are closest to the shares (largest remainder method)."""
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")

@@ -1,9 +1,9 @@
-"""Where the canonical files of each set live, and the digests by which they are known.
+"""Addresses and digests of the canonical files of each set.
 
-MNIST, Adult and Heart: sha256 of files whose md5 is the one that public loaders pin. CIFAR: the md5 on the author's page for
-the archive, and the sha1 that MXNet publishes for its members. EMNIST and Fashion-MNIST: the md5 that their authors or
-torchvision publish. No digest of VED's weekly files is published, and ImageNet is given out to registered people only:
-these two are fetched by hand.
+MNIST, Adult and Heart: sha256 of files whose md5 is the one in public loaders. CIFAR: the md5 on
+the author's page for the archive, and the sha1 that MXNet publishes for its members. EMNIST and
+Fashion-MNIST: the md5 that their authors or torchvision publish. No digest of VED's weekly files is
+published, and ImageNet is available to registered users only: these two are fetched by hand.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its address, where it goes under the data root, its digest ("md5:...", "sha256:...")."""
+    """One file to download.
+
+    Attributes:
+        url: Its address.
+        path: Its path under the data root.
+        digest: "md5:...", "sha1:..." or "sha256:...".
+        members: For an archive, the files to extract: (name in the archive, path under the data
+            root, digest or ""). The archive is then deleted.
+    """
 
     url: str
     path: str
     digest: str
-    # For an archive: what is taken out of it, member -> (path under the root, digest or ""). The archive is then deleted.
     members: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -139,16 +146,19 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     ),
 }
 
-# Sets that can't be downloaded and checked by a program, and what to do instead.
+# Sets that cannot be downloaded and checked by a program, and what to do instead.
 BY_HAND: dict[str, str] = {
     "digits": "digits comes with scikit-learn: there is nothing to fetch",
     "imagenet100": (
-        "ImageNet is given out to registered people only: put the hundred classes into imagenet100/train/CLASS and "
-        "imagenet100/val/CLASS under the data root"
+        "ImageNet is available to registered users only: put the hundred classes into "
+        "imagenet100/train/CLASS and imagenet100/val/CLASS under the data root"
     ),
-    "imagenet-sample": "a small sample for tests of the loader; any folder with train/CLASS and val/CLASS will do",
+    "imagenet-sample": (
+        "a small sample for tests of the loader; any folder with train/CLASS and val/CLASS will do"
+    ),
     "ved": (
-        "no digest of VED's archives is published: unpack VED_DynamicData_Part1.7z and Part2.7z of github.com/gsoh/VED into ved/ under "
-        "the data root, and put VED_Static_Data_ICE&HEV.xlsx beside the weeks"
+        "no digest of VED's archives is published: unpack VED_DynamicData_Part1.7z and Part2.7z of "
+        "github.com/gsoh/VED into ved/ under the data root, and put VED_Static_Data_ICE&HEV.xlsx "
+        "beside the weeks"
     ),
 }

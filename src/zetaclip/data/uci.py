@@ -13,8 +13,9 @@ from .dataset import Dataset, Split
 from .files import read_bytes, words
 from .places import CLINICS, Place
 
-# Vocabularies as adult.names lists them. Ranges: the survey asks people above 16 and top-codes age at 90, two digits
-# hold the hours, sixteen levels of education; gains and losses are mostly 0 and otherwise span decades, hence log.
+# Vocabularies as in adult.names. Ranges: the survey asks people above 16 and top-codes age at 90,
+# hours have two digits, and there are sixteen levels of education. Gains and losses are mostly 0
+# and otherwise span several orders of magnitude, hence log.
 ADULT: tuple[Column, ...] = (
     Numeric("age", 17, 90),
     Categorical(
@@ -34,23 +35,24 @@ ADULT: tuple[Column, ...] = (
     Categorical(
         "education",
         words(
-            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
-            "1st-4th 10th Doctorate 5th-6th Preschool"
+            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
+            "Masters 1st-4th 10th Doctorate 5th-6th Preschool"
         ),
     ),
     Numeric("education-num", 1, 16),
     Categorical(
         "marital-status",
         words(
-            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"
+            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
+            "Married-AF-spouse"
         ),
     ),
     Categorical(
         "occupation",
         words(
-            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-            "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
-            "Armed-Forces"
+            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
+            "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
+            "Priv-house-serv Protective-serv Armed-Forces"
         ),
     ),
     Categorical(
@@ -65,14 +67,15 @@ ADULT: tuple[Column, ...] = (
     Categorical(
         "native-country",
         words(
-            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan "
-            "Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal "
-            "Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua "
-            "Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands"
+            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) "
+            "India Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica "
+            "Vietnam Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti "
+            "Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador "
+            "Trinadad&Tobago Peru Hong Holand-Netherlands"
         ),
     ),
 )
-# Values as heart-disease.names lists them; ranges are those of adult patients in a clinic, not of these patients.
+# Values as in heart-disease.names; ranges are those of adult patients in general, not of these.
 HEART: tuple[Column, ...] = (
     Numeric("age", 20, 80),
     Categorical("sex", ("0", "1")),
@@ -88,11 +91,23 @@ HEART: tuple[Column, ...] = (
     Categorical("ca", ("0", "1", "2", "3")),
     Categorical("thal", ("3", "6", "7")),
 )
-_ZERO_IS_MISSING = ("trestbps", "chol")  # nobody who is alive has a 0 there
+_ZERO_IS_MISSING = ("trestbps", "chol")  # 0 is impossible for a living patient
 
 
 def adult(place: Place) -> Dataset:
-    """32,561 people for training and 16,281 for testing, as published; does a person earn more than 50,000 dollars?"""
+    """Census income: does a person earn more than 50,000 dollars a year?
+
+    32,561 people are for training and 16,281 for testing, as published.
+
+    Args:
+        place: The files that were found.
+
+    Returns:
+        A binary task.
+
+    Raises:
+        InputError: A file is damaged.
+    """
     train, test = (_adult_split(path) for path in place.files[:2])
     return Dataset(
         name="adult",
@@ -126,7 +141,20 @@ def _adult_split(path: Path) -> Split:
 def heart(
     place: Place, *, clinics: str | Sequence[str] = CLINICS, test_share: float = 0.2, seed: int = 0
 ) -> Dataset:
-    """Patients of up to four clinics; is a coronary artery narrowed by more than half? Split by clinic and diagnosis."""
+    """Patients of up to four clinics: is a coronary artery narrowed by more than half?
+
+    Args:
+        place: The files that were found.
+        clinics: One clinic or several of ``CLINICS``.
+        test_share: Share of the patients that is held out, per clinic and diagnosis.
+        seed: Public seed of the split.
+
+    Returns:
+        A binary task.
+
+    Raises:
+        InputError: A file is damaged, or an argument has a value that is not allowed.
+    """
     chosen = [clinics] if isinstance(clinics, str) else list(clinics)
     if not chosen or len(set(chosen)) != len(chosen) or set(chosen) - set(CLINICS):
         raise InputError(f"clinics are some of {', '.join(CLINICS)}, each once, not {clinics!r}")
@@ -162,9 +190,11 @@ def heart(
         unit="one patient",
         classes=("no disease", "disease"),
         notes=(
-            f"the split is stratified by clinic and diagnosis, with public seed {seed} and test share {test_share:g}",
-            "a missing number is the middle of its range and is marked in a column of its own, a missing category is a group of "
-            "zeros; a blood pressure or cholesterol of 0 counts as missing",
+            f"the split is stratified by clinic and diagnosis, with public seed {seed} "
+            f"and test share {test_share:g}",
+            "a missing number is the middle of its range and is marked in a column of its own, "
+            "a missing category is a group of zeros; "
+            "a blood pressure or cholesterol of 0 counts as missing",
         ),
         nominal_size=len(splits[0]),
         features=feature_names(HEART),
@@ -178,10 +208,8 @@ def _clinic(path: Path) -> tuple[np.ndarray, np.ndarray]:
     table: dict[str, list[str]] = {}
     for i, column in enumerate(HEART):
         fields = [row[i] for row in rows]
-        if isinstance(column, Categorical):
-            fields = [
-                field if is_missing(field) else f"{float(field):g}" for field in fields
-            ]  # "1.0" and "1"
+        if isinstance(column, Categorical):  # both "1.0" and "1" occur
+            fields = [field if is_missing(field) else f"{float(field):g}" for field in fields]
         elif column.name in _ZERO_IS_MISSING:
             fields = [
                 "" if not is_missing(field) and float(field) == 0 else field for field in fields

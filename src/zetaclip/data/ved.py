@@ -1,8 +1,8 @@
-"""The Vehicle Energy Dataset: the mean fuel rate of a minute of driving, from how the car was driven.
+"""The Vehicle Energy Dataset: the mean fuel rate of a minute of driving, from speed and engine.
 
-One record is a 60 s segment of a trip. Its target is the mean fuel rate in g/s, mass air flow over 14.7, the stoichiometric
-ratio of petrol. Mass air flow and absolute load determine the target, so they are never features; nor are the fuel
-trims, which correct it.
+One record is a 60 s segment of a trip. Its target is the mean fuel rate in g/s: mass air flow
+divided by 14.7, the stoichiometric ratio of petrol. Mass air flow and absolute load determine the
+target, so they are never features; neither are the fuel trims, which correct it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .places import Place
 
 SECONDS = 60
 AIR_FUEL_RATIO = 14.7
-TARGET_RANGE = (0.0, 5.0)  # g/s: 24 litres an hour, held for a minute
+TARGET_RANGE = (0.0, 5.0)  # g/s: the upper end is 24 litres an hour for a whole minute
 _COVERED = 45.0  # seconds of a segment in which speed, engine speed and air flow must be known
-_GAP = 5.0  # a reading counts until the next one, but no longer than this many seconds
+_GAP = 5.0  # a reading is valid until the next one, but at most this many seconds
 
-# A feature and the range that becomes [-1, 1]: what road cars do, not what these cars did.
+# A feature and the range that is mapped to [-1, 1]: typical of road cars, not computed from these.
 FEATURES: tuple[tuple[str, float, float], ...] = (
     ("mean speed [km/h]", 0, 160),
     ("deviation of speed [km/h]", 0, 60),
@@ -58,13 +58,20 @@ _COLUMNS = (
     "MAF[g/sec]",
     "Engine RPM[RPM]",
 )
-_CACHE = "ved-segments-1"  # a change of ``segments`` needs a new number here
-_DRIVING = 11  # the first features come from driving, the others from the car
+_CACHE = "ved-segments-1"  # increase the number when ``segments`` changes
+_DRIVING = 11  # the first 11 features come from driving, the others from the car
 
 
 @dataclass(frozen=True)
 class Car:
-    """What the static data say of a petrol car; nan where they say nothing."""
+    """Static data of a petrol car; NaN where unknown.
+
+    Attributes:
+        displacement: Litres.
+        cylinders: Their number.
+        turbo: 1 with a turbocharger, otherwise 0.
+        weight: Weight class in pounds.
+    """
 
     displacement: float
     cylinders: float
@@ -80,10 +87,25 @@ def ved(
     seed: int = 0,
     hybrids: bool = False,
 ) -> Dataset:
-    """Segments of petrol cars' trips, split by vehicle; ``hybrids`` takes cars with an electric motor too.
+    """Segments of trips of petrol cars, split by vehicle.
 
-    Guarantee: whether a vehicle is for testing, and which ``segments_per_trip`` segments of a longer trip are kept, follow
-    from their numbers and the public seed. So a trip has at most that many records, and no trip decides over another.
+    Args:
+        place: The files that were found.
+        segments_per_trip: The largest number of segments that is kept of one trip.
+        test_share: Expected share of the vehicles that is held out for testing.
+        seed: Public seed of the split and of the kept segments.
+        hybrids: Also use cars with an additional electric motor.
+
+    Returns:
+        A regression.
+
+    Raises:
+        InputError: A file is damaged, there are too few segments, or an argument has a value that
+            is not allowed.
+
+    **Guarantee.** Whether a vehicle is for testing, and which segments of a long trip are kept,
+    depends only on their numbers and the public seed. So a trip has at most ``segments_per_trip``
+    records, and no trip influences another.
     """
     if (
         isinstance(segments_per_trip, bool)
@@ -114,10 +136,13 @@ def ved(
         outputs=1,
         unit=f"one {SECONDS} s segment of a trip",
         notes=(
-            f"the files of {len(weeks)} week{'s' if len(weeks) > 1 else ''} of VED's 54 were found; at most {segments_per_trip} "
-            "segments of a trip are kept, chosen by the public seed",
-            f"split by vehicle: a share of {test_share:g} of the vehicles, by the public seed {seed}, is for testing",
-            f"the target is clipped to its declared range, {TARGET_RANGE[0]:g} to {TARGET_RANGE[1]:g} g/s",
+            f"the files of {len(weeks)} week{'s' if len(weeks) > 1 else ''} of VED's 54 were "
+            f"found; at most {segments_per_trip} segments of a trip are kept, "
+            "chosen by the public seed",
+            f"split by vehicle: a share of {test_share:g} of the vehicles, "
+            f"by the public seed {seed}, is for testing",
+            "the target is clipped to its declared range, "
+            f"{TARGET_RANGE[0]:g} to {TARGET_RANGE[1]:g} g/s",
         ),
         nominal_size=len(train),
         target_range=TARGET_RANGE,
@@ -129,9 +154,19 @@ def ved(
 
 
 def segments(path: Path) -> np.ndarray:
-    """Every usable segment of a week: vehicle, trip, number of the minute, mean fuel rate, then the driving features.
+    """Every usable segment of a week.
 
-    Means are over time: a reading holds until the next one, but at most five seconds.
+    Means are over time: a reading is valid until the next one, but at most five seconds.
+
+    Args:
+        path: The file of the week.
+
+    Returns:
+        One row per segment: vehicle, trip, number of the minute, mean fuel rate, and the driving
+        features.
+
+    Raises:
+        InputError: The file cannot be read.
     """
     vehicle, trip, stamp, speed, flow, engine = _readings(path)
     order = np.lexsort((stamp, trip, vehicle))
@@ -151,7 +186,7 @@ def segments(path: Path) -> np.ndarray:
 
     def mean(values: np.ndarray) -> np.ndarray:
         used = np.where(weight > 0, values, 0.0)
-        with np.errstate(invalid="ignore"):  # nothing is known of some segments
+        with np.errstate(invalid="ignore"):  # some segments have no valid reading: 0 / 0
             return np.bincount(group, used * weight) / total
 
     def largest(values: np.ndarray) -> np.ndarray:
@@ -186,7 +221,18 @@ def segments(path: Path) -> np.ndarray:
 
 
 def petrol_cars(path: Path, hybrids: bool = False) -> dict[int, Car]:
-    """The petrol cars of the static data by vehicle number."""
+    """The petrol cars of the static data.
+
+    Args:
+        path: The .xlsx file of the static data.
+        hybrids: Also list cars with an additional electric motor.
+
+    Returns:
+        Cars by vehicle number.
+
+    Raises:
+        InputError: The file cannot be read or lacks a column.
+    """
     cars: dict[int, Car] = {}
     header, *rows = _sheet(path)
     try:
@@ -215,7 +261,7 @@ def petrol_cars(path: Path, hybrids: bool = False) -> dict[int, Car]:
 
 
 def _readings(path: Path) -> list[np.ndarray]:
-    """The columns that are needed, by their names in the header."""
+    """The columns of ``_COLUMNS``, by their names in the header."""
     try:
         with _open(path) as file:
             header = next(csv.reader(file), [])
@@ -248,13 +294,13 @@ def _features(rows: np.ndarray, cars: dict[int, Car]) -> np.ndarray:
 
 
 def _unique(rows: np.ndarray) -> np.ndarray:
-    """Each minute of each trip once, in order: weekly files may overlap."""
+    """Each minute of each trip once, in order, because weekly files may overlap."""
     _, first = np.unique(rows[:, :3], axis=0, return_index=True)
     return rows[first]
 
 
 def _kept(rows: np.ndarray, per_trip: int, seed: int) -> np.ndarray:
-    """Of each trip the segments with the smallest draws; each draw depends on the segment's own numbers alone."""
+    """The segments of each trip with the smallest draws, which depend on their own numbers only."""
     draws = _uniform(seed, 2, *rows[:, :3].T)
     order = np.lexsort((draws, rows[:, 1], rows[:, 0]))
     trips = rows[order][:, :2]
@@ -266,7 +312,7 @@ def _kept(rows: np.ndarray, per_trip: int, seed: int) -> np.ndarray:
 
 
 def _uniform(seed: int, stream: int, *numbers: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for each row, a fixed function of its whole numbers and the seed (SplitMix64)."""
+    """A number in [0, 1) per row, a fixed function of its integers and the seed (SplitMix64)."""
     with np.errstate(over="ignore"):
         state = np.full(
             len(numbers[0]), np.uint64(seed) * np.uint64(4) + np.uint64(stream), np.uint64
@@ -297,7 +343,7 @@ _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 
 def _sheet(path: Path) -> list[list[str]]:
-    """The first sheet of an .xlsx file as text; a whole package for one table would be too much."""
+    """The first sheet of an .xlsx file as text, to avoid a dependency for a single table."""
     try:
         with zipfile.ZipFile(path) as archive:
             shared = [

@@ -1,6 +1,6 @@
-"""Per-example norms and clipped sums out of one backward pass.
+"""Per-example norms and clipped sums from one backward pass.
 
-Nothing outside ``zetaclip.mechanism`` may ask a ``Chunk`` for what it holds.
+Only ``zetaclip.mechanism`` may read the contents of a ``Chunk``.
 """
 
 from .attach import Refusal, make_shadows

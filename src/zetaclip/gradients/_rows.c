@@ -1,12 +1,12 @@
 /* Norms and weighted sums over the rows of small matrices, many matrices in one call.
  *
- * On a small network the arithmetic of clipping takes less time than the calls that ask for it. Here all layers of a
- * chunk are one call: once for the norms, once for what the factors multiply. gradients/rows.py says which matrices
- * come here and what happens without this file. The same goes for the few columns that a rule releases beside the sum,
- * and for weights that are perturbed.
+ * On a small network the arithmetic of clipping takes less time than the calls to it. Here all
+ * layers of a chunk are one call: one for the norms, one for the weighted sums. rows.py decides
+ * which matrices are processed here, and does the work if this file was not compiled. The same
+ * holds for the few columns that a rule releases beside the sum, and for perturbed weights.
  *
- * Sums are taken in lanes, and a bounded number of values at a time, so that every processor rounds alike and wide rows
- * lose no digits.
+ * Sums are computed in lanes and in pieces of bounded length, so that every processor rounds in the
+ * same way and wide rows lose no precision.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,9 +16,9 @@
 #include <string.h>
 
 #define LANES 8
-#define STRIDE (4 * LANES) /* values per turn of the inner loop: four sums side by side hide the latency of an addition */
-#define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
-#define COLUMNS 2048       /* of a sum over rows that are worked through at once */
+#define STRIDE (4 * LANES) /* values per iteration: four parallel sums hide an addition's latency */
+#define PIECE 2048         /* values that are added in float32; such sums are added in double */
+#define COLUMNS 2048       /* columns of a sum over rows that are processed at once */
 #define FIELDS 4           /* numbers that describe one task */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
@@ -33,8 +33,9 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
-/* The norms of the rows of a matrix: inf or nan where float32 can't hold the squares. */
-WIDE static void row_norms(const float *restrict values, size_t rows, size_t width, double *restrict norms)
+/* The norms of the rows of a matrix: inf or nan if the squares overflow float32. */
+WIDE static void row_norms(const float *restrict values, size_t rows, size_t width,
+                           double *restrict norms)
 {
     for (size_t row = 0; row < rows; row++, values += width) {
         double total = 0.0;
@@ -66,31 +67,35 @@ WIDE static void row_norms(const float *restrict values, size_t rows, size_t wid
 }
 
 /* scaled = factor * row for every row, and sum += their sum, in double; either may be NULL. */
-WIDE static void weigh_rows(const float *restrict values, const double *restrict factors, size_t rows, size_t width,
-                            double *restrict scaled, double *restrict sum)
+WIDE static void weigh_rows(const float *restrict values, const double *restrict factors,
+                            size_t rows, size_t width, double *restrict scaled,
+                            double *restrict sum)
 {
     if (scaled != NULL)
         for (size_t row = 0; row < rows; row++)
-            for (size_t i = 0; i < width; i++) scaled[row * width + i] = factors[row] * values[row * width + i];
+            for (size_t i = 0; i < width; i++)
+                scaled[row * width + i] = factors[row] * values[row * width + i];
     if (sum == NULL) return;
-    for (size_t start = 0; start < width; start += COLUMNS) { /* so many sums stay in the cache while the rows go by */
+    for (size_t start = 0; start < width; start += COLUMNS) { /* these sums stay in the cache */
         size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
         for (; row + 4 <= rows; row += 4) {
             const float *a = values + row * width, *b = a + width, *c = b + width, *d = c + width;
-            double p = factors[row], q = factors[row + 1], r = factors[row + 2], s = factors[row + 3];
-            for (size_t i = start; i < end; i++) sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
+            double p = factors[row], q = factors[row + 1];
+            double r = factors[row + 2], s = factors[row + 3];
+            for (size_t i = start; i < end; i++)
+                sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
         }
         for (; row < rows; row++)
             for (size_t i = start; i < end; i++) sum[i] += factors[row] * values[row * width + i];
     }
 }
 
-/* A list of integers, FIELDS to a task; to be freed with PyMem_Free. */
+/* Reads a list of integers, FIELDS per task; free the result with PyMem_Free. */
 static uint64_t *read_tasks(PyObject *list, Py_ssize_t *tasks)
 {
     Py_ssize_t length = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
     if (length < 0 || length % FIELDS) {
-        PyErr_SetString(PyExc_TypeError, "tasks are a list of integers, four to each");
+        PyErr_SetString(PyExc_TypeError, "tasks are a list of integers, four per task");
         return NULL;
     }
     uint64_t *fields = PyMem_Malloc((length ? length : 1) * sizeof *fields);
@@ -113,7 +118,8 @@ static PyObject *norms(PyObject *self, PyObject *args)
     int fresh;
     double lost, scale;
     Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "OKKpdd", &list, &rows, &address, &fresh, &lost, &scale)) return NULL;
+    if (!PyArg_ParseTuple(args, "OKKpdd", &list, &rows, &address, &fresh, &lost, &scale))
+        return NULL;
     uint64_t *fields = read_tasks(list, &tasks);
     if (fields == NULL) return NULL;
     double *first = PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first), *second = first + rows;
@@ -124,15 +130,17 @@ static PyObject *norms(PyObject *self, PyObject *args)
     double *out = (double *)(uintptr_t)address, largest = 0.0;
     int finite = 1;
     Py_BEGIN_ALLOW_THREADS
-    uint64_t done = 0, wide = 0; /* the matrix whose norms are in `second`: a layer's weight and bias share one */
+    /* The matrix whose norms are in `second`: a layer's weight and bias share one. */
+    uint64_t done = 0, wide = 0;
     for (size_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
     for (Py_ssize_t task = 0; task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        if (task == 0 || f[2] != done || f[3] != wide) row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
+        if (task == 0 || f[2] != done || f[3] != wide)
+            row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
         done = f[2];
         wide = f[3];
         if (f[0]) {
-            /* A product: what underflow hid in one factor must not vanish when the other is huge. */
+            /* What underflow hid in one factor counts if the other factor is huge. */
             double hidden = sqrt((double)(f[1] > f[3] ? f[1] : f[3]) * FLT_MIN);
             row_norms((const float *)(uintptr_t)f[0], rows, f[1], first);
             for (size_t i = 0; i < rows; i++) {
@@ -197,7 +205,8 @@ static PyObject *farthest(PyObject *self, PyObject *args)
 {
     unsigned long long rows, norms, factors, columns, width;
     if (!PyArg_ParseTuple(args, "KKKKK", &rows, &norms, &factors, &columns, &width)) return NULL;
-    const double *norm = (const double *)(uintptr_t)norms, *factor = (const double *)(uintptr_t)factors;
+    const double *norm = (const double *)(uintptr_t)norms;
+    const double *factor = (const double *)(uintptr_t)factors;
     const double *column = (const double *)(uintptr_t)columns;
     double largest = 0.0;
     for (size_t i = 0; i < rows; i++) {
@@ -207,8 +216,8 @@ static PyObject *farthest(PyObject *self, PyObject *args)
             for (size_t j = 0; j < width; j++, column++) squares += *column * *column;
             moved = sqrt(squares);
         }
-        largest = moved <= largest ? largest : moved; /* takes nan, and stops there: it would be lost again */
-        if (isnan(moved)) break;
+        largest = moved <= largest ? largest : moved; /* nan if `moved` is nan */
+        if (isnan(moved)) break;                      /* the next row would overwrite it */
     }
     return PyFloat_FromDouble(largest);
 }
@@ -256,7 +265,8 @@ static PyObject *sums(PyObject *self, PyObject *args)
 }
 
 /* sum = one + by * other; the sum may be one of the two. */
-WIDE static void add_scaled(float *sum, const float *one, const float *other, size_t count, float by)
+WIDE static void add_scaled(float *sum, const float *one, const float *other, size_t count,
+                            float by)
 {
     for (size_t i = 0; i < count; i++) sum[i] = one[i] + by * other[i];
 }
@@ -275,7 +285,8 @@ static PyObject *advance(PyObject *self, PyObject *args)
     int moves = isfinite(length) && isfinite(by);
     for (Py_ssize_t task = 0; moves && task < tasks; task++) {
         const uint64_t *f = fields + FIELDS * task;
-        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2], (const float *)(uintptr_t)f[3], f[1], by);
+        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2],
+                   (const float *)(uintptr_t)f[3], f[1], by);
     }
     PyMem_Free(fields);
     return PyBool_FromLong(moves);
@@ -284,32 +295,40 @@ static PyObject *advance(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
      "norms(tasks, rows, address, fresh, lost, scale) -> largest\n\n"
-     "A task is (address, width, address, width) of two float32 matrices, whose row norms are multiplied; the first address\n"
-     "may be 0. The float64 values at `address` are sums of squares (nothing yet, if fresh) and become\n"
-     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is not finite."},
+     "A task is (address, width, address, width) of two float32 matrices, whose row norms are\n"
+     "multiplied; the first address may be 0. The float64 values at `address` are sums of squares\n"
+     "(uninitialized if fresh) and become scale * (lost + sqrt(sum + squares of all tasks)). The\n"
+     "largest is returned, or inf if one is not finite."},
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, by)\n\n"
-     "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
-     "their sum, both float64; the last two may be 0. `factors` is the address of float64 values."},
-    {"flat", flat, METH_VARARGS, "flat(rows, clip, norms, factors): factor = clip / max(norm, clip), float64 at two addresses."},
+     "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times\n"
+     "factor * by, and where to add their sum, both float64; the last two may be 0. `factors` is\n"
+     "the address of float64 values."},
+    {"flat", flat, METH_VARARGS,
+     "flat(rows, clip, norms, factors)\n\n"
+     "factor = clip / max(norm, clip), float64 at two addresses."},
     {"farthest", farthest, METH_VARARGS,
-     "farthest(rows, norms, factors, columns, width) -> the largest length, or nan if one is\n\n"
-     "A row's length is that of norm * factor together with its `width` columns; either the first two addresses or the third\n"
-     "may be 0. All are float64."},
+     "farthest(rows, norms, factors, columns, width) -> the largest norm, or nan if one is nan\n\n"
+     "The norm of a row is that of norm * factor together with its `width` columns; either the\n"
+     "first two addresses or the third may be 0. All are float64."},
     {"halves", halves, METH_VARARGS,
-     "halves(rows, limit, norms, column): +1/2 for a norm up to the limit, -1/2 beyond it, float64 at two addresses."},
+     "halves(rows, limit, norms, column)\n\n"
+     "+1/2 for a norm up to the limit, -1/2 above it, float64 at two addresses."},
     {"slots", slots, METH_VARARGS,
      "slots(rows, clip, width, norms, columns)\n\n"
-     "Fills `width` float64 columns for each norm, one after the other, with what it leaves of C: sqrt(width) * (clip - norm)\n"
-     "in all, at most clip / sqrt(width) in each, and nothing for a norm beyond C."},
+     "Distributes sqrt(width) * (clip - norm) over `width` float64 columns, one after the other,\n"
+     "at most clip / sqrt(width) in each; a norm above clip gives zeros."},
     {"sums", sums, METH_VARARGS, "sums(rows, columns, width) -> the sum of each float64 column"},
     {"advance", advance, METH_VARARGS,
      "advance(tasks, vector, count, distance) -> bool\n\n"
-     "A task is (sum, count, one, other), all float32: sum = one + distance / |vector| * other, and the sum may be one of the two.\n"
-     "Nothing is written, and False returned, where a vector has no direction."},
+     "A task is (sum, count, one, other), all float32: sum = one + distance / |vector| * other;\n"
+     "sum may be one of the two. If the vector has no direction, nothing is written and False is\n"
+     "returned."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&module); }

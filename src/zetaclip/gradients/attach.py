@@ -1,4 +1,4 @@
-"""Which layer of a module takes which path, and the shadows that put it there."""
+"""Chooses how each layer's gradients are computed, and creates the shadows for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from .rules import find_rule, refusal
 
 @dataclass(frozen=True)
 class Refusal:
-    """A part of the module that can't be trained privately, and what to do about it."""
+    """A part of the module that cannot be trained privately.
+
+    Attributes:
+        name: Name of the part in the module.
+        kind: Its type.
+        reason: Why, and what to do about it.
+    """
 
     name: str
     kind: str
@@ -36,11 +42,19 @@ class Refusal:
 def make_shadows(
     module: nn.Module, trained: set[nn.Parameter], recorder: Recorder
 ) -> tuple[list[Shadow], list[Refusal]]:
-    """A shadow for every part that holds trained parameters; not attached yet.
+    """Creates a shadow for every part that has trained parameters, without attaching it.
 
-    A part with a layer rule, or with parameters of its own and no rule, is one unit: nothing inside it is
-    looked at again. So is a parametrized part (``torch.nn.utils.parametrize``): what holds its parameters is never given a
-    record. Everything else is only a container.
+    A part with a layer rule, or with its own parameters and no rule, is one unit: its inner parts
+    are not visited. So is a parametrized part (``torch.nn.utils.parametrize``), because the inner
+    module with its parameters never gets a record. All other parts are only containers.
+
+    Args:
+        module: The model.
+        trained: Its trained parameters.
+        recorder: Where the shadows put their contributions.
+
+    Returns:
+        The shadows, and the parts that cannot be trained privately.
     """
     shadows: list[Shadow] = []
     refusals: list[Refusal] = []
@@ -77,7 +91,7 @@ def make_shadows(
 
 
 def _own_parameters(part: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters that the part itself must use: its own, and those in lists and dicts of parameters, which have no forward."""
+    """Its own parameters, and those in lists and dicts of parameters, which have no forward."""
     yield from (p for p in part._parameters.values() if p is not None)
     for child in part.children():
         if isinstance(child, (nn.ParameterList, nn.ParameterDict)):

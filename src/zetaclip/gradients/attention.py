@@ -1,6 +1,7 @@
-"""nn.MultiheadAttention: its projections are used without their own ``forward``, so it has a rule of its own.
+"""The rule of nn.MultiheadAttention, which does not call the ``forward`` of its projections.
 
-The attention itself has no parameters and stays with autograd; only the projections in and out are recorded.
+The attention itself has no parameters and is left to autograd; only the input and output
+projections are recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _project(
             if isinstance(part, Outer):
                 blocks[name] = Outer(part.x, part.g, rows)
             else:
-                # A bias is short: place its block in a whole row of zeros rather than treat blocks of it.
+                # A bias is small: a full row with zeros outside the block is simplest.
                 whole = g.new_zeros(len(g), len(named[name]))
                 whole[:, rows] = part.dense()
                 blocks[name] = _dense(whole)
@@ -67,7 +68,7 @@ def _projected_inputs(
 
 
 def _project_separate(shadow: Shadow, x: Tensor, weight: str, third: slice) -> Tensor:
-    """Own weight per input, and a third of the shared bias."""
+    """A projection with its own weight, and a third of the shared bias."""
     module: Any = shadow.module
     matrix = getattr(module, weight).detach()
     offset = None if module.in_proj_bias is None else module.in_proj_bias.detach()[third]
@@ -86,7 +87,7 @@ def _project_separate(shadow: Shadow, x: Tensor, weight: str, third: slice) -> T
 def _additive_mask(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, heads: int, like: Tensor
 ) -> Tensor | None:
-    """Both masks as one additive float mask that broadcasts to (batch, heads, queries, keys), or None."""
+    """Both masks as one additive mask for (batch, heads, queries, keys), or None."""
 
     def additive(mask: Tensor) -> Tensor:
         if mask.dtype != torch.bool:
@@ -150,7 +151,10 @@ def _forward(
 
 def _refused(module: nn.MultiheadAttention) -> str | None:
     if not module.batch_first:
-        return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
+        return (
+            "batch_first=False puts time before the records; build it with batch_first=True and "
+            "feed (records, time, features)"
+        )
     return None
 
 

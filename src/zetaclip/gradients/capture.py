@@ -1,10 +1,11 @@
-"""Remembers what the layers of a module saw, so that one backward pass tells every example's gradient.
+"""Records inputs and output gradients of layers, so that one backward pass gives every gradient.
 
-A layer's ``forward`` is shadowed on the instance, never on the class, and only acts while a private batch is
-out and gradients are enabled; at any other time the module runs as if we were not there. The shadow runs the
-layer's own forward with its parameters detached, so autograd computes no summed weight gradient, and passes
-the output through ``_Record``, an identity that notes the layer's input and, in backward, its output
-gradient. Copies and pickles of the module carry the plain forward.
+A layer's ``forward`` is replaced on the instance, never on the class, by a shadow. It acts only
+while a private batch is out and gradients are enabled; at any other time the module runs as usual.
+The shadow runs the layer's own forward with detached parameters, so that autograd computes no
+summed weight gradient. It passes the output through ``_Record``, an identity that records the
+layer's input and, in backward, its output gradient. Copies and pickles of the module have the
+original forward.
 """
 
 from __future__ import annotations
@@ -23,112 +24,140 @@ from .contributions import Contribution, widen
 
 
 class CaptureError(RuntimeError):
-    """The module was used in a way whose per-example gradients can't be told."""
+    """The module was used in a way for which per-example gradients cannot be computed."""
 
 
-# What a layer's backward hands over: the name of a parameter of that layer, and the contribution.
+# The result of a layer's backward: contributions by the name of the layer's parameter.
 Contributions = dict[str, Contribution]
-# What a chunk left, for each parameter by its id().
+# The contributions of a chunk, by id() of the parameter.
 Received = dict[int, list[Contribution]]
 
 
 class Recorder:
-    """Where the layers of one module leave their contributions while a batch is out.
+    """Collects the contributions of one module's layers while a batch is out.
 
-    **Guarantee.** Per-example quantities are held here and in the graph only; ``take`` hands them to the
-    mechanism and forgets them. ``torch.autograd.grad`` and ``backward(inputs=...)`` leave nothing here, just as
-    they would leave nothing in ``.grad``.
+    Attributes:
+        rows: Number of records in the chunk that is out; 0 if none is.
+        turn: Number of the chunk, to recognize the graph of an earlier one.
+        uses: Shadows whose forward has run.
+        received: Contributions by id() of their parameter.
+        anchor: A leaf that requires a gradient and is an input of every recorded output. Because of
+            it autograd visits layers whose input needs no gradient, and a full backward can be
+            distinguished from one for a few inputs only.
+        short: Whether a gradient was ever in half precision.
+
+    **Guarantee.** Per-example quantities are stored only here and in the graph. ``take`` passes
+    them to the mechanism and deletes them here. ``torch.autograd.grad`` and
+    ``backward(inputs=...)`` add nothing here, just as they would add nothing to ``.grad``.
     """
 
     def __init__(self) -> None:
-        self.rows = 0  # records handed out; 0 when no batch is out
-        self.turn = (
-            0  # counts what was handed out, so that a graph of an earlier chunk is known as such
-        )
-        self.uses: list[Shadow] = []  # in forward
-        # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
+        self.rows = 0
+        self.turn = 0
+        self.uses: list[Shadow] = []
+        # Not keyed by the parameter: a tensor's hash runs in Python, which is slow.
         self.received: Received = {}
-        # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
-        # input needs no gradient, and it tells a whole backward from one that asks for a few inputs only.
         self.anchor = torch.zeros((), requires_grad=True)
-        self.short = False  # whether a gradient ever came back in half precision
+        self.short = False
         self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
     def open(self, rows: int) -> None:
+        """Starts a chunk of ``rows`` records."""
         self.rows = rows
         self.turn += 1
         self.clear()
 
     def close(self) -> None:
+        """Ends the chunk."""
         self.rows = 0
         self.clear()
 
     def clear(self) -> None:
+        """Deletes what was recorded."""
         self.uses = []
         self.received = {}
 
     def take(self) -> Received:
+        """Returns the contributions and deletes them here."""
         received = self.received
         self.clear()
         return received
 
     @property
     def forwards(self) -> Counter[int]:
-        """Uses of each parameter in forward, by its id()."""
+        """How often each parameter was used in forward, by its id()."""
         return Counter(key for shadow in self.uses for key in shadow.keys.values())
 
     def wants(self, turn: int) -> bool:
-        """Whether the backward that is running now would fill ``.grad`` fields, for a graph recorded in ``turn``."""
+        """Whether the running backward, through the graph of ``turn``, would fill ``.grad`` fields.
+
+        Raises:
+            CaptureError: The graph is of an earlier chunk, or ``create_graph`` is set.
+        """
         if torch.is_grad_enabled():
             raise CaptureError(
-                "backward(create_graph=True) while a private batch is out: gradients of gradients have no "
-                "per-example form here; drop create_graph, or compute the penalty without the private module"
+                "backward(create_graph=True) while a private batch is out: gradients of gradients "
+                "have no per-example form here; drop create_graph, or compute the penalty without "
+                "the private module"
             )
         if not torch._C._will_engine_execute_node(self._anchor_node):
             return False
         if turn != self.turn or self.rows == 0:
             raise CaptureError(
-                "backward ran through the graph of a batch that is not out any more: its records would be taken for "
-                "those of another batch. Call backward once per batch, on the loss of that batch alone"
+                "backward ran through the graph of a batch that is not out any more: its records "
+                "would be mistaken for those of another batch. Call backward once per batch, on "
+                "the loss of that batch alone"
             )
         return True
 
     def widened(self, g: Tensor) -> Tensor:
-        """A gradient that came back, in float32 at least."""
+        """A gradient in at least float32; ``short`` remembers whether it was in less."""
         wide = widen(g)
         if wide is not g:
             self.short = True
         return wide
 
     def check_rows(self, tensor: Tensor, where: str, dims: int = 1) -> None:
-        """Refuses a tensor whose first dimension is not the records that were handed out, or that has too few."""
+        """Checks that a tensor has one row per record.
+
+        Args:
+            tensor: Input of a layer.
+            where: Name of the layer, for the message.
+            dims: The least number of dimensions.
+
+        Raises:
+            CaptureError: The first dimension is not the records, or there are too few dimensions.
+        """
         if tensor.dim() < dims or tensor.shape[0] != self.rows:
             raise CaptureError(
-                f"{where} got a tensor of shape {tuple(tensor.shape)}, but {self.rows} records are out and one record "
-                "must be one row of the first dimension. If rows were merged (as in view(batch * time, ...)), keep the "
-                "batch dimension in front; if one row is shared by all records (a position table, say), expand it to "
-                "one row per record before the layer. To evaluate on other data while a batch is out, use torch.no_grad()."
+                f"{where} got a tensor of shape {tuple(tensor.shape)}, but {self.rows} records are "
+                "out and one record must be one row of the first dimension. If rows were merged "
+                "(as in view(batch * time, ...)), keep the batch dimension in front; if one row is "
+                "shared by all records (for example a position table), expand it to one row per "
+                "record before the layer. To evaluate on other data while a batch is out, use "
+                "torch.no_grad()."
             )
 
 
 class Node(torch.autograd.Function):
-    """A custom node of the graph, applied without the detour that torch makes for its function transforms.
+    """A custom autograd function that skips torch's handling of function transforms.
 
-    On a small network that detour is a good part of what privacy costs.
+    On a small network that handling is a large part of the cost of privacy.
     """
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
+        """As ``torch.autograd.Function.apply``."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _Record(Node):
-    """Identity on a layer's output that keeps the layer's input until backward brings the output gradient.
+    """Identity on a layer's output that stores the layer's input until backward.
 
-    The output is marked as modified in place rather than returned as a view, because a view made in a custom
-    function could not be followed by an in-place activation.
+    The output is marked as modified in place instead of returned as a view, because torch does not
+    allow an in-place activation on a view made by a custom function.
     """
 
     @staticmethod
@@ -152,15 +181,16 @@ class _Record(Node):
 
 _NOTHING = nullcontext()
 _is_compiling = torch.compiler.is_compiling
-# Callable under torch.compile, also where that has fallen back to ordinary Python.
+# Returns a callable under torch.compile, also if that has fallen back to ordinary Python.
 _frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def exact(device: torch.device) -> Any:
-    """Norms and sums are never taken in less than float32, whatever the user's context: no autocast inside, no TF32, no bfloat16 in kernels.
+    """A context in which norms and sums are computed in at least float32.
 
-    A norm and the sum that it bounds come from different kernels. If these round their inputs to fewer digits, and not in the same
-    way, a clipped gradient is longer than C.
+    It turns off autocast, and TF32 and bfloat16 in kernels, whatever the user's settings. A norm
+    and the sum that it bounds come from different kernels. If these round their inputs to lower
+    precision, and not in the same way, a clipped gradient can be longer than C.
     """
     kind = device.type
     autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
@@ -170,15 +200,17 @@ def exact(device: torch.device) -> Any:
     )
 
 
-# How torch says which kernels may round float32: one switch for matmul and one for cudnn, and from 2.9 on also a setting for each kind
-# of kernel, which inherits. The settings are private names behind torch.backends.*.fp32_precision, read here several times in every step.
+# Whether kernels may round float32 depends on one switch for matmul and one for cudnn, and from
+# torch 2.9 on also on a setting per kind of kernel, with inheritance. The settings are read through
+# the private functions behind torch.backends.*.fp32_precision, because that happens several times
+# in every step.
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 _set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
 _ROUNDED = ("tf32", "bf16")
 
 
 def _rounds(backend: str) -> bool:
-    """Whether kernels that are used inside ``exact`` may take float32 numbers for shorter ones there."""
+    """Whether kernels that are used inside ``exact`` may round float32 to lower precision."""
     if _precision is not None:
         return _precision(backend, "matmul") in _ROUNDED or _precision(backend, "conv") in _ROUNDED
     return torch.get_float32_matmul_precision() != "highest" or (
@@ -187,9 +219,10 @@ def _rounds(backend: str) -> bool:
 
 
 class _WholeFloat32:
-    """Kernels take float32 as it is inside; afterwards they do what the user had set. Tested on the CPU alone: we have no GPU to see TF32 on.
+    """Kernels use full float32 inside; afterwards the user's settings are restored.
 
-    The switches are the process's. Of several threads the last one to leave puts them back: the first would take them from the others.
+    The settings belong to the process. Of several threads the last one to leave restores them.
+    This is tested on the CPU only, without a GPU that has TF32.
     """
 
     inside: ClassVar[int] = 0
@@ -222,14 +255,13 @@ class _WholeFloat32:
         with self._lock:
             while self.inside == 1 and self._entered:
                 self._entered.pop()._put_back()
-            _WholeFloat32.inside -= (
-                1  # last: who finds 0 here, without the lock, must find the user's settings, too
-            )
+            # Last: a thread that reads 0 without the lock must find the user's settings restored.
+            _WholeFloat32.inside -= 1
 
     def _look(self) -> None:
         self.matmul = _matmul_switch()
         self.cudnn = _precision is None and torch.backends.cudnn.allow_tf32
-        # The switch for matmul turns the settings of both backends.
+        # The switch for matmul changes the settings of both backends.
         self.settings = [] if _precision is None else [
             (backend, kind, _precision(backend, kind))
             for backend, kind in (("cuda", "matmul"), ("mkldnn", "matmul"), (self.backend, "conv"))
@@ -256,7 +288,10 @@ class _WholeFloat32:
 
 
 def _matmul_switch() -> str | None:
-    """Where the switch for matmul stands, if it has to be turned; torch refuses to say so where only a setting was changed."""
+    """The value of the switch for matmul if it must be changed, otherwise None.
+
+    torch raises if only a setting was changed, not the switch.
+    """
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -265,10 +300,16 @@ def _matmul_switch() -> str | None:
 
 
 class Shadow:
-    """Stands in for one module's ``forward``.
+    """Replaces one module's ``forward``.
 
-    ``run(shadow, *args, **kwargs)`` is the private forward; ``parameters`` are the trained ones it answers for, by
-    the names that its contributions use.
+    Args:
+        module: The module.
+        name: Its name in the model.
+        path: How its gradients are computed, for reports.
+        run: The private forward, called as ``run(shadow, *args, **kwargs)``.
+        parameters: The trained parameters whose gradients it provides, by the names that its
+            contributions use.
+        recorder: Where to put the contributions.
     """
 
     def __init__(
@@ -287,7 +328,7 @@ class Shadow:
         self.parameters = parameters
         self.keys = {key: id(parameter) for key, parameter in parameters.items()}
         self.recorder = recorder
-        # Where every parameter of the module lies, and whether it is one of ours.
+        # The place of every parameter of the module, and whether it is in ``parameters``.
         ours = set(self.keys.values())
         self.places = [
             (part, key, parameter, id(parameter) in ours)
@@ -300,33 +341,34 @@ class Shadow:
         self.inner: Callable[..., Any] = module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The private forward while a batch is out, otherwise the module's own."""
         recorder = self.recorder
         if not (recorder.rows and torch.is_grad_enabled()):
             return self.inner(*args, **kwargs)
         if _is_compiling() or callable(_frame_callback()):
-            # A compiler would trace the records away, or leave out half of them.
+            # A compiled graph would skip the recording, or a part of it.
             raise CaptureError(
-                "torch.compile of a private module is not supported: per-example gradients are recorded in Python. "
-                "Train the module as it is and compile a copy for inference (copy.deepcopy(module))"
+                "torch.compile of a private module is not supported: per-example gradients are "
+                "recorded in Python. Train the module as it is and compile a copy for inference "
+                "(copy.deepcopy(module))"
             )
         shadow = self
         for part, key, own, trained in self.places:
             if part._parameters.get(key) is not own or (trained and not own.requires_grad):
                 shadow = self._narrowed()
                 break
-        if not shadow.parameters:  # nothing of it is trained in this forward: plain torch
+        if not shadow.parameters:  # no parameter is trained in this forward
             return self.inner(*args, **kwargs)
-        if (
-            torch._C._current_graph_task_id() == -1
-        ):  # a forward run again by gradient checkpointing is no further use
+        # A forward that gradient checkpointing runs again is not a second use.
+        if torch._C._current_graph_task_id() == -1:
             recorder.uses.append(shadow)
         return self.run(shadow, *args, **kwargs)
 
     def _narrowed(self) -> Shadow:
-        """Answers only for those parameters that are in their places now and require a gradient.
+        """A shadow of only the parameters that are in their places now and require a gradient.
 
-        The others were frozen around this forward, or ``functional_call`` lends the module other
-        weights in their place.
+        The others were frozen for this forward, or ``functional_call`` put other weights in their
+        place.
         """
         held, gone = set(), set()
         for part, key, parameter, trained in self.places:
@@ -338,10 +380,10 @@ class Shadow:
             if found is not None and found.requires_grad:
                 raise CaptureError(
                     f"{self.name} was called with another tensor in place of its parameter {key} "
-                    "(by torch.func.functional_call?) that requires a gradient: one that is "
-                    "computed from trained weights, say. That gradient would be neither clipped "
-                    "nor noised. Call the layer with its own parameters, or lend it weights that "
-                    "are detached (weight.detach())"
+                    "(by torch.func.functional_call?) that requires a gradient, for example one "
+                    "that is computed from trained weights. That gradient would be neither clipped "
+                    "nor noised. Call the layer with its own parameters, or with detached weights "
+                    "(weight.detach())"
                 )
         if held & gone:
             raise CaptureError(
@@ -358,7 +400,11 @@ class Shadow:
         return shadow
 
     def hand_over(self, contributions: Contributions) -> None:
-        """As autograd would leave a gradient: none for a parameter that was frozen meanwhile."""
+        """Gives contributions to the recorder, except for parameters that were frozen meanwhile.
+
+        Raises:
+            CaptureError: A parameter has a hook on its gradient.
+        """
         received = self.recorder.received
         for name, contribution in contributions.items():
             parameter = self.parameters[name]
@@ -380,7 +426,17 @@ class Shadow:
             self.module.__dict__["_parameters"] = own
 
     def record(self, y: Tensor, backward: Callable[..., Contributions], *saved: Tensor) -> Tensor:
-        """``y``, noted: backward calls ``backward(shadow, g, *saved)`` and hands its contributions over."""
+        """Records a layer's output.
+
+        Args:
+            y: The output.
+            backward: Called in the backward pass as ``backward(shadow, g, *saved)``, with the
+                output gradient ``g``; its contributions go to the recorder.
+            *saved: Tensors that it needs.
+
+        Returns:
+            ``y``, with a node in the graph.
+        """
         if y._is_view():
             y = y.clone()
         anchor = self.recorder.anchor
@@ -388,16 +444,18 @@ class Shadow:
         return recorded
 
     def attach(self) -> None:
+        """Replaces the module's forward."""
         self.module.forward = self
 
     def detach(self) -> None:
+        """Restores the module's forward."""
         if self.shadowed is None:
             self.module.__dict__.pop("forward", None)
         else:
             self.module.forward = self.shadowed
 
-    # A copy or a pickle of the module is the plain module: it must not report to this engine, and must load
-    # where zetaclip is not installed.
+    # A copy or a pickle of the module is the original module: it must not record for this engine,
+    # and must load where zetaclip is not installed.
     def __deepcopy__(self, memo: dict) -> Any:
         return copy.deepcopy(self.inner, memo)
 
@@ -406,7 +464,7 @@ class Shadow:
 
 
 def hooked(parameter: Tensor) -> str | None:
-    """Why hooks on this parameter's gradient can't be kept, or None if there are none."""
+    """Why the hooks on this parameter's gradient are not allowed, or None if there are none."""
     if not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
         return None
     return (
@@ -418,8 +476,8 @@ def hooked(parameter: Tensor) -> str | None:
 
 
 OLD_HOOK = (
-    "it has a hook by register_backward_hook (torch calls it deprecated), which is given the "
-    "gradients of the last operation alone, and that is another one here. Use "
+    "it has a hook by register_backward_hook (deprecated in torch), which gets the gradients of "
+    "the module's last operation only, and that is a different operation here. Use "
     "register_full_backward_hook"
 )
 
@@ -430,5 +488,5 @@ def old_hook(module: nn.Module) -> bool:
 
 
 def is_private(module: nn.Module) -> bool:
-    """Whether a layer of ``module`` reports to an engine already."""
+    """Whether a layer of ``module`` already belongs to an engine."""
     return any(isinstance(part.__dict__.get("forward"), Shadow) for part in module.modules())

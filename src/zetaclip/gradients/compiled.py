@@ -1,4 +1,4 @@
-"""The compiled part, ``_rows.c``, where there was a compiler; ``rows`` is None otherwise, and torch does the work."""
+"""The compiled ``_rows.c``. Without a C compiler ``rows`` is None, and torch does the work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 rows: Any
 try:
     from . import _rows as rows
-except ImportError:  # built where there was no C compiler
+except ImportError:  # there was no C compiler at installation
     rows = None
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the compiled part may go through this tensor from its first to its last number."""
+    """Whether compiled code may read this tensor's memory as one array of ``dtype``."""
     return (
         rows is not None
         and tensor.dtype is dtype

@@ -1,14 +1,15 @@
-"""What each example adds to one parameter's gradient, in the cheapest form that still tells its norm.
+"""What each example adds to one parameter's gradient, in the cheapest form that gives its norm.
 
-Autograd only ever sums over examples. A contribution holds enough of one layer's backward pass to answer
-two questions without that sum: how long is each example's gradient (``norms``), and what is the sum once
-every example has been scaled by its own factor (``add_to``). Only ``Dense`` really holds the per-example
-gradients; the others hold a layer's input and output gradient, which is usually far less.
+Autograd only computes sums over examples. A contribution stores enough of one layer's backward pass
+for two other results: the norm of each example's gradient (``norms``), and the sum after every
+example was scaled by its own factor (``add_to``). Only ``Dense`` stores the per-example gradients;
+the others store a layer's input and output gradient, which is usually far less.
 
-**Guarantee.** No two records meet in less than float64: what a record adds to a sum does not depend on the
-records beside it. One record's own gradient may be worked out in float32, which rounds it in a way that is
-its own. A norm that can't be trusted, because it overflowed or because cancellation ate its digits, is
-returned as NaN: the caller then works that example out again in float64.
+**Guarantee.** Values of different records are added only in float64, so the term that a record adds
+to a sum does not depend on the other records. One record's own gradient may be computed in float32,
+with rounding errors that depend on this record only. If a norm is unreliable, because it overflowed
+or lost precision by cancellation, it is NaN: the caller then computes that example again in
+float64.
 """
 
 from __future__ import annotations
@@ -24,43 +25,47 @@ from torch import Tensor
 
 from . import compiled
 
-# A float that passes through memory (written, read for the norm, read for the sum) costs about as much as
-# this many multiply-adds of a matrix product; `bench/kernels.py` measures it. It only decides speed.
+# A float that passes through memory (written, read for the norm, read for the sum) costs about as
+# much as this many multiply-adds of a matrix product; `bench/kernels.py` measures it. This affects
+# only speed.
 MEMORY_COST = 40
-# Values whose squares are added up in float32 before the sum goes on in float64.
+# Number of values whose squares are added in float32; such sums are then added in float64.
 NORM_PIECE = 2048
-# Floats that are made at once on the way to a sum: they stay in the cache until they are added.
+# Floats of gradients that are computed at once for a sum: they stay in the cache until added.
 SUM_FLOATS = 1 << 18
-# From so many positions on, one record's float32 matrix product and a float64 addition of what it gives cost less
-# than a float64 product over the positions of all records; `bench/kernels.py` measures it. It only decides speed.
+# From this many positions on, a float32 matrix product per record, whose result is added in
+# float64, costs less than a float64 product over the positions of all records; `bench/kernels.py`
+# measures it. This affects only speed.
 LONG_SEQUENCE = 24
-# A float64 multiply-add costs about this many float32 ones. It only decides speed.
+# A float64 multiply-add costs about as much as this many in float32. This affects only speed.
 DOUBLE_COST = 2.5
-# Longer sequences are never bounded by Gram matrices: a record's float32 gradient would have lost too many digits
-# beside the terms that it is the sum of.
+# Gram matrices are not used for longer sequences: the float32 gradient of such a record may have
+# lost too many digits beside the terms that it is the sum of.
 LONGEST_GRAM = 160
-# A norm from Gram matrices below this share of Σ_t |x_t||g_t|, the value it would have without cancellation, is not
-# trusted. A float64 dot product of K terms is off by at most K 2^-53 of that: 1e-5 of the squared norm for K = 65,536.
+# A norm from Gram matrices below this share of Σ_t |x_t||g_t|, its value without cancellation, is
+# not trusted. A float64 dot product of K terms is off by at most K 2^-53 of that value: for
+# K = 65,536, by 1e-5 of the squared norm.
 TRUSTED = 1e-3
 
 
 class Contribution(Protocol):
-    """Per-example gradients of one parameter, or of a block of its rows (``block``), in some form."""
+    """Per-example gradients of one parameter, or of a block of its rows, in some form."""
 
     @property
-    def block(self) -> slice | None: ...
+    def block(self) -> slice | None:
+        """The rows of the parameter that the gradients are for; None for all."""
 
     def norms(self) -> Tensor:
-        """The norm of each example's gradient; not finite where it can't be trusted."""
+        """The norm of each example's gradient; not finite if it is unreliable."""
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
-        """``out += Σ_i factors[i] * gradient_i``, all in float64; ``out`` is shaped like the parameter or its block."""
+        """``out += Σ_i factors[i] * gradient_i`` in float64; ``out`` has the shape of the block."""
 
     def dense(self) -> Tensor:
-        """The gradients themselves, shaped (examples, *parameter or block)."""
+        """The gradients, with shape (examples, *parameter or block)."""
 
     def take(self, rows: Tensor | slice) -> Contribution:
-        """The same for these examples only: a copy, or a view where they are a slice."""
+        """The same for these examples only: a copy, or a view if they are a slice."""
 
     def blank(self, rows: Tensor) -> Contribution:
         """The same with the gradients of these examples replaced by zero."""
@@ -70,15 +75,16 @@ class Contribution(Protocol):
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Half precision to float32; anything wider as it is."""
+    """Half precision as float32; other tensors unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Norm of each row, in float64.
+    """The norm of each row, in float64.
 
-    ``vector_norm`` is many times faster here than a sum of squares. It adds up in the dtype of the row, so long
-    rows are taken in pieces: a float32 sum of millions of squares would lose the small ones.
+    ``vector_norm`` is many times faster here than a sum of squares. It adds in the dtype of the
+    row, so long rows are processed in pieces: a float32 sum of millions of squares would lose the
+    small ones.
     """
     flat = rows if rows.dim() == 2 else rows.reshape(len(rows), -1)
     width = flat.shape[1]
@@ -97,7 +103,13 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
-    """``out += Σ_i factors[i] * rows[i]`` in float64, for rows (examples, width) of any float dtype and a flat ``out``."""
+    """``out += Σ_i factors[i] * rows[i]``, in float64.
+
+    Args:
+        out: float64 vector of the width of the rows.
+        rows: (examples, width), of any float dtype.
+        factors: One float64 number per example.
+    """
     if (
         compiled.plain(rows, torch.float32)
         and compiled.plain(factors, torch.float64)
@@ -116,7 +128,16 @@ def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
 
 
 def made(parts: Contribution, count: int, floats: int) -> Iterator[tuple[slice, Dense]]:
-    """The gradients themselves, a few examples at a time; the same numbers whenever it is asked for."""
+    """Computes the gradients of a few examples at a time.
+
+    Args:
+        parts: The gradients in another form.
+        count: Number of examples.
+        floats: Size of one example's gradient.
+
+    Yields:
+        The examples, as a slice, and their gradients. Every call gives the same numbers.
+    """
     some = max(1, SUM_FLOATS // max(1, floats))
     for first in range(0, count, some):
         rows = slice(first, min(first + some, count))
@@ -128,8 +149,8 @@ def made(parts: Contribution, count: int, floats: int) -> Iterator[tuple[slice, 
 def floor(width: int, dtype: torch.dtype) -> float:
     """How much of a norm over ``width`` values can be lost because tiny squares underflow to zero.
 
-    Added wherever norms are multiplied: a lost 1e-20 times a gradient of 1e20 would otherwise be a whole record that
-    passes for zero. Next to any ordinary norm it is far below rounding.
+    It is added wherever norms are multiplied. Otherwise a lost 1e-20 times a gradient of 1e20 would
+    make a record of norm 1 count as zero. For ordinary norms it is far below the rounding error.
     """
     return (width * torch.finfo(dtype).tiny) ** 0.5
 
@@ -140,22 +161,31 @@ def _blanked(tensor: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense:
-    """The gradients themselves: ``stored`` is (examples, anything), ``unpack`` gives it the parameter's shape.
+    """The gradients themselves.
 
-    A kernel may store them in the order in which it makes them; the norm does not care, and the sum over
-    examples is put in order once instead of once per example.
+    A kernel may store them in the order in which it computes them. The norm does not depend on the
+    order, and only the sum over examples is reordered, instead of each example.
+
+    Attributes:
+        stored: (examples, anything).
+        shape: Shape of the parameter or block.
+        unpack: Reorders ``stored``; None if that is not necessary.
+        block: Rows of the parameter; None for all.
+        known: The norms, if they have been computed already.
     """
 
     stored: Tensor
     shape: torch.Size
     unpack: Callable[[Tensor], Tensor] | None = None
     block: slice | None = None
-    known: Tensor | None = None  # the norms, where somebody has worked them out already
+    known: Tensor | None = None
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient; NaN if it is unreliable."""
         return row_norms(self.stored) if self.known is None else self.known
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         flat = self.stored if self.stored.dim() == 2 else self.stored.reshape(len(self.stored), -1)
         if self.unpack is None and out.is_contiguous():
             add_weighted_rows(out.view(-1), flat, factors)
@@ -170,39 +200,50 @@ class Dense:
         return stored.reshape(len(stored), *self.shape)
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         return self._ordered(self.stored)
 
     def take(self, rows: Tensor | slice) -> Dense:
+        """The same for these examples only."""
         return replace(self, stored=self.stored[rows], known=None)
 
     def blank(self, rows: Tensor) -> Dense:
+        """The same with zero gradients for these examples."""
         return replace(self, stored=_blanked(self.stored, rows), known=None)
 
     def double(self) -> Dense:
+        """The same in float64."""
         return replace(self, stored=self.stored.double(), known=None)
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether norms by T x T Gram matrices in float64 cost less than making the gradients once more."""
+    """Whether norms by float64 Gram matrices (T x T) cost less than computing the gradients.
+
+    Args:
+        positions: T.
+        inputs: Width of the layer's input.
+        outputs: Width of the layer's output.
+
+    Returns:
+        An estimate from shapes only, so that a replay makes the same choice.
+    """
     gram = DOUBLE_COST * positions * positions * (inputs + outputs)
     return positions <= LONGEST_GRAM and gram <= (MEMORY_COST + positions) * inputs * outputs
 
 
 def gram_norms(x: Tensor, g: Tensor) -> Tensor:
-    """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from the two T x T Gram matrices, in float64.
+    """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from two float64 Gram matrices.
 
-    **Guarantee.** What is returned is at most 2^-11 below the length of what ``Outer.add_to`` adds, or NaN. In float32 it
-    could be half of it: of two positions whose gradients cancel, the terms that are left may be too small to be seen
-    beside those that are not.
-    **Edge cases.** NaN where too little is left of the largest possible value: of a float64 Gram matrix, or of the
-    float32 gradient that a long sequence is summed by.
+    **Guarantee.** A norm is at most 2^-11 below the length of what ``Outer.add_to`` adds. Gram
+    matrices in float32 could give half of it: where the gradients of two positions cancel, the
+    terms that remain may be too small to change a float32 sum.
+    **Edge cases.** If the norm is too small compared with its largest possible value, it is NaN.
     """
     positions = x.shape[1]
     share = TRUSTED
     if x.dtype == torch.float32 and positions >= LONG_SEQUENCE:
-        share = max(
-            share, positions * 2.0**-13
-        )  # a float32 sum of T terms is off by T 2^-24 of the largest value
+        # ``add_to`` sums T float32 terms, which is off by T 2^-24 of the largest value.
+        share = max(share, positions * 2.0**-13)
     some = max(1, 4 * SUM_FLOATS // max(1, positions * (x.shape[2] + g.shape[2])))
     return torch.cat(
         [
@@ -224,22 +265,37 @@ def _gram_norms(x: Tensor, g: Tensor, share: float) -> Tensor:
 def trusted(
     norms: Tensor, lengths_x: Tensor, lengths_g: Tensor, inputs: int, outputs: int, share: float
 ) -> Tensor:
-    """``norms``, NaN where cancellation took the digits, and never below what underflow can hide.
+    """Checks norms of Σ_t g_t x_tᵀ for lost precision, and adds what underflow can hide.
 
-    ``lengths`` are the norms of x_t and g_t, (B, T).
+    Args:
+        norms: The norms, (B,); overwritten by the result.
+        lengths_x: Norms of x_t, (B, T).
+        lengths_g: Norms of g_t, (B, T).
+        inputs: Width of x.
+        outputs: Width of g.
+        share: A norm below this share of Σ_t |x_t||g_t| is unreliable.
+
+    Returns:
+        The norms; NaN if unreliable.
     """
     largest = torch.linalg.vecdot(lengths_x, lengths_g)
     lost_x, lost_g = floor(inputs, lengths_x.dtype), floor(outputs, lengths_g.dtype)
     hidden = torch.linalg.vecdot(lengths_x + lost_x, lengths_g + lost_g).sub_(largest)
-    # Written so that an overflow (inf or nan) is flagged as well.
+    # The comparison is also false for inf and NaN, after an overflow.
     return norms.masked_fill_(~(norms >= share * largest), torch.nan).add_(hidden)
 
 
 @dataclass(frozen=True)
 class Single:
-    """A matrix that multiplied one vector per example: gradient_i = g_i x_iᵀ, for x (B, I) and g (B, O).
+    """Gradients of a matrix that multiplied one vector per example: gradient_i = g_i x_iᵀ.
 
-    Its norm is a product of two norms; no gradient is ever made. ``known`` holds the norms of g.
+    The norm is a product of two norms; gradients are not computed.
+
+    Attributes:
+        x: Inputs, (B, I).
+        g: Output gradients, (B, O).
+        block: Rows of the parameter; None for all.
+        known: The norms of g, if they have been computed already.
     """
 
     x: Tensor
@@ -248,16 +304,18 @@ class Single:
     known: Tensor | None = None
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient; NaN if it is unreliable."""
         known = row_norms(self.g) if self.known is None else self.known
         lost = floor(max(self.x.shape[1], self.g.shape[1]), self.x.dtype)
         return row_norms(self.x).add_(lost).mul_(known + lost)
 
     @property
     def narrow(self) -> Tensor:
-        """The one that is cheaper to scale."""
+        """The one of x and g with fewer columns, which is cheaper to scale."""
         return self.x if self.x.shape[1] < self.g.shape[1] else self.g
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         scaled = self.narrow.double() * factors.unsqueeze(1)
         if self.narrow is self.x:
             out.addmm_(self.g.double().t(), scaled)
@@ -265,24 +323,35 @@ class Single:
             out.addmm_(scaled.t(), self.x.double())
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
 
     def take(self, rows: Tensor | slice) -> Single:
+        """The same for these examples only."""
         return Single(self.x[rows], self.g[rows], self.block)
 
     def blank(self, rows: Tensor) -> Single:
+        """The same with zero gradients for these examples."""
         return Single(_blanked(self.x, rows), _blanked(self.g, rows), self.block)
 
     def double(self) -> Single:
+        """The same in float64."""
         return Single(self.x.double(), self.g.double(), self.block)
 
     def as_sequence(self) -> Outer:
+        """The same as gradients of a sequence."""
         return Outer(self.x.unsqueeze(1), self.g.unsqueeze(1), self.block)
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A matrix that multiplied a sequence: gradient_i = Σ_t g[i,t] x[i,t]ᵀ, for x (B, T, I) and g (B, T, O)."""
+    """Gradients of a matrix that multiplied a sequence: gradient_i = Σ_t g[i,t] x[i,t]ᵀ.
+
+    Attributes:
+        x: Inputs, (B, T, I).
+        g: Output gradients, (B, T, O).
+        block: Rows of the parameter; None for all.
+    """
 
     x: Tensor
     g: Tensor
@@ -293,13 +362,15 @@ class Outer:
         return gram_is_cheaper(self.x.shape[1], self.x.shape[2], self.g.shape[2])
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient; NaN if it is unreliable."""
         if self._gram:
             return gram_norms(self.x, self.g)
-        # The very numbers that are added up later, so that nothing can come between norm and sum.
+        # The same numbers as in ``add_to``: no rounding error can come between norm and sum.
         floats = self.x.shape[2] * self.g.shape[2]
         return torch.cat([part.norms() for _, part in made(self, len(self.x), floats)])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
         if positions >= LONG_SEQUENCE or not self._gram:
             for rows, part in made(self, len(factors), inputs * outputs):
@@ -313,24 +384,36 @@ class Outer:
             out.addmm_(scaled.flatten(0, 1).t(), x.flatten(0, 1).double())
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         return torch.bmm(self.g.transpose(1, 2), self.x)
 
     def take(self, rows: Tensor | slice) -> Outer:
+        """The same for these examples only."""
         return replace(self, x=self.x[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> Outer:
+        """The same with zero gradients for these examples."""
         return replace(self, x=_blanked(self.x, rows), g=_blanked(self.g, rows))
 
     def double(self) -> Outer:
+        """The same in float64."""
         return replace(self, x=self.x.double(), g=self.g.double())
 
     def as_sequence(self) -> Outer:
+        """The same as gradients of a sequence."""
         return self
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A table that was indexed: gradient_i[v] = Σ_{t: ids[i,t] = v} g[i,t]; ids (B, T), g (B, T, D)."""
+    """Gradients of a table that was indexed: gradient_i[v] = Σ_{t: ids[i,t] = v} g[i,t].
+
+    Attributes:
+        ids: Indices, (B, T).
+        g: Output gradients, (B, T, D).
+        shape: Shape of the table.
+        block: Rows of the parameter; None for all.
+    """
 
     ids: Tensor
     g: Tensor
@@ -338,6 +421,7 @@ class Lookup:
     block: slice | None = None
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient; NaN if it is unreliable."""
         if self.ids.shape[1] == 1:
             return row_norms(self.g)
         positions = self.ids.shape[1]
@@ -345,22 +429,24 @@ class Lookup:
         lengths = torch.linalg.vector_norm(g, dim=2)
         ones = torch.ones_like(lengths)
         if positions * positions > MEMORY_COST * self.shape.numel():
-            # Long texts over a small table: the gradients are smaller than the positions' Gram matrix.
+            # For long texts and a small table the gradients are smaller than the Gram matrices.
             some = max(1, (1 << 22) // self.shape.numel())
             rows = torch.arange(len(self.ids), device=self.ids.device).split(some)
             return torch.cat([row_norms(self.take(part).double().dense()) for part in rows])
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).double()
         gram = torch.bmm(g, g.transpose(1, 2))
         squares = torch.linalg.vecdot(same.flatten(1), gram.flatten(1)).clamp_min_(0)
-        # Rows of the table don't mix, so the sum of all lengths overstates what cancellation could have taken; it only
-        # flags a few more.
+        # Gradients of different table rows do not cancel, so the sum of all lengths is larger than
+        # the value without cancellation; a few more norms than necessary become NaN.
         return trusted(squares.sqrt_(), ones, lengths, 1, self.g.shape[2], TRUSTED)
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         scaled = self.g.double() * factors.view(-1, 1, 1)
         out.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         examples, positions = self.ids.shape
         out = self.g.new_zeros(examples, *self.shape)
         row = torch.arange(examples, device=self.ids.device).unsqueeze(1).expand(-1, positions)
@@ -369,21 +455,30 @@ class Lookup:
         )
 
     def take(self, rows: Tensor | slice) -> Lookup:
+        """The same for these examples only."""
         return replace(self, ids=self.ids[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> Lookup:
+        """The same with zero gradients for these examples."""
         return replace(self, g=_blanked(self.g, rows))
 
     def double(self) -> Lookup:
+        """The same in float64."""
         return replace(self, g=self.g.double())
 
 
 def combine(parts: list[Contribution]) -> list[Contribution]:
-    """One contribution per block of a parameter that was used several times (or tied).
+    """One contribution per block of a parameter that was used several times (or is tied).
 
-    The contributions of one parameter are added per example before any norm is taken: adding norms instead
-    would be wrong. Matrix uses are joined along their positions, which adds them for free; other mixtures
-    are made dense. The blocks that come back are disjoint, so their squared norms add up.
+    The contributions of one parameter are added per example before norms are computed: adding norms
+    instead would be wrong. Matrix uses are concatenated along their positions, which adds them at
+    no cost; other mixtures are made dense.
+
+    Returns:
+        Contributions with disjoint blocks, so that their squared norms can be added.
+
+    Raises:
+        RuntimeError: Blocks overlap.
     """
     if len(parts) == 1:
         return parts
@@ -400,7 +495,8 @@ def combine(parts: list[Contribution]) -> list[Contribution]:
         )
     whole = [part for part in parts if part.block is None]
     if len(whole) < len(parts):
-        # One use took all of it, another a block (an attention that serves as self- and as cross-attention).
+        # One use was of the whole parameter, another of a block, for example an attention layer
+        # that is used for self- and for cross-attention.
         total = _join(whole).dense().clone()
         for part in parts:
             if part.block is not None:

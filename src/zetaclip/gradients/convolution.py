@@ -1,14 +1,15 @@
 """Per-example weight gradients of a convolution, by the cheapest of three kernels.
 
-- *folded*: one grouped ``convolution_backward`` with the batch folded into groups. Best for few channels,
-  and the only one for grouped, depthwise and 3d convolutions.
-- *shifted*: the image is unfolded along its width only; every kernel row is then a plain strided window of
-  that buffer, so a batched matrix product reads it without another copy. Worked through in pieces that fit
-  the cache. Best for many channels.
-- *Gram*: for late layers with few positions and large weights the gradients are never made; see
-  ``ConvGram``. In between stand layers whose gradients are cheap to make and expensive to keep: ``ConvPieces``.
+- *folded*: one grouped ``convolution_backward`` with the batch folded into groups. Best for few
+  channels, and the only one for grouped, depthwise and 3d convolutions.
+- *shifted*: the image is unfolded along its width only; every kernel row is then a strided window
+  of that buffer, which a batched matrix product reads without another copy. It is processed in
+  pieces that fit the cache. Best for many channels.
+- *Gram*: for late layers with few positions and large weights the gradients are not computed; see
+  ``ConvGram``. For layers whose gradients are cheap to compute and expensive to store, see
+  ``ConvPieces``.
 
-The choice depends on shapes alone, never on a timing, so that a replayed run rounds the same way.
+The choice depends on shapes only, never on timings, so that a replayed run rounds in the same way.
 """
 
 from __future__ import annotations
@@ -29,20 +30,31 @@ from .contributions import (
     gram_norms,
 )
 
-# From this many weights per kernel position on, matrix products beat the grouped convolution.
+# From this many weights per kernel position on, matrix products are faster than the grouped
+# convolution.
 SHIFTED_FROM = 2048
-# Below this many weights the gradients are so cheap to make that unfolding for the Gram form does not pay.
+# Below this many weights the gradients are cheaper to compute than the unfolding for the Gram form.
 GRAM_FROM = 1 << 16
-# Gradients that take more than this many times the room of input and output gradient are not held until the sum. The
-# folded kernel needs their room twice while it runs.
+# Gradients that need more than this many times the memory of input and output gradient are not
+# stored until the sum. The folded kernel needs their memory twice while it runs.
 HELD_FOLDED, HELD_SHIFTED = 2.25, 6.0
-# Floats in one piece of the unfolded image: small enough to stay in the cache between its two uses.
+# Floats in one piece of the unfolded image: it stays in the cache between its two uses.
 PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution with zero padding, the same on both sides (other paddings are applied to x before)."""
+    """Shape of a convolution with equal zero padding on both sides.
+
+    Other paddings are applied to the input before.
+
+    Attributes:
+        kernel: Size of the kernel.
+        stride: Stride.
+        padding: Zeros on each side.
+        dilation: Dilation.
+        groups: Number of groups.
+    """
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -52,7 +64,16 @@ class Geometry:
 
 
 def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contribution:
-    """The weight's contribution, for input x (B, C, *space) and output gradient g (B, O, *space)."""
+    """The contribution of a convolution's weight.
+
+    Args:
+        x: Input, (B, C, *space).
+        g: Output gradient, (B, O, *space).
+        geometry: Shape of the convolution.
+
+    Returns:
+        The gradients in the cheapest form.
+    """
     inputs, outputs = x.shape[1], g.shape[1]
     area = _product(geometry.kernel)
     weights = inputs // geometry.groups * area * outputs
@@ -70,7 +91,7 @@ def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contri
 
 
 def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Dense:
-    """The per-example gradients themselves, by the faster of two kernels."""
+    """The per-example gradients, by the faster of two kernels."""
     inputs, outputs = x.shape[1], g.shape[1]
     shape = torch.Size((outputs, inputs // geometry.groups, *geometry.kernel))
     if _shiftable(geometry, inputs, outputs):
@@ -83,7 +104,7 @@ def _shiftable(geometry: Geometry, inputs: int, outputs: int) -> bool:
 
 
 def _folded(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """Each example becomes a group of its own: the "summed" weight gradient then sums over one example."""
+    """Makes each example a group of its own, so that a weight gradient sums over one example."""
     batch = len(x)
     wide_x, wide_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
     many = torch.Size((batch * shape[0], *shape[1:]))
@@ -97,9 +118,7 @@ def _weight_gradient(
     total: Tensor = torch.ops.aten.convolution_backward(
         g,
         x,
-        x.new_empty(1).expand(
-            shape
-        ),  # asked for its shape only; its values don't enter the weight gradient
+        x.new_empty(1).expand(shape),  # only its shape is used for the weight gradient
         None,
         geometry.stride,
         geometry.padding,
@@ -113,14 +132,14 @@ def _weight_gradient(
 
 
 def _shifted(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Dense:
-    """Stored as (B, kernel rows, O, C, kernel columns)."""
+    """The gradients, stored as (B, kernel rows, O, C * kernel columns)."""
     outputs, inputs = shape[0], shape[1]
     stored = x.new_empty(
         len(x), *_as_2d(geometry.kernel)[:1], outputs, inputs * geometry.kernel[-1]
     )
     for rows, columns, height, flat_g in _unfolded_pieces(x, g, geometry):
         for i, start in enumerate(height):
-            window = columns(i, start)
+            window = columns(start)
             target = stored[rows, i]
             torch.baddbmm(target, flat_g, window.transpose(1, 2), beta=0, out=target)
 
@@ -136,8 +155,8 @@ def _shifted(x: Tensor, g: Tensor, geometry: Geometry, shape: torch.Size) -> Den
 def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple]:
     """Pieces of the batch, unfolded along the width: buffer[b, (c, j), phase, row, column].
 
-    Rows are sorted by their phase modulo the stride, so that the rows which one kernel row meets lie side by
-    side and (row, column) is one contiguous axis: exactly what a matrix product can read in place.
+    Rows are sorted by their phase modulo the stride, so that the rows for one kernel row are
+    adjacent and (row, column) is one contiguous axis, which a matrix product can read in place.
     """
     if x.dim() == 3:
         x, g = x.unsqueeze(2), g.unsqueeze(2)
@@ -146,13 +165,14 @@ def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple
     kernel, stride = _as_2d(geometry.kernel), _as_2d(geometry.stride)
     dilation = _as_2d(geometry.dilation)
     padding = geometry.padding if len(geometry.padding) == 2 else (0, *geometry.padding)
-    # Each phase gets as many rows as the last window over it needs.
+    # Each phase has as many rows as its last window needs.
     rows_per_phase = (dilation[0] * (kernel[0] - 1)) // stride[0] + out_height
     size = channels * kernel[1] * stride[0] * rows_per_phase * out_width
     some = max(1, min(batch, PIECE // max(1, size)))
     buffer = x.new_zeros(some, channels, kernel[1], stride[0], rows_per_phase, out_width)
 
-    copies = []  # (column of the kernel, phase, target rows, target columns, source rows, source columns)
+    # (kernel column, phase, target rows, target columns, source rows, source columns)
+    copies = []
     for j in range(kernel[1]):
         low, high = _inside(j * dilation[1] - padding[1], stride[1], width, out_width)
         first = low * stride[1] + j * dilation[1] - padding[1]
@@ -183,10 +203,10 @@ def _unfolded_pieces(x: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple
                 piece[:, :, from_rows, from_columns]
             )
 
-        def window(i: int, start: int, count: int = count) -> Tensor:
+        def window(start: int, count: int = count) -> Tensor:
             phase, row = start % stride[0], start // stride[0]
             rows_of_phase = buffer[:count, :, :, phase, row : row + out_height]
-            # (c, j) is one axis of even stride and (row, column) is contiguous: no copy is made here.
+            # (c, j) has a uniform stride and (row, column) is contiguous, so nothing is copied.
             return rows_of_phase.flatten(3).flatten(1, 2)
 
         yield rows, window, starts, flat_g[rows]
@@ -215,6 +235,12 @@ class ConvGram:
     """Input and output gradient of a late convolution: few positions, large weights.
 
     Norms come from Gram matrices over the positions, the sum from a product over them in float64.
+
+    Attributes:
+        x: Input, (B, C, *space).
+        g: Output gradient, (B, O, *space).
+        geometry: Shape of the convolution.
+        block: Rows of the parameter; None for all.
     """
 
     x: Tensor
@@ -224,6 +250,7 @@ class ConvGram:
 
     @property
     def shape(self) -> torch.Size:
+        """Shape of the weight."""
         return torch.Size(
             (self.g.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel)
         )
@@ -242,6 +269,7 @@ class ConvGram:
         return columns.transpose(1, 2)
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient; NaN if it is unreliable."""
         sequence = self._sequence()
         return gram_norms(sequence.x, sequence.g)
 
@@ -249,6 +277,7 @@ class ConvGram:
         return Outer(self._unfolded(), self.g.flatten(2).transpose(1, 2))
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         weights = self.shape.numel()
         some = max(1, SUM_FLOATS // (weights // self.g.shape[1]))
         for first in range(0, len(factors), some):
@@ -256,37 +285,45 @@ class ConvGram:
             self.take(rows)._sequence().add_to(out.view(self.g.shape[1], -1), factors[rows])
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         return torch.bmm(self.g.flatten(2), self._unfolded()).view(len(self.x), *self.shape)
 
     def take(self, rows: Tensor | slice) -> ConvGram:
+        """The same for these examples only."""
         return replace(self, x=self.x[rows], g=self.g[rows])
 
     def blank(self, rows: Tensor) -> ConvGram:
+        """The same with zero gradients for these examples."""
         return replace(self, x=self.x.index_fill(0, rows, 0), g=self.g.index_fill(0, rows, 0))
 
     def double(self) -> ConvGram:
+        """The same in float64."""
         return replace(self, x=self.x.double(), g=self.g.double())
 
 
 @dataclass(frozen=True)
 class ConvPieces(ConvGram):
-    """Input and output gradient of a convolution whose gradients are made a few at a time: for their norms, and again
-    for their sum. More work, and far less memory.
+    """Input and output gradient of a convolution whose gradients are computed a few at a time.
+
+    They are computed for their norms, and again for their sum: more work, and far less memory.
     """
 
     def _made(self) -> Iterator[tuple[slice, Dense]]:
-        """The same numbers for the norms and for the sum: nothing can come between the two."""
+        """The same numbers for the norms and for the sum, a few examples at a time."""
         some = max(1, (1 << 19) // self.shape.numel())
         for first in range(0, len(self.x), some):
             rows = slice(first, min(first + some, len(self.x)))
             yield rows, _gradients(self.x[rows], self.g[rows], self.geometry)
 
     def norms(self) -> Tensor:
+        """The norm of each example's gradient."""
         return torch.cat([part.norms() for _, part in self._made()])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
         for rows, part in self._made():
             part.add_to(out, factors[rows])
 
     def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
         return _gradients(self.x, self.g, self.geometry).dense()

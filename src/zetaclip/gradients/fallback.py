@@ -1,9 +1,10 @@
-"""Any other module: its own forward, run once per example.
+"""The general path for any other module: its own forward, run once per example.
 
-Each example gets a private alias of the module's parameters, so that ordinary autograd keeps their gradients
-apart. ``vmap`` does this for all examples at once; where the module can't be vectorised (recurrent layers,
-control flow that looks at values) an exact loop runs them one after the other. Either way the gradients are
-those of the module as it is, dropout included, because forward and backward are one and the same pass.
+Each example gets its own alias of the module's parameters, so that autograd computes separate
+gradients. ``vmap`` does this for all examples at once. If the module cannot be vectorised
+(recurrent layers, control flow that depends on values), a loop runs them one after the other. Both
+give the exact gradients of the module as it is, including dropout, because they come from the same
+forward pass.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .capture import CaptureError, Shadow, exact
 from .contributions import Dense
 
-# Hooks that compute a weight from the parameters before each forward: torch's reparametrizations of the older kind.
+# Hooks that compute a weight from the parameters before each forward: torch's older
+# reparametrizations.
 _MAKES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
-# Arguments in which nothing else is looked for, and how far down it is in others.
+# Types of arguments that are not searched for per-record values; others are, down to _DEEPEST.
 _SIMPLE = (
     Tensor,
     torch.Size,
@@ -49,13 +51,14 @@ _DEEPEST = 5
 VMAP = "per example (vmap)"
 LOOP = "per example (loop)"
 _NO_RECORD = (
-    "its forward is given no record, so one use of its parameters serves all of them, and nobody can tell whose gradient is whose. "
-    "Hold the parameters (as nn.Parameter) in the module that computes with them and the records: it is then one unit"
+    "its forward is given no record, so its parameters are used once for all records, and the "
+    "gradient cannot be separated by record. Put the parameters (as nn.Parameter) into the module "
+    "that computes with them and the records: it is then one unit"
 )
 
 
 class _Alias(torch.autograd.Function):
-    """One alias of a parameter per example; backward brings the per-example gradients."""
+    """One alias of a parameter per example; backward receives the per-example gradients."""
 
     @staticmethod
     def forward(
@@ -74,17 +77,29 @@ class _Alias(torch.autograd.Function):
 
 
 def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
-    """The private forward of a module without a rule."""
+    """The private forward of a module without a rule.
+
+    Args:
+        shadow: The module.
+        *args: Its arguments; tensors must have one row per record.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What the module returns.
+
+    Raises:
+        CaptureError: The arguments or results cannot be split by record.
+    """
     recorder = shadow.recorder
     recurrent = isinstance(shadow.module, nn.RNNBase)
-    if "input" in kwargs:  # before a recurrent layer's states, in whatever order they were given
+    if "input" in kwargs:  # must come before a recurrent layer's states
         kwargs = {"input": kwargs["input"], **kwargs}
     if any(isinstance(given, PackedSequence) for given in (*args, *kwargs.values())):
         raise CaptureError(
             f"{shadow.name} ({type(shadow.module).__name__}) was given a PackedSequence, in which "
-            "the steps of all records are mixed, so nobody can tell whose gradient is whose. Give "
-            "it the padded tensor (records, time, features), and pick each record's output at its "
-            "own last step: out[torch.arange(len(out)), lengths - 1]"
+            "the steps of all records are mixed, so the gradient cannot be separated by record. "
+            "Give it the padded tensor (records, time, features), and select each record's output "
+            "at its own last step: out[torch.arange(len(out)), lengths - 1]"
         )
     leaves, structure = tree_flatten((args, kwargs))
     batch_dims: list[int | None] = []
@@ -105,8 +120,9 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     unit.refuse_backward_hooks(shadow.name)
     if getattr(parametrize, "_cache_enabled", 0):
         raise CaptureError(
-            f"{shadow.name} ({type(shadow.module).__name__}) was called inside torch.nn.utils.parametrize.cached(): the weight that "
-            "one record made would be used for all others, and get their gradients. Call it outside of cached()"
+            f"{shadow.name} ({type(shadow.module).__name__}) was called inside "
+            "torch.nn.utils.parametrize.cached(): the weight that was computed for one record "
+            "would be used for all others, and get their gradients. Call it outside of cached()"
         )
 
     aliases = {
@@ -117,7 +133,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     dims = [dim for dim in batch_dims if dim is not None]
 
     def one(parameters: dict[str, Tensor], *rows: Tensor) -> Any:
-        """The module on one record, with a batch dimension of one put back."""
+        """The module on one record, with a batch dimension of size 1."""
         supply = iter(zip(rows, dims, strict=True))
         filled = []
         for leaf, dim in zip(leaves, batch_dims, strict=True):
@@ -143,19 +159,20 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
             rewind(state)
             shadow.path = LOOP
             warnings.warn(
-                f"{shadow.name} ({type(shadow.module).__name__}) can't be vectorised over examples "
-                f"({(str(problem) or type(problem).__name__).splitlines()[0][:120]}); its gradients come from a loop over examples, which is exact "
-                "but slow",
+                f"{shadow.name} ({type(shadow.module).__name__}) cannot be vectorised over "
+                f"examples ({(str(problem) or type(problem).__name__).splitlines()[0][:120]}); "
+                "its gradients come from a loop over examples, which is exact but slow",
                 stacklevel=3,
             )
     return _looped(shadow, one, aliases, tensors, dims, recurrent)
 
 
 def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
-    """Each record is run by itself, and only tensors are split: what else may hold a value for each record is refused.
+    """Raises if an argument that is not a tensor may contain one value per record.
 
-    A list of as many items as there are records is one, at whatever depth. If it was of another length before, it is a setting, and
-    with a single record nothing is to be split.
+    The module is run once per record, and only tensors are split. A list with as many items as
+    there are records, at any depth, may contain one value per record. If it had another length
+    before, it is a setting. With a single record nothing needs to be split.
     """
     rows, settings = shadow.recorder.rows, shadow.__dict__.setdefault("settings", set())
     unit = f"{shadow.name} ({type(shadow.module).__name__})"
@@ -165,8 +182,9 @@ def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
         place, value, hidden = todo.pop()
         if hidden and isinstance(value, Tensor | np.ndarray) and value.ndim > 0:
             raise CaptureError(
-                f"{unit} was given a tensor or an array inside another object, in its argument {place}: it is run once per record, and only tensors "
-                "that are arguments themselves, or lie in lists, tuples or dicts, are split. Give it those"
+                f"{unit} was given a tensor or an array inside another object, in its argument "
+                f"{place}: it is run once per record, and only tensors that are arguments "
+                "themselves, or are in lists, tuples or dicts, are split. Pass it that way"
             )
         if isinstance(value, _SIMPLE) or id(value) in met or place.count(".") > _DEEPEST:
             continue
@@ -182,16 +200,17 @@ def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
                 settings.add((place, length))
             elif rows > 1 and (place, length) not in settings:
                 raise CaptureError(
-                    f"{unit} was given {rows} items that are no tensors for {rows} records, in its argument {place}: it is run once per record, and only "
-                    "tensors are split. Give per-record values as a tensor. If it is a setting that is as long as this batch by chance, make "
-                    "it a torch.Size, or an attribute of the module"
+                    f"{unit} was given {rows} items that are not tensors for {rows} records, in "
+                    f"its argument {place}: it is run once per record, and only tensors are split. "
+                    "Give per-record values as a tensor. If it is a setting that has the length of "
+                    "this batch by chance, make it a torch.Size, or an attribute of the module"
                 )
         structure = isinstance(value, (Sequence, Set, Mapping))
         todo += [(f"{place}.{name}", one, hidden or not structure) for name, one in inner]
 
 
 def _parts_of(value: Any) -> list[tuple[Any, Any]]:
-    """What a list, a dict or any other object holds, by place or name."""
+    """The contents of a list, a dict or any other object, by position or name."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (Sequence, Set)):
@@ -209,7 +228,7 @@ def _parts_of(value: Any) -> list[tuple[Any, Any]]:
 
 
 def untensored(value: Any) -> bool:
-    """Whether this is an array, or a list without any tensor in it: what a ``collate_fn`` may have one item of for each record."""
+    """Whether this is an array, or a list without tensors: it may have one item per record."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, (list, tuple)) and not any(
@@ -218,15 +237,15 @@ def untensored(value: Any) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether an object that is no tensor has some among its attributes."""
+    """Whether an object has tensors or arrays among its attributes."""
     inside = tree_flatten([one for _, one in _parts_of(value)])[0]
     return any(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in inside)
 
 
 class _Unit(nn.Module):
-    """Runs a module's own forward without hooks: those around it have run already, or will.
+    """Runs a module's own forward without its hooks, which torch calls around the shadow.
 
-    That goes for global ones, too. Only hooks that make a weight out of parameters run here.
+    This includes global hooks. Only hooks that compute a weight from parameters run here.
     """
 
     def __init__(self, shadow: Shadow) -> None:
@@ -247,7 +266,10 @@ class _Unit(nn.Module):
         return self.inner(*args, **kwargs)
 
     def refuse_backward_hooks(self, name: str) -> None:
-        """On parts inside, vmap would leave them out and a loop would call them once per record."""
+        """Raises if an inner part has backward hooks.
+
+        vmap would not call them, and a loop would call them once per record.
+        """
         everywhere = _hooks._global_backward_hooks or _hooks._global_backward_pre_hooks
         for inner, part in self.inside:
             if everywhere or part._backward_hooks or part._backward_pre_hooks:
@@ -261,18 +283,18 @@ class _Unit(nn.Module):
 
 
 def _call(unit: _Unit, parameters: dict[str, Tensor], args: tuple, kwargs: dict) -> Any:
-    """The module's own forward with these parameters in place of its trained ones; frozen ones stay detached."""
+    """The module's own forward with other tensors for its trained parameters, frozen detached."""
     module = unit.unit
     tensors = {f"unit.{name}": p.detach() for name, p in module.named_parameters()}
     tensors |= {f"unit.{name}": p for name, p in parameters.items()}
     attached = module.forward
-    module.forward = unit.inner  # a forward that calls itself meets its own, not the shadow
+    module.forward = unit.inner  # a forward that calls itself must not call the shadow
     made = [(part.__dict__, name, part.__dict__.get(name)) for part, name in unit.made]
     try:
         return functional_call(unit, tensors, (args, kwargs), tie_weights=True)
     finally:
         module.forward = attached
-        for held, name, weight in made:  # one record's weight is nothing to leave behind
+        for held, name, weight in made:  # the module must not keep one record's weight
             held[name] = weight
 
 
@@ -284,7 +306,7 @@ def _vectorised(
     dims: list[int],
 ) -> Any:
     with warnings.catch_warnings():
-        # torch may know no batched form of an operation and loop inside; the result is the same.
+        # torch may have no batched form of an operation and use a loop; the result is the same.
         warnings.filterwarnings("ignore", message="There is a performance drop")
         outputs = vmap(one, in_dims=(0, *dims), randomness="different")(aliases, *tensors)
     shadow.proven = True  # type: ignore[attr-defined]
@@ -298,11 +320,11 @@ def _vectorised(
 
 
 def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
-    """What the module returned for one record must have one row for it."""
+    """Raises if a result for one record does not have one row."""
     if len(shape) <= dim or shape[dim] != 1:
         raise CaptureError(
-            f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(shape)} for a single record; every tensor it "
-            "returns must have one row per record in the first dimension"
+            f"{shadow.name} ({type(shadow.module).__name__}) returned {tuple(shape)} for a single "
+            "record; every tensor it returns must have one row per record in the first dimension"
         )
 
 
@@ -336,7 +358,7 @@ def _looped(
 
 
 def _same_for_all(shadow: Shadow, values: tuple) -> Any:
-    """What a module returned beside tensors, if it is the same for every record."""
+    """A result that is not a tensor, if it is the same for every record; otherwise raises."""
     first = values[0]
     plain = first is None or isinstance(first, (bool, int, float, str, torch.dtype, torch.device))
     if len(values) == 1 or (plain and all(value == first for value in values)):
@@ -344,20 +366,24 @@ def _same_for_all(shadow: Shadow, values: tuple) -> Any:
     if all(value is first for value in values) and not _holds_tensors(first):
         return first
     raise CaptureError(
-        f"{shadow.name} ({type(shadow.module).__name__}) returned, beside tensors, an object of type {type(first).__name__} that is another one for each "
-        "record; it is run once per record, and only tensors are put together again. Return tensors, in tuples or dicts if need be"
+        f"{shadow.name} ({type(shadow.module).__name__}) returned, beside tensors, an object of "
+        f"type {type(first).__name__} that is different for each record; it is run once per "
+        "record, and only tensors can be joined. Return tensors, in tuples or dicts if needed"
     )
 
 
 def recurrent_refusal(module: nn.Module) -> str | None:
-    """Why a recurrent layer can't be used in its present configuration, or None."""
+    """Why a recurrent layer cannot be used in its present configuration, or None."""
     if isinstance(module, nn.RNNBase) and not module.batch_first:
-        return "batch_first=False puts time before the records; build it with batch_first=True and feed (records, time, features)"
+        return (
+            "batch_first=False puts time before the records; build it with batch_first=True and "
+            "feed (records, time, features)"
+        )
     return None
 
 
 def sparse_refusal(module: nn.Module) -> str | None:
-    """Why a table of the general path can't be used in its present configuration, or None."""
+    """Why an embedding table cannot be used in its present configuration, or None."""
     table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if table and module.sparse and module.weight.requires_grad:
         return "private gradients are dense, because the noise is; build it with sparse=False"
@@ -365,9 +391,9 @@ def sparse_refusal(module: nn.Module) -> str | None:
 
 
 def recordless_refusal(module: nn.Module) -> str | None:
-    """Why a module whose ``forward`` takes no argument at all can't be a unit of its own, or None."""
+    """Why a module cannot be a unit: its ``forward`` takes no argument. Otherwise None."""
     try:
         takes = inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # a forward that doesn't tell; the call will
+    except (TypeError, ValueError):  # no signature; the call will be checked
         return None
     return None if takes else _NO_RECORD

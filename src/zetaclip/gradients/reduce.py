@@ -1,4 +1,4 @@
-"""From contributions to norms, and from factors to the clipped sum: one logical batch's chunk at a time."""
+"""From contributions to norms, and from factors to the clipped sum, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,45 @@ from torch import Tensor, nn
 from . import rows as small
 from .contributions import Contribution, Dense, Single, combine, floor
 
-# A norm from here on counts as not finite: its factor would be a denormal number, which has no digits to bound with.
+# A norm of at least this counts as not finite: its factor would be a denormal number, which has too
+# little precision for a bound.
 TOO_LONG = 1e150
-# Floats of materialised per-example gradients held at once where a transform needs them all. Two megabytes stay in
-# the cache between its passes: about five times faster than 64 on the MLP of `bench/methods.py`.
+# Floats of per-example gradients that are in memory at once if a transform needs all of them. Two
+# megabytes stay in the cache between its passes: about five times faster than 64 megabytes on the
+# MLP of `bench/methods.py`.
 TRANSFORM_FLOATS = 1 << 19
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each trained parameter lies in the one flat vector that the mechanism works on."""
+    """The position of each trained parameter in the flat vector that the mechanism works on.
+
+    Attributes:
+        names: Names of the parameters.
+        parameters: The parameters.
+        offsets: The first position of each.
+        places: (size, stride, offset) of each, the arguments of ``as_strided``, which is the
+            fastest way to make a view.
+        numel: Length of the flat vector.
+        dtype: float64 if a parameter is float64, otherwise float32.
+        device: The device of all parameters.
+    """
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     offsets: tuple[int, ...]
-    places: tuple[
-        tuple, ...
-    ]  # (size, stride, offset) of each, as ``as_strided`` takes them: the fastest view there is
+    places: tuple[tuple, ...]
     numel: int
     dtype: torch.dtype
     device: torch.device
 
     @staticmethod
     def of(named: dict[str, nn.Parameter]) -> Layout:
+        """The layout of these parameters, in their order.
+
+        Raises:
+            ValueError: They are on several devices.
+        """
         offsets, total = [], 0
         for parameter in named.values():
             offsets.append(total)
@@ -44,7 +60,8 @@ class Layout:
         devices = {p.device for p in parameters}
         if len(devices) > 1:
             raise ValueError(
-                f"trained parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); put them on one"
+                "trained parameters lie on several devices "
+                f"({', '.join(sorted(map(str, devices)))}); put them on one"
             )
         dtype = torch.float64 if wide else torch.float32
         shapes = [torch.empty(p.shape, device="meta") for p in parameters]
@@ -61,14 +78,19 @@ class Layout:
 
 
 class Chunk:
-    """The per-example gradients of one chunk, whatever form they are in.
+    """The per-example gradients of one chunk, in any form.
 
-    **Guarantee.** Nothing here leaves except to the mechanism, which bounds, sums and noises it. An example
-    whose gradient is not finite counts as one whose gradient is zero; one whose squared norm overflowed or
-    lost its digits in float32 is worked out again in float64. One that is so long that its factor would be a denormal number
-    adds nothing to the sum: its share could not be told exactly, and zero is within every bound.
+    Args:
+        received: Contributions by the id() of their parameter.
+        layout: Positions of the parameters.
+        rows: Number of examples.
+        scale: Factor of every gradient: the number of rows if the loss was a mean over them.
 
-    ``scale`` multiplies every gradient: the rows of the chunk where the loss was a mean over them.
+    **Guarantee.** Only the mechanism reads a chunk; it bounds and sums the gradients and adds
+    noise. A gradient that is not finite counts as zero. If a squared norm overflowed or lost
+    precision in float32, that gradient is computed again in float64. A gradient that is so long
+    that its factor would be a denormal number adds nothing to the sum: its clipped value would not
+    be precise, and zero satisfies every bound.
     """
 
     def __init__(
@@ -86,13 +108,16 @@ class Chunk:
 
     def _hold(self, parts: dict[int, list[Contribution]]) -> None:
         self.parts = parts
-        # By id() of the part: its addresses where it is a small matrix, or None.
+        # By id() of the part: its addresses if it is a small matrix, otherwise None.
         self._tasks = {
             id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some
         }
 
     def norms(self) -> Tensor:
-        """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
+        """One float64 norm per example.
+
+        Examples that count as zero, or were computed again in float64, are removed from ``parts``.
+        """
         tasks: list[int] = []
         each = []
         for parts in self.parts.values():
@@ -107,7 +132,7 @@ class Chunk:
             norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
         elif squares is not None:
             norms = squares.sqrt_().add_(self._lost).mul_(self.scale)
-            # One number to look at: the largest is finite only if all are.
+            # The largest is finite only if all are; this transfers a single number.
             finite = math.isfinite(norms.amax().item())
         else:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
@@ -148,9 +173,7 @@ class Chunk:
         layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
         tasks: list[int] = []
-        products: list[
-            tuple[Tensor, Tensor, Tensor]
-        ] = []  # out += left^T right, once the tasks are done
+        products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += leftᵀ right, after the tasks
         scaled: Tensor | None = None
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
@@ -179,7 +202,7 @@ class Chunk:
             total.add_(gradient * factors[row])
 
     def pieces(self) -> Iterator[Tensor]:
-        """The gradients themselves as (examples, numel), a few examples at a time; not finite ones as zero."""
+        """The gradients as (examples, numel), a few examples at a time; zero if not finite."""
         some = max(1, TRANSFORM_FLOATS // self.layout.numel)
         for rows in torch.arange(self.rows, device=self.layout.device).split(some):
             flat = self._flat(rows, self.layout.dtype)

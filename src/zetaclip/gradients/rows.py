@@ -1,11 +1,11 @@
 """Norms and sums of small float32 matrices, all layers of a chunk in one compiled call.
 
-On a small network torch spends more time on being called than on the numbers. Matrices that are large, lie on another
-device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not compiled.
-The two ways agree to rounding, not bit for bit.
+On a small network the overhead of torch calls takes more time than the arithmetic. Matrices that
+are large, on another device, or not float32 are processed by torch, which has more threads; so is
+everything if ``_rows.c`` was not compiled. The two ways agree up to rounding, not bit for bit.
 
-**Guarantee.** Nothing is read or written by address before ``compiled.plain`` has seen the tensor, and its size has been compared with
-what the compiled part will go through.
+**Guarantee.** Memory is read or written by address only after ``compiled.plain`` has accepted the
+tensor and its size has been compared with what the compiled code will access.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from . import compiled
 from .compiled import plain
 from .contributions import Contribution, Dense, Single
 
-# From so many floats on the work is worth torch's threads. It only decides speed.
+# Matrices with more floats are faster with torch's threads. This affects only speed.
 LARGEST = 1 << 20
 
-# What the compiled part takes for one matrix, or for two that belong together: addresses and widths; see ``_rows.c``.
+# Addresses and widths of one matrix, or of two that belong together, for ``_rows.c``.
 Task = tuple[int, int, int, int]
 
 
 def source() -> str:
-    """Who takes the norms and sums of small matrices here: part of what an exact replay depends on."""
+    """What computes norms and sums of small matrices; an exact replay needs the same."""
     return "torch" if compiled.rows is None else "compiled"
 
 
 def fits(matrix: Tensor, rows: int) -> bool:
-    """Whether the compiled part can take this tensor as a matrix of so many rows."""
+    """Whether compiled code can process this tensor as a matrix with ``rows`` rows."""
     return (
         plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
     )
 
 
 def norm_task(part: Contribution, rows: int) -> Task | None:
-    """The matrices whose row norms make up the norms of ``part``, as ``norms`` takes them; None if they are not for it."""
+    """The input of ``norms`` for the row norms of ``part``; None if torch must compute them."""
     if type(part) is Single:
         x, g = part.x, part.g
         if fits(x, rows) and fits(g, rows):
@@ -54,21 +54,46 @@ def norm_task(part: Contribution, rows: int) -> Task | None:
 def norms(
     tasks: list[int], squares: Tensor | None, rows: int, lost: float, scale: float
 ) -> tuple[Tensor, bool]:
-    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are finite."""
+    """Norms over all tasks: ``scale * (lost + sqrt(squares + squares of all tasks))``.
+
+    Args:
+        tasks: From ``norm_task``, one after the other.
+        squares: Squared norms of the parts that torch computed; overwritten by the result.
+        rows: Number of records.
+        lost: What underflow may have hidden; see ``contributions.floor``.
+        scale: Factor of every gradient.
+
+    Returns:
+        One float64 norm per record, and whether all are finite.
+    """
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares
     largest = compiled.rows.norms(tasks, rows, out.data_ptr(), squares is None, lost, scale)
     return out, largest < float("inf")
 
 
 def sum_task(part: Dense, task: Task, numel: int, address: int) -> Task | None:
-    """Adds the weighted sum of ``part`` to so many doubles at an address; None if it is not a plain matrix of that width."""
+    """The input of ``weigh`` that adds the weighted sum of ``part`` to a vector.
+
+    Args:
+        part: The gradients.
+        task: Its ``norm_task``.
+        numel: Width of the gradients.
+        address: Of ``numel`` doubles.
+
+    Returns:
+        The task, or None if the part is not a plain matrix of that width.
+    """
     if part.unpack is None and part.block is None and task[3] == numel:
         return task[2], numel, 0, address
     return None
 
 
 def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
-    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ right."""
+    """The input of ``weigh`` that scales the rows of x or g, whichever has fewer columns.
+
+    Returns:
+        The task, and two matrices. After ``weigh`` the weighted sum is leftᵀ right.
+    """
     scaled = torch.empty(part.narrow.shape, dtype=torch.float64)
     if part.narrow is part.x:
         return (task[0], task[1], scaled.data_ptr(), 0), part.g.double(), scaled
@@ -76,24 +101,39 @@ def scale_task(part: Single, task: Task) -> tuple[Task, Tensor, Tensor]:
 
 
 def numbers(values: Tensor, rows: int) -> bool:
-    """Whether this is one float64 number per row, where the compiled part can read it."""
+    """Whether this is one float64 number per row that compiled code can read."""
     return plain(values, torch.float64) and values.shape == (rows,)
 
 
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
-    """Whether ``weigh`` can take these factors, and add to this vector."""
+    """Whether ``weigh`` can read these factors and add to this vector.
+
+    Args:
+        factors: One per row.
+        total: The vector.
+        rows: Number of rows.
+
+    Returns:
+        True if both are float64 in memory that compiled code can access.
+    """
     return plain(total, torch.float64) and numbers(factors, rows)
 
 
 def weigh(tasks: list[int], factors: Tensor, by: float) -> None:
-    """Works off the tasks with the weights ``by * factors``."""
+    """Executes tasks with the weights ``by * factors``.
+
+    Args:
+        tasks: From ``sum_task`` and ``scale_task``, one after the other.
+        factors: One per row.
+        by: Common factor.
+    """
     compiled.rows.weigh(tasks, factors.shape[0], factors.data_ptr(), by)
 
 
 def flat_factors(norms: Tensor, clip: float) -> Tensor:
-    """clip / max(norm, clip) for every norm."""
+    """The factor ``clip / max(norm, clip)`` for every norm."""
     if not numbers(norms, norms.shape[0]):
-        # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
+        # Not clip / norms: torch multiplies by the reciprocal, and the result is not 1 at norm = C.
         return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
     factors = torch.empty_like(norms)
     compiled.rows.flat(norms.shape[0], clip, norms.data_ptr(), factors.data_ptr())
@@ -101,7 +141,16 @@ def flat_factors(norms: Tensor, clip: float) -> Tensor:
 
 
 def farthest(norms: Tensor, factors: Tensor, columns: Tensor | None = None) -> float:
-    """The largest length of norm * factor together with a row's columns; nan if there is one."""
+    """The largest norm of a row's release: norm * factor together with its columns.
+
+    Args:
+        norms: One per row.
+        factors: One per row.
+        columns: Further released numbers, some per row.
+
+    Returns:
+        The largest norm; NaN if one is NaN.
+    """
     rows = norms.shape[0]
     if numbers(norms, rows) and numbers(factors, rows):
         if columns is None:
@@ -116,7 +165,7 @@ def farthest(norms: Tensor, factors: Tensor, columns: Tensor | None = None) -> f
 
 
 def longest(columns: Tensor) -> float:
-    """The largest length of a row; nan if there is one."""
+    """The largest norm of a row; NaN if one is NaN."""
     rows = columns.shape[0]
     if _table(columns, rows):
         return compiled.rows.farthest(rows, 0, 0, columns.data_ptr(), columns.shape[1])
@@ -124,7 +173,7 @@ def longest(columns: Tensor) -> float:
 
 
 def halves(norms: Tensor, limit: float) -> Tensor:
-    """One column: +1/2 for a norm up to the limit, also to the last bit, and -1/2 beyond it."""
+    """One column: exactly +1/2 for a norm up to the limit (inclusive), and -1/2 above it."""
     rows = norms.shape[0]
     if not numbers(norms, rows):
         return torch.copysign(torch.full_like(norms, 0.5), limit - norms).unsqueeze(1)
@@ -134,7 +183,16 @@ def halves(norms: Tensor, limit: float) -> Tensor:
 
 
 def slots(norms: Tensor, clip: float, width: int) -> Tensor:
-    """So many columns, filled one after the other with √width (C - norm), up to C / √width each."""
+    """Distributes √width (C - norm) over ``width`` columns, at most C / √width in each.
+
+    Args:
+        norms: One per row.
+        clip: C.
+        width: Number of columns; each is filled before the next one.
+
+    Returns:
+        A float64 matrix; a norm above C gives zeros.
+    """
     rows = norms.shape[0]
     if not numbers(norms, rows):
         root = math.sqrt(width)
@@ -159,16 +217,23 @@ def sums(columns: Tensor) -> list[float]:
 
 
 def _table(columns: Tensor, rows: int) -> bool:
-    """Whether these are some float64 numbers per row, where the compiled part can read them."""
+    """Whether this is a float64 matrix of ``rows`` rows that compiled code can read."""
     return plain(columns, torch.float64) and columns.dim() == 2 and columns.shape[0] == rows
 
 
 def advance(
     places: list[Tensor], starts: list[Tensor], vector: Tensor, distance: float
 ) -> bool | None:
-    """Each start, and what stands for it in the unit vector times a distance, into its place.
+    """Writes ``start + distance * vector / |vector|`` into each place.
 
-    False, and nothing written, where the vector has no direction; None: not for the compiled part.
+    Args:
+        places: Where to write, one tensor per parameter.
+        starts: Values to start from.
+        vector: Direction, as one flat vector over all parameters.
+        distance: How far to move.
+
+    Returns:
+        True if it was written; False if the vector has no direction; None if torch must do it.
     """
     if not plain(vector, torch.float32):
         return None
@@ -188,5 +253,5 @@ def advance(
         return None
     if not compiled.rows.advance(tasks, vector.data_ptr(), vector.numel(), distance):
         return False
-    torch.autograd.graph.increment_version(places)  # as torch's own writing would
+    torch.autograd.graph.increment_version(places)  # as an in-place operation of torch does
     return True

@@ -1,7 +1,8 @@
 """One rule per layer type: from a layer's input and output gradient to contributions.
 
-A rule is keyed by the exact type: a subclass may compute something else and takes the general path of
-``fallback``. A new rule is a function under ``@layer_rule(Type)``; the shared tests pick it up from here.
+A rule is for an exact type: a subclass may compute something else, so it takes the general path of
+``fallback``. A new rule is a function with the decorator ``@layer_rule(Type)``; the shared tests
+cover every registered rule.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import rows
-from .capture import CaptureError, Contributions, Node, Shadow, exact
-from .contributions import Contribution, Dense, Lookup, Outer, Single, row_norms, widen
+from .capture import Contributions, Node, Shadow, exact
+from .contributions import Dense, Lookup, Outer, Single, row_norms, widen
 from .convolution import Geometry, convolution_contribution
 
 
 @dataclass(frozen=True)
 class LayerRule:
-    """How a layer type tells its per-example gradients.
+    """How per-example gradients of a layer type are computed.
 
-    ``backward(shadow, g, x)`` gives a contribution for each name in ``shadow.parameters``; ``g`` and ``x`` have one
-    row per record. ``refuse(module)`` says why a configuration can't be used privately at all, ``skip(module)``
-    says that this configuration takes the general path, and so does a parameter that is not in ``names``.
-    ``forward(shadow, *args)`` replaces the default, which runs the layer's own forward and records its one input.
+    Attributes:
+        path: Name of the rule, for reports.
+        backward: ``backward(shadow, g, x)`` returns a contribution for each name in
+            ``shadow.parameters``. ``g`` and ``x`` have one row per record.
+        forward: ``forward(shadow, *args)`` replaces the default, which runs the layer's own forward
+            and records its only input.
+        refuse: ``refuse(module)`` returns why a configuration cannot be used privately, or None.
+        skip: Whether a configuration takes the general path instead.
+        names: Parameters that the rule knows; a layer with others takes the general path.
+        dims: The least number of dimensions of a batch of inputs.
     """
 
     path: str
@@ -36,10 +43,10 @@ class LayerRule:
     refuse: Callable[[Any], str | None] = lambda module: None
     skip: Callable[[Any], bool] = lambda module: False
     names: frozenset[str] = frozenset({"weight", "bias"})
-    dims: Callable[[Any], int] = lambda module: 1  # the least that a batch of inputs must have
+    dims: Callable[[Any], int] = lambda module: 1
 
     def run(self, shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
-        """The forward of a rule that brings none: the layer's own, its one input noted."""
+        """The default forward: the layer's own, whose only input is recorded."""
         (x,) = (*args, *kwargs.values())
         shadow.recorder.check_rows(x, shadow.name, self.dims(shadow.module))
         return shadow.record(shadow.detached_forward(x), self.backward, x)
@@ -49,13 +56,34 @@ LAYER_RULES: dict[type[nn.Module], LayerRule] = {}
 
 
 def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
-    """Registers ``backward`` for these exact types; see ``LayerRule`` for the options."""
+    """A decorator that registers a ``backward`` function for layer types.
+
+    Args:
+        *types: Exact types; subclasses are not included.
+        path: Name of the rule, for reports.
+        **options: Further fields of ``LayerRule``.
+
+    Returns:
+        The decorator. It raises ``ValueError`` if a type has a rule already.
+
+    Example:
+        A layer ``y = x * self.weight``::
+
+            @layer_rule(Scale, path="scale")
+            def _scale(shadow, g, x):
+                gradients = g * x
+                return {"weight": Dense(gradients, gradients.shape[1:])}
+
+    **Guarantee.** The engine clips what the rule returns. A rule with wrong gradients voids the
+    guarantee, so compare it with ``check_parity``.
+    """
 
     def register(backward: Callable[..., Contributions]) -> Callable[..., Contributions]:
         for kind in types:
             if kind in LAYER_RULES:
                 raise ValueError(
-                    f"{kind.__name__} has a layer rule already; remove it from LAYER_RULES to replace it"
+                    f"{kind.__name__} has a layer rule already; "
+                    "remove it from LAYER_RULES to replace it"
                 )
             LAYER_RULES[kind] = LayerRule(path, backward, **options)
         return backward
@@ -66,10 +94,21 @@ def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
 def linear_contributions(
     shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias: str
 ) -> Contributions:
-    """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
+    """Contributions for y = x Wᵀ + b.
+
+    Args:
+        shadow: The layer.
+        g: Output gradients, (B, ..., O).
+        x: Inputs, (B, ..., I).
+        weight: Name of W.
+        bias: Name of b.
+
+    Returns:
+        Contributions of those of the two that are trained.
+    """
     found: Contributions = {}
     if g.dim() == 2:
-        known = None if rows.fits(g, g.shape[0]) else row_norms(g)  # for weight and bias alike
+        known = None if rows.fits(g, g.shape[0]) else row_norms(g)  # for both weight and bias
         if weight in shadow.parameters:
             found[weight] = Single(x, g, None, known)
         if bias in shadow.parameters:
@@ -88,9 +127,9 @@ def _dense(gradients: Tensor) -> Dense:
 
 
 class _Linear(Node):
-    """A linear layer in one node of the graph: what a small network pays for privacy is mostly such nodes.
+    """A linear layer in one node of the graph: on a small network, nodes are most of the overhead.
 
-    The parameters are not inputs of the node, so autograd has no gradient of them to compute.
+    The parameters are not inputs of the node, so autograd computes no gradient of them.
     """
 
     @staticmethod
@@ -151,7 +190,7 @@ def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     if "weight" in shadow.parameters:
         padding = module.padding
         if isinstance(padding, str) or module.padding_mode != "zeros":
-            # Circular, reflected, or uneven: pad first, then it is a convolution without padding.
+            # Circular, reflected, or uneven padding: pad first, then use no padding.
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(module.kernel_size)
@@ -166,9 +205,15 @@ def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 def _embedding_refused(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
-        return "max_norm rewrites rows of the table in forward, from the records of the batch; build it with max_norm=None"
+        return (
+            "max_norm rewrites rows of the table in forward, from the records of the batch; "
+            "build it with max_norm=None"
+        )
     if module.scale_grad_by_freq:
-        return "scale_grad_by_freq divides by counts over the whole batch, which mixes records; set it to False"
+        return (
+            "scale_grad_by_freq divides by counts over the whole batch, which mixes records; "
+            "set it to False"
+        )
     return None
 
 
@@ -183,7 +228,7 @@ def _embedding(shadow: Shadow, g: Tensor, ids: Tensor) -> Contributions:
 
 
 def _affine(shadow: Shadow, g: Tensor, normalized: Tensor, over: tuple[int, ...]) -> Contributions:
-    """y = normalized * weight + bias; the weight is shared over the dimensions ``over``."""
+    """For y = normalized * weight + bias, with the weight shared over the dimensions ``over``."""
     found: Contributions = {}
     if "weight" in shadow.parameters:
         product = g * normalized
@@ -227,10 +272,10 @@ def _instance_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 
 class _FoldedGroupNorm(Node):
-    """Group norm whose backward gets every example's weight gradient from the one ordinary kernel.
+    """Group norm whose backward gets every example's weight gradient from torch's own kernel.
 
-    Folding the batch into the channels, with the weight repeated, turns the kernel's sum over the batch into a
-    sum over one example, at no extra cost.
+    The batch is folded into the channels, and the weight repeated. Then the kernel's sum over the
+    batch is a sum over one example, at no extra cost.
     """
 
     @staticmethod
@@ -253,7 +298,8 @@ class _FoldedGroupNorm(Node):
         x, mean, rstd, weight = ctx.saved_tensors
         batch, channels = x.shape[:2]
         wanted = ctx.shadow.recorder.wants(ctx.turn)
-        # The kernel reads it as if it were, and reshape may return a view of any strides: of a sum after the norm, or of one record.
+        # The kernel assumes contiguous memory, but reshape may return a view with other strides,
+        # for example if the loss is a sum of the norm's output, or for one record.
         g = g.contiguous()
         dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
             g.reshape(1, batch * channels, *x.shape[2:]),
@@ -298,23 +344,22 @@ def _group_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 
 def find_rule(module: nn.Module) -> LayerRule | None:
-    """The rule for this very module, or None where it takes the general path.
+    """The rule for this module, or None if it takes the general path.
 
-    Anything that could make the layer compute something else than its class says (an own ``forward`` on the
-    instance, a reparametrization, parameters of other names) rules the rule out.
+    A rule is not used if the layer may compute something else than its class does: with a
+    ``forward`` on the instance, a reparametrization, or parameters of other names.
     """
     rule = LAYER_RULES.get(type(module))
     if rule is None or not _runs_its_own_forward(module) or rule.skip(module):
         return None
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    tied = len(names) > len(
-        list(module.parameters())
-    )  # a rule would report one use under a name that nobody asks for
+    # A rule would return the contribution of a tied parameter under a name that is not used.
+    tied = len(names) > len(list(module.parameters()))
     return rule if rule.names.issuperset(names) and not tied else None
 
 
 def _runs_its_own_forward(module: nn.Module) -> bool:
-    """Copies of a private module carry their class's own forward as an attribute: that changes nothing."""
+    """Whether ``forward`` is the class's own; copies of a private module have it as attribute."""
     own = module.__dict__.get("forward")
     return own is None or (
         getattr(own, "__func__", None) is type(module).forward and own.__self__ is module
@@ -322,17 +367,6 @@ def _runs_its_own_forward(module: nn.Module) -> bool:
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why this layer can't be trained privately in its present configuration, or None."""
+    """Why this layer cannot be trained privately in its present configuration, or None."""
     rule = LAYER_RULES.get(type(module))
     return rule.refuse(module) if rule is not None else None
-
-
-__all__ = [
-    "LAYER_RULES",
-    "CaptureError",
-    "Contribution",
-    "LayerRule",
-    "find_rule",
-    "layer_rule",
-    "refusal",
-]

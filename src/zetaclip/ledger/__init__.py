@@ -1,6 +1,7 @@
-"""What was released: the ledger of a run, and the journal that is written ahead of it.
+"""What was released: the ledger of a run, and its write-ahead journal.
 
-``Ledger`` holds a ``Row`` for every release under a ``Header``; ``events()`` is what accountants take.
+A ``Ledger`` has a ``Header`` and a ``Row`` for every release; its ``events()`` are the input of the
+accountants.
 """
 
 from ._ledger import Event, Header, Key, Ledger, Row

@@ -1,8 +1,9 @@
 """The write-ahead journal: steps that were executed after a checkpoint.
 
-A checkpoint holds the ledger as it was when it was saved. Whatever the run released after that is
-released, also when the process dies and the next one starts from the checkpoint again. So each step
-writes its rows here *before* it draws its noise; at worst a step is counted that never happened.
+A checkpoint contains the ledger at the time of saving. What the run released after that stays
+released, even if the process dies and the next one starts from the checkpoint again. So each step
+writes its rows here *before* it draws its noise. In the worst case a step is counted that never
+happened.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from pathlib import Path
 from ..errors import LedgerError
 from ._ledger import Key, Ledger, Row
 
-# Closes a line that a killed writer left unfinished, so that the next row isn't glued to it.
+# Marks a line that a killed writer left unfinished, so that the next row starts on its own line.
 _SEAL = "(the line above was never finished)"
-
-
+# How lines that are not rows begin.
 _CONFIRMED = '{"released"'
 _ADOPTED = '{"adopted"'
 _WHOLE = '{"journal": "whole"'
@@ -35,36 +35,44 @@ def _whole(line: str) -> bool:
 
 
 class Journal:
-    """The file ``<name>.journal`` in a folder that holds checkpoints of a run; it only ever grows.
+    """The file ``<name>.journal`` beside the checkpoints of a run. Lines are only ever added.
 
-    One journal serves all checkpoints of a run in that folder: each knows which rows it holds itself, and
-    whatever else stands here was executed after it. A run that saves into several folders has a journal in each. The first of
-    them is its home: every process that goes on from any of its checkpoints writes there, so that is the one to ask.
+    All checkpoints of a run in one folder share one journal: each checkpoint contains some of the
+    rows itself, and all others were executed after it. A run that saves into several folders has a
+    journal in each. The first of them is the home journal: every process that continues from any of
+    the run's checkpoints writes there, so it is the complete one.
 
-    **Guarantee.** When ``append`` has returned, the rows survive the end of the process by any signal. All
-    rows of a call go out in one write to a descriptor opened for appending, so several processes that
-    train from one checkpoint don't write into each other's lines. Readers see each (stream, batch, query)
+    Args:
+        name: Path of the checkpoints, without ``.journal``.
+
+    **Guarantee.** After ``append`` has returned, the rows survive the death of the process. All
+    rows of a call are written by one write to a descriptor opened for appending, so processes that
+    train from the same checkpoint do not mix their lines. Readers get each (stream, batch, query)
     once, however often it was replayed.
 
-    **Edge cases.** The file is not synced to the disk at every step, which would cost more than the step:
-    it doesn't survive a power cut or a crash of the operating system. A full disk raises, before the noise
-    is drawn. No file is an empty journal. A copy of the file is known by its inode, which the first line names; a disk that was set
-    back to an earlier state, or a copy that got the old number, is not.
+    **Edge cases.** The file is not synced to the disk at every step, because that would cost more
+    than the step. So it does not survive a power failure or a crash of the operating system. A full
+    disk raises an error before the noise is drawn. A missing file is an empty journal. A copy of
+    the file is recognized by its inode, which the first line contains. A disk that was restored to
+    an earlier state, or a copy that got the old inode, is not recognized.
     """
 
     _descriptor: int | None = None
 
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = Path(os.fspath(name) + ".journal")
-        self._known: dict[
-            Key, str
-        ] = {}  # fingerprints of releases, as far as the file has been read
+        # Fingerprints of releases, from the part of the file before ``_read_to``.
+        self._known: dict[Key, str] = {}
         self._read_to = 0
 
     def begin(self, whole: bool) -> None:
-        """Starts the file, if there is none. ``whole`` says that nothing was executed that it should hold and doesn't."""
+        """Creates the file, if there is none.
+
+        Args:
+            whole: Whether nothing was executed before that the journal should contain.
+        """
         if not self.path.exists():
-            # Not the number of the device: that changes when a disk is mounted again.
+            # Without the device number, which changes when a disk is mounted again.
             inode = os.fstat(self._open()).st_ino
             self._write(
                 json.dumps({"journal": "whole" if whole else "part", "inode": inode}) + "\n"
@@ -72,31 +80,31 @@ class Journal:
 
     @property
     def whole(self) -> bool:
-        """Whether every step since the run's first checkpoint is here."""
+        """Whether every step since the run's first checkpoint is in this journal."""
         return self.path.exists() and self.path.read_bytes()[: len(_WHOLE)] == _WHOLE.encode()
 
     def covers(self, stream: str) -> bool:
-        """Whether nothing was drawn from ``stream`` before this journal was there to note it."""
+        """Whether the journal existed before the first draw from ``stream``."""
         return self.whole or bool(self._adopted(stream))
 
     def at_home(self, stream: str) -> bool:
-        """Whether this is the file in which everything that was drawn from ``stream`` is noted, and not a copy of it.
+        """Whether this is the original file that records every draw from ``stream``, not a copy.
 
-        What the run does where it was copied from does not get here, so a copy can't tell what was released.
+        The run may continue beside the original. A copy misses these releases.
         """
         begun: list[int] = []
         for number, line in self._lines():
             if number == 1 and line.startswith((_WHOLE, _PART)):
                 begun = [inode for key, inode in json.loads(line).items() if key == "inode"]
         places = self._adopted(stream) or begun
-        return (
-            not places or os.stat(self.path).st_ino in places
-        )  # none: begun before journals knew their place
+        # No inode: the journal is from a version that did not write one.
+        return not places or os.stat(self.path).st_ino in places
 
     def adopt(self, stream: str) -> None:
-        """Makes a copy, or a journal that is not whole, the home of a stream that nobody has drawn from yet.
+        """Makes this file the home journal of ``stream``, from which nothing has been drawn yet.
 
-        The streams that came with it stay strangers.
+        This is for a copy, or a journal that is not whole. It does not become the home journal of
+        the streams that it already contains.
         """
         if self.path.exists() and not (self.covers(stream) and self.at_home(stream)):
             self._write(
@@ -104,7 +112,7 @@ class Journal:
             )
 
     def _adopted(self, stream: str) -> list[int]:
-        """The inodes of the files that were made the home of ``stream``."""
+        """The inodes of the files that were made the home journal of ``stream``."""
         lines = [json.loads(line) for _, line in self._lines() if line.startswith(_ADOPTED)]
         return [line["inode"] for line in lines if line["adopted"] == stream]
 
@@ -113,10 +121,17 @@ class Journal:
         self._write("".join(row.to_json() + "\n" for row in rows))
 
     def confirm(self, key: Key, fingerprint: str) -> bool:
-        """Notes what came out of a release that was appended before; false if something else came out of it earlier.
+        """Records the result of a release whose row was appended before.
 
-        Looks at what other processes have written meanwhile, under a lock: two runs that replay one checkpoint at the
-        same time can't both let something out under one draw of noise.
+        It reads what other processes have written meanwhile, under a lock: two runs that replay one
+        checkpoint at the same time cannot publish two results with the same draw of noise.
+
+        Args:
+            key: The release.
+            fingerprint: Of its result.
+
+        Returns:
+            False if another result was recorded earlier; it must then not be released.
         """
         descriptor = self._open()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -155,12 +170,14 @@ class Journal:
     def read(self) -> list[Row]:
         """The rows in the file, each release once, in the order of their first appearance.
 
-        **Guarantee.** Every step whose noise was drawn is in the result, or a ``LedgerError`` is raised.
+        Raises:
+            LedgerError: The file is damaged, or has two different rows for one release: one draw of
+                noise would have covered two different sums.
 
-        **Edge cases.** A line that can't be read is passed over only if it is the last one, or was the last
-        one when a later writer came and said so: then its write never ended, and neither did the step get to
-        draw its noise. Anywhere else it is damage, and an error. Two rows for one release that disagree are
-        an error as well: it would mean that one draw of noise covered two different sums.
+        **Guarantee.** Every step whose noise was drawn is in the result, or an error is raised.
+
+        **Edge cases.** An unreadable line is skipped only if it is the last one, or if a later
+        writer marked it as unfinished. Its write never ended, so the step did not draw its noise.
         """
         found: dict[Key, Row] = {}
         for number, line in self._lines():
@@ -177,7 +194,7 @@ class Journal:
         return list(found.values())
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        """Every line whose write ended, with its number."""
+        """Every completely written line, with its number."""
         if not self.path.exists():
             return
         lines = self.path.read_bytes().decode(errors="replace").split("\n")
@@ -192,7 +209,7 @@ class Journal:
             yield number, line
 
     def close(self) -> None:
-        """Gives back the file descriptor; a later ``append`` opens it again."""
+        """Closes the file descriptor; a later ``append`` opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -202,7 +219,7 @@ class Journal:
 
     @staticmethod
     def _ends_a_line(descriptor: int) -> bool:
-        os.lseek(descriptor, -1, os.SEEK_END)  # writes go to the end wherever this points
+        os.lseek(descriptor, -1, os.SEEK_END)  # does not change where an appending write goes
         return os.read(descriptor, 1) == b"\n"
 
     def _open(self) -> int:
@@ -212,7 +229,7 @@ class Journal:
                     return self._descriptor
             except FileNotFoundError:
                 pass
-            # Somebody replaced or removed the file: what goes into the old descriptor nobody would read.
+            # The file was replaced or removed: nobody would read what the old descriptor writes.
             self.close()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(self.path, flags, 0o666)
@@ -220,7 +237,11 @@ class Journal:
 
 
 def read_all(journals: Iterable[Journal]) -> list[Row]:
-    """The rows in several journals of one run, each release once. As ``Journal.read``, also where they disagree."""
+    """The rows in several journals of one run, each release once.
+
+    Raises:
+        LedgerError: A journal is damaged, or two journals have different rows for one release.
+    """
     found: dict[Key, Row] = {}
     for journal in journals:
         for row in journal.read():
@@ -232,10 +253,13 @@ def read_all(journals: Iterable[Journal]) -> list[Row]:
 
 
 def executed_after(rows: Iterable[Row], ledger: Ledger) -> list[Row]:
-    """The rows that a checkpoint's ledger doesn't hold: they were executed after it, and count when it is loaded.
+    """The rows that are not in a checkpoint's ledger: they were executed after it.
 
-    **Guarantee.** Also for an exact replay, which makes the same releases again: an observer learns nothing new
-    from those, so they count once, but they do count, even if the replay ends before it reaches them.
+    They count when the checkpoint is loaded.
+
+    **Guarantee.** This includes an exact replay, which makes the same releases again. An observer
+    learns nothing new from the second time, so they count once, but they do count, even if the
+    replay ends before it reaches them.
     """
     present = ledger.keys()
     return [row for row in rows if row.key not in present]

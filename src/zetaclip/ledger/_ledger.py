@@ -1,7 +1,7 @@
-"""The ledger: everything that left the data, in the order in which it left.
+"""The ledger: everything that was released, in the order of release.
 
-Every release is one row. Privacy is accounted from these rows and from nothing else, so the ledger is
-what a reviewer reads. A run of a million steps is a million rows; in memory each takes 72 bytes.
+Every release is one row. Privacy is computed from these rows only, so a reviewer of a run reads the
+ledger. A run of a million steps has a million rows; each takes 72 bytes of memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from ..files import replace_file
 from ..grid import on_grid, widened
 
 Key = tuple[str, int, str]
-"""What makes a release unique: (stream, batch, query)."""
+"""The unique key of a release: (stream, batch, query)."""
 
 _FORMAT = 2
-_WITHOUT_GRID = 1  # an older format, whose rows name no clip and no grid
+_WITHOUT_GRID = 1  # an older format, whose rows have no clip and no grid
 _NO_DIGEST = "0" * 64
-# Relative slack between a row's noise std and multiplier * sensitivity: room for float32, not for a mistake.
+# Relative tolerance between a row's noise std and multiplier * sensitivity, for float32 values.
 _SLACK = 1e-6
-# The multiplier is drawn as std / sensitivity, and with a moving clipping norm that quotient moves in its
-# last bits. Twelve digits make such steps equal again; no accountant is exact to more than seven.
+# The multiplier is computed as std / sensitivity. If the clipping norm changes, the last bits of
+# the quotient change. Rounding to twelve digits makes such steps equal again; no accountant is
+# exact to more than seven.
 _DIGITS = 12
 
 
@@ -40,19 +41,30 @@ _DIGITS = 12
 class Row:
     """One release: a sum over one batch to which Gaussian noise was added.
 
-    ``batch`` counts the batches of one ``stream``, the public name of the key lineage that drew the noise.
-    A run that takes fresh keys takes a new stream name, so its batch 7 is not the old batch 7.
+    Args:
+        step: Number of the update.
+        batch: Number of the batch within its stream.
+        query: What was summed.
+        sensitivity: ``clip * (1 + 2^-9)``; the excess covers rounding and arithmetic.
+        noise_multiplier: Noise std divided by sensitivity.
+        noise_std: Standard deviation of the noise.
+        sample_rate: Probability with which each record joined the batch.
+        stream: Public name of the sequence of keys that drew the noise. A run with fresh keys gets
+            a new name, so that its batch 7 is not the old batch 7.
+        clip: The clip rule's bound on the norm of one record.
+        grid: A power of two; the release is a multiple of it, divided by the declared batch size.
 
-    ``clip`` is what the clip rule bounds one record's length by. ``sensitivity`` has 2^-9 of it more, for rounding
-    and arithmetic. What was released is a whole number of ``grid``, a power of two, over the declared batch size.
+    Raises:
+        LedgerError: The values are not consistent.
 
     **Guarantee.** A row that exists is consistent: ``noise_std = noise_multiplier * sensitivity``,
-    ``sensitivity = clip * (1 + 2^-9)``, the grid is fine enough for both, and every number is finite and has
-    the right sign.
+    ``sensitivity = clip * (1 + 2^-9)``, the grid is fine enough for both, and every number is
+    finite and has the right sign.
 
-    **Edge cases.** A multiplier of 0 is allowed (no noise, no grid, ε is infinite); a sensitivity of 0 is not, for
-    its multiplier means nothing. A sampling rate of 1 is allowed, one of 0 is not. Rows of versions without a grid
-    have ``grid = 0`` and ``clip = sensitivity``; ``exact`` is False for them.
+    **Edge cases.** A multiplier of 0 is allowed (no noise, no grid, ε is infinite). A sensitivity
+    of 0 is not, because its multiplier would be undefined. A sampling rate of 1 is allowed, 0 is
+    not. Rows of versions without a grid have ``grid = 0`` and ``clip = sensitivity``; ``exact`` is
+    False for them.
     """
 
     step: int
@@ -68,11 +80,11 @@ class Row:
 
     @property
     def exact(self) -> bool:
-        """Whether this release lies on a grid, so that its last digits tell nothing."""
+        """Whether this release lies on a grid, so that its last digits reveal nothing."""
         return self.grid > 0
 
     def __post_init__(self) -> None:
-        # Written so that nan fails every comparison.
+        # Each comparison is written so that NaN fails it.
         multiplier, sensitivity, std = self.noise_multiplier, self.sensitivity, self.noise_std
         if not (isinstance(self.step, int) and 0 <= self.step < 2**63):
             raise LedgerError(f"step is {self.step!r}, not a count")
@@ -85,26 +97,28 @@ class Row:
             and 0 < self.sample_rate <= 1
         ):
             raise LedgerError(
-                f"{self} is not a release: sensitivity must be positive and finite, the noise multiplier "
-                "finite and not negative, noise_std their product, and 0 < sample_rate <= 1"
+                f"{self} is not a release: sensitivity must be positive and finite, the noise "
+                "multiplier finite and not negative, noise_std their product, "
+                "and 0 < sample_rate <= 1"
             )
         if self.grid == 0 and self.clip == sensitivity:
-            return  # of a version without a grid
+            return  # from a version without a grid
         if not (
             abs(sensitivity - widened(self.clip)) <= _SLACK * sensitivity
             and on_grid(self.grid, self.clip, multiplier)
         ):
             raise LedgerError(
-                f"{self} is not a release: sensitivity must be clip * (1 + 2^-9), and grid a power of two that is fine "
-                "enough for clip and noise"
+                f"{self} is not a release: sensitivity must be clip * (1 + 2^-9), and grid a power "
+                "of two that is fine enough for clip and noise"
             )
 
     @property
     def key(self) -> Key:
+        """(stream, batch, query)."""
         return (self.stream, self.batch, self.query)
 
     def to_json(self) -> str:
-        """One line of JSON; floats come back bit for bit."""
+        """One line of JSON, from which floats are restored bit for bit."""
         numbers = (self.sensitivity, self.noise_multiplier, self.noise_std, self.sample_rate)
         query, stream = json.dumps(self.query), json.dumps(self.stream)
         return _LINE % (
@@ -119,7 +133,11 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str) -> Row:
-        """The row of one line, or a ``LedgerError`` that says why it isn't one."""
+        """Parses one line of JSON.
+
+        Raises:
+            LedgerError: The line is not a consistent row; the message explains why.
+        """
         try:
             values = json.loads(line)
         except ValueError as error:
@@ -130,18 +148,18 @@ class Row:
             raise LedgerError(f"a row has the fields {', '.join(_FIELDS)}")
         for name, kind in _FIELDS.items():
             if type(values[name]) not in ((float, int) if kind is float else (kind,)):
-                raise LedgerError(f"{name} can't be {values[name]!r}")
+                raise LedgerError(f"{name} cannot be {values[name]!r}")
         return cls(**values)
 
 
 _FIELDS = dict(
     zip([field.name for field in fields(Row)], (int, int, str, *[float] * 4, str, float, float))
 )
-# json.dumps would take most of the time that a million rows take to write.
+# json.dumps would take most of the time of writing a million rows.
 _LINE = ", ".join(
     f'"{name}": %{"r" if kind is float else "s"}' for name, kind in _FIELDS.items()
 ).join("{}")
-# A row in memory, field by field: the names are stored once, the rows hold their positions.
+# A row in memory. Names of queries and streams are stored once; rows contain their positions.
 _RECORD = struct.Struct("<qqiddddidd")
 _DTYPE = np.dtype(
     {"names": list(_FIELDS), "formats": ["<i8", "<i8", "<i4", *["<f8"] * 4, "<i4", "<f8", "<f8"]}
@@ -150,10 +168,22 @@ _DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class Header:
-    """What holds for the whole run and what the rows can't say.
+    """Facts about the whole run that are not in the rows.
 
-    ``claim`` is ``"differential privacy"`` or ``"none: <reason>"``. ``noise_seed_known`` is true for a run
-    with a user's seed: whoever knows it can subtract the noise.
+    Args:
+        num_examples: N, the number of training records.
+        num_examples_source: "declared", or "taken from the data".
+        expected_batch_size: L.
+        accountant: Accountant of the run's ε.
+        method: Name of the method.
+        claim: "differential privacy", or "none: <reason>".
+        noise_seed_known: True if the user chose the seed: anyone who knows it can subtract the
+            noise.
+        notes: Further facts for the reader.
+        adjacency: The neighbouring relation that ε is for.
+
+    Raises:
+        LedgerError: The source or the claim is not one of the allowed values.
     """
 
     num_examples: int
@@ -177,19 +207,30 @@ class Header:
 
     @property
     def claims_privacy(self) -> bool:
+        """Whether the run claims differential privacy."""
         return self.claim == "differential privacy"
 
     @classmethod
     def from_plain(cls, values: Any) -> Header:
-        """A header from a dict as ``asdict`` makes it; anything else is a ``LedgerError``."""
+        """A header from the dict that ``asdict`` returns.
+
+        Raises:
+            LedgerError: The values are not those of a header.
+        """
         if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
-            raise LedgerError("the header doesn't have the fields of a ledger's header")
+            raise LedgerError("the header does not have the fields of a ledger's header")
         return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``count`` steps that each released one Gaussian on a fresh Poisson batch."""
+    """``count`` equal steps, each of which released one Gaussian sum of a fresh Poisson batch.
+
+    Attributes:
+        sample_rate: Probability with which each record joins a batch.
+        noise_multiplier: Noise std divided by sensitivity.
+        count: Number of steps.
+    """
 
     sample_rate: float
     noise_multiplier: float
@@ -197,31 +238,38 @@ class Event:
 
 
 class Ledger:
-    """The rows of a run under their header.
+    """The header and the rows of a run.
 
-    **Guarantee.** ``events()`` costs every row exactly once. Rows of one (stream, batch) saw the same batch
-    and compose as one Gaussian with multiplier (Σ s_k^-2)^(-1/2), in whatever order they arrived; different
-    ids are separate steps.
+    Args:
+        header: Facts about the whole run.
 
-    **Edge cases.** One row of a batch without noise makes the whole batch cost infinity. A batch whose rows
-    name different sampling rates, or the same query twice, is a ``LedgerError``: at once when its rows
-    arrive together, otherwise from ``events()``.
+    **Guarantee.** ``events()`` counts every row exactly once. Rows of one (stream, batch) used the
+    same batch and compose as one Gaussian with multiplier (Σ s_k^-2)^(-1/2), in any order of
+    arrival. Other rows are separate steps.
+
+    **Edge cases.** One row without noise makes the cost of its whole batch infinite. A batch with
+    different sampling rates, or with the same query twice, is a ``LedgerError``: immediately if its
+    rows arrive together, otherwise from ``events()``.
     """
 
     def __init__(self, header: Header) -> None:
         self.header = header
-        self._names: dict[str, int] = {}  # of queries and streams, with their positions
+        self._names: dict[str, int] = {}  # queries and streams -> their positions
         self._records = bytearray()
         self._open_batch, self._open_stream = -1, ""
         self._open_queries: set[str] = set()
         self._open_rate = 0.0
         self._last_batch: dict[str, int] = {}
         self._batches = 0
-        self._scattered = False  # some batch's rows may not be neighbours
-        self._events: tuple[int, list[Event]] | None = None  # (rows it was computed from, result)
+        self._scattered = False  # the rows of some batch may not be adjacent
+        self._events: tuple[int, list[Event]] | None = None  # (number of rows, their events)
 
     def append(self, row: Row) -> None:
-        """Adds one release; about a microsecond, and no copy of what is there."""
+        """Adds one release, in about a microsecond.
+
+        Raises:
+            LedgerError: The row contradicts the rows of the same batch just before it.
+        """
         query, stream, batch, names = row.query, row.stream, row.batch, self._names
         if batch != self._open_batch or stream != self._open_stream:
             if batch > self._last_batch.get(stream, -1):
@@ -247,7 +295,7 @@ class Ledger:
         )
 
     def merge(self, rows: Iterable[Row]) -> int:
-        """Adds the rows whose (stream, batch, query) isn't here yet; returns how many that were."""
+        """Adds the rows whose (stream, batch, query) is new; returns how many there were."""
         present = self.keys()
         added = 0
         for row in rows:
@@ -261,6 +309,7 @@ class Ledger:
         return len(self._records) // _RECORD.size
 
     def rows(self) -> Iterator[Row]:
+        """Every row, in the order of arrival."""
         names = dict(enumerate(self._names))
         return (_row(record, names) for record in self._tuples())
 
@@ -270,7 +319,7 @@ class Ledger:
         return {(names[record[7]], record[1], names[record[2]]) for record in self._tuples()}
 
     def _tuples(self) -> Iterator[tuple[Any, ...]]:
-        # A copy: iterating over the bytearray itself would forbid appending meanwhile.
+        # A copy: a bytearray cannot grow while it is iterated over.
         return _RECORD.iter_unpack(bytes(self._records))
 
     def _columns(self) -> dict[str, np.ndarray]:
@@ -279,14 +328,18 @@ class Ledger:
 
     @property
     def steps(self) -> int:
-        """How many batches were released from: the number of steps that privacy is accounted for."""
+        """Number of batches with a release: the number of steps that privacy is computed for."""
         return sum(event.count for event in self.events()) if self._scattered else self._batches
 
     def events(self) -> list[Event]:
-        """What the accountants take: equal (sampling rate, effective multiplier), counted.
+        """The input of the accountants: steps of equal sampling rate and effective multiplier.
 
-        Sorted by sampling rate and multiplier. Multipliers are rounded to 12 significant digits, which is
-        far below what any accountant resolves.
+        Returns:
+            Events sorted by sampling rate and multiplier. Multipliers are rounded to 12 significant
+            digits, which is far finer than the precision of any accountant.
+
+        Raises:
+            LedgerError: A batch has two sampling rates, or the same query twice.
         """
         if self._events is None or self._events[0] != len(self):
             self._events = (len(self), self._count_events())
@@ -302,21 +355,20 @@ class Ledger:
             batch[1:] > batch[:-1]
         )
         if not np.all(ascending):
-            # Not one row per batch in order. Sorting by query too makes the sum below see equal batches in
-            # equal order, so that they come out equal to the last bit.
+            # Batches are not in order or have several rows. Sorting by query as well makes the sums
+            # below add equal batches in equal order, so that the results are bit-identical.
             order = np.lexsort((query, batch, stream))
             stream, batch, query = stream[order], batch[order], query[order]
             rate, multiplier = rate[order], multiplier[order]
-        same = (stream[1:] == stream[:-1]) & (batch[1:] == batch[:-1])  # as the row before
+        same = (stream[1:] == stream[:-1]) & (batch[1:] == batch[:-1])  # as the previous row
         if np.any(same & (query[1:] == query[:-1])):
-            raise LedgerError("a batch holds the same query twice")
+            raise LedgerError("a batch has the same query twice")
         if np.any(same & (rate[1:] != rate[:-1])):
             raise LedgerError("a batch has rows with different sampling rates")
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
         sizes = np.diff(np.append(starts, len(stream)))
-        with np.errstate(
-            divide="ignore", over="ignore"
-        ):  # no noise: 1/0 is infinite cost, and 1/inf is 0 noise
+        # Without noise, 1/0 is an infinite cost, and 1/inf is an effective multiplier of 0.
+        with np.errstate(divide="ignore", over="ignore"):
             together = 1.0 / np.sqrt(np.add.reduceat(multiplier**-2.0, starts))
         effective = _round(np.where(sizes == 1, multiplier[starts], together))
         rates, rate_of = np.unique(rate[starts], return_inverse=True)
@@ -328,16 +380,18 @@ class Ledger:
         ]
 
     def summary(self) -> str:
-        """A few lines for people."""
+        """A few lines of text: header, notes, and kinds of step."""
         head = self.header
         events = self.events()
         lines = [
-            f"{head.method}: {self.steps} steps, {len(self)} releases, accountant {head.accountant}",
+            f"{head.method}: {self.steps} steps, {len(self)} releases, "
+            f"accountant {head.accountant}",
             f"claim: {head.claim}; adjacency: {head.adjacency}",
-            f"N = {head.num_examples} ({head.num_examples_source}), L = {head.expected_batch_size:g}",
+            f"N = {head.num_examples} ({head.num_examples_source}), "
+            f"L = {head.expected_batch_size:g}",
         ]
         if head.noise_seed_known:
-            lines.append("the noise seed is known: whoever has it can remove the noise")
+            lines.append("the noise seed is known: anyone who has it can remove the noise")
         lines += [f"note: {note}" for note in head.notes]
         shown = events if len(events) <= 8 else events[:7]
         for event in shown:
@@ -349,10 +403,11 @@ class Ledger:
         return "\n".join(lines)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Writes the header and then a line per row; an existing file is replaced whole or not at all.
+        """Writes the header and then one line per row; an existing file is replaced atomically.
 
-        The header line carries the number of rows and a digest of everything, so that a file that was cut
-        or edited is noticed. It protects against accidents, not against someone who recomputes the digest.
+        The header line contains the number of rows and a digest of everything, so that a truncated
+        or edited file is noticed. This protects against accidents, not against a person who
+        recomputes the digest.
         """
         with replace_file(path) as file:
             opening = self._opening(_NO_DIGEST)
@@ -366,9 +421,7 @@ class Ledger:
                 digest.update(line)
                 file.write(line)
             file.seek(0)
-            file.write(
-                self._opening(digest.hexdigest())
-            )  # of the same length: only the digest differs
+            file.write(self._opening(digest.hexdigest()))  # same length: only the digest differs
 
     def _opening(self, digest: str, version: int = _FORMAT) -> bytes:
         values = {"zetaclip_ledger": version, "rows": len(self), "sha256": digest}
@@ -376,7 +429,11 @@ class Ledger:
 
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Reads what ``to_jsonl`` wrote, or raises a ``LedgerError`` that says what is wrong with it."""
+        """Reads a file that ``to_jsonl`` wrote.
+
+        Raises:
+            LedgerError: The file is not a ledger, or was truncated or edited.
+        """
         name = Path(path).name
         with open(path, "rb") as file:
             try:
@@ -386,7 +443,9 @@ class Ledger:
                 )
                 ledger = cls(Header.from_plain(opening["header"]))
             except (ValueError, TypeError, KeyError) as error:
-                raise LedgerError(f"{name} doesn't begin with a ledger's header: {error}") from None
+                raise LedgerError(
+                    f"{name} does not begin with a ledger's header: {error}"
+                ) from None
             if version not in (_FORMAT, _WITHOUT_GRID):
                 raise LedgerError(
                     f"{name} has ledger format {version!r}; this version reads {_FORMAT}"
@@ -395,18 +454,18 @@ class Ledger:
         for number, line in enumerate(lines, start=2):
             try:
                 ledger.append(Row.from_json(line.decode()))
-            except ValueError as error:  # LedgerError and UnicodeDecodeError are both
+            except ValueError as error:  # a LedgerError or a UnicodeDecodeError
                 raise LedgerError(f"{name}, line {number}: {error}") from None
         if len(ledger) != promised:
             raise LedgerError(
-                f"{name} should hold {promised} rows and holds {len(ledger)}: cut or edited"
+                f"{name} should have {promised} rows and has {len(ledger)}: truncated or edited"
             )
         if sha256(b"".join([ledger._opening(_NO_DIGEST, version), *lines])).hexdigest() != digest:
-            raise LedgerError(f"{name} was edited: its digest is not the one it carries")
+            raise LedgerError(f"{name} was edited: its content does not match its digest")
         return ledger
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and one tensor per column: ``torch.load(weights_only=True)`` accepts it."""
+        """Plain values and one tensor per column, for ``torch.load(weights_only=True)``."""
         return {
             "format": _FORMAT,
             "header": asdict(self.header),
@@ -415,14 +474,18 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces header and rows by those of a ``state_dict``; on an error nothing has changed."""
+        """Replaces header and rows by those of a ``state_dict``.
+
+        Raises:
+            LedgerError: It is not the state of a ledger; the ledger is then unchanged.
+        """
         try:
             if state["format"] not in (_FORMAT, _WITHOUT_GRID):
                 raise LedgerError(
                     f"ledger format {state['format']!r}; this version reads {_FORMAT}"
                 )
             fresh = Ledger(Header.from_plain(state["header"]))
-            names = dict(enumerate(state["names"]))  # unlike a list, a dict refuses position -1
+            names = dict(enumerate(state["names"]))  # unlike a list, a dict has no position -1
             found = dict(state["columns"])
             if state["format"] == _WITHOUT_GRID:
                 found |= {
@@ -447,7 +510,7 @@ def _row(record: tuple[Any, ...], names: dict[int, str]) -> Row:
 
 
 def _round(values: np.ndarray) -> np.ndarray:
-    """To ``_DIGITS`` significant digits; 1.1 stays 1.1, and what is below 1e-200 counts as no noise."""
+    """Rounds to ``_DIGITS`` significant digits, values below 1e-200 to 0; 1.1 stays 1.1."""
     exponent = np.floor(np.log10(np.maximum(values, 1e-200)))
     scale = 10.0 ** (_DIGITS - 1 - exponent)
     return np.where(values < 1e-200, 0.0, np.rint(values * scale) / scale)

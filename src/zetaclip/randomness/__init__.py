@@ -1,8 +1,8 @@
-"""Secret randomness: streams of keys, and the noise and coins that are made from a key.
+"""Secret randomness: streams of keys, and the noise and uniform numbers made from a key.
 
-Everything that decides about privacy comes from here, and all of it from one cipher, ChaCha12:
-noise, Poisson batches and the coins of clip rules. ``generator`` and ``generator_state`` put a key's bits
-into torch's own generator, for dropout masks and augmentation, which torch draws itself.
+All random numbers that privacy depends on come from here and from one cipher, ChaCha12: noise,
+Poisson batches and the random choices of clip rules. ``generator`` and ``generator_state`` put a
+key's bits into torch's own generator, for dropout masks and augmentation, which torch draws itself.
 """
 
 from ._noise import FARTHEST, LARGEST, _compiled, add_noise, noise_source, normals, uniforms

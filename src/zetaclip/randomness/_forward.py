@@ -1,20 +1,23 @@
-"""The randomness that a record meets on its way to its gradient: dropout masks, augmentation. Secret, as the batches are.
+"""The random numbers that a gradient depends on: dropout masks, augmentation. They must be secret.
 
-Masks are drawn row by row. If they came from a stream that everybody knows (``torch.manual_seed(0)``, or a state that a checkpoint
-publishes), one more record in the batch would shift the masks of all rows after it, and move the sum by far more than one clipped
-gradient; and how far the stream has moved would tell how many records were drawn. From a secret key both are gone: whatever
-the batch, each row's mask is a fresh draw that nobody knows.
+Masks are drawn row by row. Suppose they came from a public stream (``torch.manual_seed(0)``, or a
+state in a published checkpoint). Then one more record in the batch would shift the masks of all
+rows after it, and change the sum by far more than one clipped gradient. The position of the stream
+would also reveal how many records were drawn. A secret key solves both problems: whatever the
+batch, each row's mask is an independent secret draw.
 
-So torch's generators follow a key of the batch while one of its chunks is out, and are put back afterwards: what the user seeded is
-for initial weights and whatever else is public.
+So torch's generators use a key of the batch while one of its chunks is out, and are restored
+afterwards: the user's seed is for initial weights and other public choices.
 
-**Edge cases.** A user who seeds torch while a chunk is out has chosen masks that everybody knows (docs/sharp-edges.md); that seed
-then stays. Device generators other than the CPU's take 63 bits of the key, and are not tested here.
+**Edge cases.** If the user seeds torch while a chunk is out, the masks are public
+(docs/sharp-edges.md), and that seed stays. Generators of devices other than the CPU use 63 bits of
+the key, and are not tested here.
 
-**Threads.** The generators are the process's, so engines in several threads share them. What is noted here is changed under one lock,
-and records are read under it. While two threads have a chunk out, the masks of one can come from the key of the other. They are still
-fresh draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw others: ``Run._confirm`` notices
-it, where there is something to replay, by the fingerprint in the journal, and releases nothing.
+**Threads.** The generators belong to the process, so engines in several threads share them. The
+state in this module is changed under one lock, and records are read under it. While two threads
+have a chunk out, the masks of one can come from the key of the other. They are still independent
+draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw
+other masks: ``Run._confirm`` detects this by the fingerprint in the journal, and releases nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from torch import Tensor
 
 from . import generator_state, subkey
 
-# Held by whoever changes a process-wide stream, or what ``Tape`` notes of them. A thread may take it again inside.
+# Protects the process-wide streams and the state of ``Tape``. It is reentrant.
 _streams = threading.Condition(threading.RLock())
 # How long ``alone`` waits for the chunks of other threads, in seconds.
 PATIENCE = 600.0
@@ -42,56 +45,63 @@ PATIENCE = 600.0
 
 def _renew_lock() -> None:
     global _streams
-    _streams = threading.Condition(
-        threading.RLock()
-    )  # a fork has no thread that would free the old one
+    # A fork has no thread that would release the old lock.
+    _streams = threading.Condition(threading.RLock())
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Tape:
-    """torch's generators, lent to a secret key and given back.
+    """Sets torch's generators to a secret key, and restores the user's states afterwards.
 
-    The generators are the process's, and several engines may have a batch out: the first tape that is lent puts the user's states
-    aside for all of them, and the last one gives them back.
+    The generators belong to the process, and several engines may have a batch out. The first
+    ``lend`` saves the user's states for all of them, and the last ``take_back`` restores them.
 
-    **Guarantee.** Also with engines in several threads: while any chunk is out, torch draws from secret keys, and after the last one
-    it goes on where the user was. ``users_streams`` never tells a secret state.
+    Args:
+        device: The device of the model; its generator is set as well as the CPU's.
+
+    Raises:
+        ValueError: The device is not of type cpu, cuda or mps.
+
+    **Guarantee.** Also with engines in several threads: while any chunk is out, torch draws from
+    secret keys, and after the last one it continues from the user's state. ``users_streams`` never
+    returns a secret state.
     """
 
     _out: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
-    _aside: ClassVar[dict[torch.device, dict[str, Tensor]]] = {}  # the user's states
-    _marks: ClassVar[set[int]] = (
-        set()
-    )  # what ``torch.initial_seed`` may say while nobody has seeded anew
+    _aside: ClassVar[dict[torch.device, dict[str, Tensor]]] = {}  # the user's saved states
+    # Values of ``torch.initial_seed`` that our keys set; another value means that the user seeded.
+    _marks: ClassVar[set[int]] = set()
 
     def __init__(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda", "mps"):
             raise ValueError(
-                f"dropout on a device of type {device.type!r} would draw masks that are not secret: use cpu, cuda or mps"
+                f"dropout on a device of type {device.type!r} would draw masks that are not "
+                "secret: use cpu, cuda or mps"
             )
         self._device = device
-        self._thread = threading.get_ident()  # where the chunk is out
+        self._thread = threading.get_ident()  # the thread that has the chunk
 
     def lend(self, key: bytes) -> None:
+        """Sets torch's generators to ``key``."""
         with _streams:
             if torch.initial_seed() not in Tape._marks:
-                Tape._out.clear()  # the user has seeded anew, and what was put aside before is nobody's any more
+                Tape._out.clear()  # the user has seeded torch, so the saved states are obsolete
             if not Tape._out:
-                _give_back()  # what an engine that is gone has left
+                _give_back()  # states left by an engine that no longer exists
             Tape._aside.setdefault(self._device, users_streams(self._device))
             Tape._out.add(self)
             self._thread = threading.get_ident()
             _follow(key)
             if self._device.type == "cuda":
-                with torch.cuda.device(self._device):  # manual_seed is for the current card
+                with torch.cuda.device(self._device):  # manual_seed acts on the current device
                     torch.cuda.manual_seed(_number(key))
             elif self._device.type == "mps":
                 torch.mps.manual_seed(_number(key))
 
     def take_back(self) -> None:
-        """The user's states again, unless the user has seeded torch in the meantime, or another engine has a batch out."""
+        """Restores the user's states, unless the user has seeded torch or another chunk is out."""
         with _streams:
             if self in Tape._out:
                 Tape._out.discard(self)
@@ -101,7 +111,7 @@ class Tape:
 
 
 def _follow(key: bytes) -> None:
-    """torch's CPU generator follows a secret key from here, and ``Tape`` knows it for one of its own."""
+    """Sets torch's CPU generator to a secret key, and marks its seed as one of ours."""
     torch.set_rng_state(generator_state(key))
     Tape._marks.add(torch.initial_seed())
 
@@ -117,13 +127,15 @@ def _give_back() -> None:
 def _others_out() -> bool:
     """Whether another thread may be drawing masks."""
     where = {tape._thread for tape in Tape._out} - {threading.get_ident()}
-    return bool(where) and any(
-        thread.ident in where for thread in threading.enumerate()
-    )  # others have ended
+    # Threads that have ended do not count.
+    return bool(where) and any(thread.ident in where for thread in threading.enumerate())
 
 
 def users_streams(device: torch.device) -> dict[str, Tensor]:
-    """``public_streams`` as the user left them, also while they are put aside: what is there then is secret."""
+    """The user's states of torch's generators; while a chunk is out, the saved ones.
+
+    **Guarantee.** The result is never a secret state.
+    """
     with _streams:
         streams = public_streams(device)
         if torch.initial_seed() in Tape._marks:
@@ -134,7 +146,14 @@ def users_streams(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
-    """Sets the user's states, as a checkpoint has them. While another engine has a chunk out, what is put aside for later is set."""
+    """Sets the user's states, for example from a checkpoint.
+
+    While another engine has a chunk out, only the saved states are replaced.
+
+    Args:
+        states: As ``users_streams`` returns them.
+        device: The device of the model.
+    """
     with _streams:
         if Tape._out and torch.initial_seed() in Tape._marks:
             for aside in Tape._aside.values():
@@ -146,7 +165,10 @@ def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
 
 
 def rewind(state: Tensor) -> None:
-    """Sets torch back to where this thread found it, unless another thread may have drawn since: that would draw the same again."""
+    """Sets torch's CPU generator back, unless another thread may have drawn from it since.
+
+    That thread would otherwise draw the same masks again.
+    """
     with _streams:
         if not _others_out():
             torch.set_rng_state(state)
@@ -154,10 +176,10 @@ def rewind(state: Tensor) -> None:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """What is drawn inside, by torch on the CPU, numpy or Python, leaves no trace: afterwards all three are as they were.
+    """Restores the states of torch on the CPU, numpy and Python after the block.
 
-    **Edge cases.** If another thread has a chunk out then, torch goes on with a fresh secret key instead: to set a stream back that the
-    other thread may have drawn from would give it the same masks twice.
+    **Edge cases.** If another thread has a chunk out at that time, torch gets a fresh secret key
+    instead: restoring a state that the other thread may have drawn from would repeat its masks.
     """
     with _streams:
         streams, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -173,10 +195,10 @@ def untouched() -> Iterator[None]:
 
 @contextmanager
 def drawing_from(key: bytes) -> Iterator[None]:
-    """What is drawn inside, by torch on the CPU, numpy or Python, follows the key; afterwards all three are as they were.
+    """Makes torch on the CPU, numpy and Python draw from ``key`` in the block, then restores them.
 
     Args:
-        key: a secret one. A thread that has a chunk out draws from it, too.
+        key: A secret key. Another thread that has a chunk out also draws from it.
     """
     with untouched():
         torch.set_rng_state(generator_state(key))
@@ -187,16 +209,19 @@ def drawing_from(key: bytes) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """As ``untouched``, for who sets a public seed inside: no other thread has a chunk out, whose masks would follow that seed.
+    """As ``untouched``, for a block that sets a public seed.
+
+    It waits until no other thread has a chunk out, whose masks would come from that seed.
 
     Raises:
-        RuntimeError: if another thread keeps its chunk out for longer than ``PATIENCE``.
+        RuntimeError: Another thread keeps its chunk out for longer than ``PATIENCE``.
     """
     with _streams:
         if not _streams.wait_for(lambda: not _others_out(), PATIENCE):
             raise RuntimeError(
-                f"another thread has taken a private batch and not stepped it for {PATIENCE:g} s. A public seed that is set now would "
-                "decide its dropout masks. Call step() there, or detach() that engine, or train in processes instead of threads"
+                f"another thread has taken a private batch and not stepped it for {PATIENCE:g} s. "
+                "A public seed that is set now would decide its dropout masks. Call step() there, "
+                "or detach() that engine, or train in processes instead of threads"
             )
         with untouched():
             yield
@@ -207,7 +232,7 @@ def _number(key: bytes) -> int:
 
 
 def public_streams(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's own generators, as the user left them. Not secret: masks are drawn elsewhere, see ``tape.py``."""
+    """The current states of torch's generators. They are public only while no chunk is out."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -217,6 +242,7 @@ def public_streams(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
+    """Sets torch's generators to states that ``public_streams`` returned."""
     torch.set_rng_state(states["cpu"].cpu())
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)

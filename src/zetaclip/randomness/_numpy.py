@@ -1,7 +1,7 @@
-"""What ``_chacha.c`` does, without a compiler and bit for bit the same; tens of times slower.
+"""``_chacha.c`` without a compiler: bit-identical results, tens of times slower.
 
-Only +, -, *, / and square roots of float64 are used, in the order of the C source. numpy rounds each of
-them as the standard says, so both come to the same numbers. A change there is a change here.
+Only +, -, *, / and square roots of float64 are used, in the order of the C source. numpy rounds
+each of them as the standard requires, so both give the same numbers. Change both files together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ WORDS = 16 * LANES
 PAIRS = WORDS // 4
 VALUES = 2 * PAIRS
 ROUNDS = 12
-NOISE, TAIL, COINS = 0, 1, 2  # nonces: they keep the streams of one key apart
+NOISE, TAIL, COINS = 0, 1, 2  # nonces, which make the streams of one key independent
 
-_GROUPS = 512  # worked through at once: their arrays stay in the cache
+_GROUPS = 512  # processed at once, so that their arrays stay in the cache
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
 _ONE = np.uint64(0x3FF0000000000000)
@@ -27,7 +27,18 @@ _COSINE = [1.0 / n for n in (-87178291200, 479001600, -3628800, 40320, -720, 24,
 
 
 def stream(key: bytes, first: int, groups: int, nonce: int, rounds: int = ROUNDS) -> np.ndarray:
-    """Groups of eight ChaCha blocks as (groups, WORDS), each word by word, as ``blocks`` in C."""
+    """Groups of eight ChaCha blocks, word by word, as ``blocks`` in C.
+
+    Args:
+        key: 32 bytes.
+        first: Number of the first group.
+        groups: How many.
+        nonce: Which stream of the key.
+        rounds: Rounds of the cipher.
+
+    Returns:
+        An array of shape (groups, WORDS).
+    """
     group = np.arange(first, first + groups, dtype=np.uint64)[:, None]
     counter: np.ndarray = group * np.uint64(LANES) + np.arange(LANES, dtype=np.uint64)
     shape = counter.shape
@@ -107,7 +118,14 @@ def normals(key: bytes, values: np.ndarray) -> None:
 
 
 def add_noise(key: bytes, values: np.ndarray, inverse: float, scale: float) -> None:
-    """In a float64 array: value = round(value * inverse) + round(standard normal * scale)."""
+    """In a float64 array: value = round(value * inverse) + round(standard normal * scale).
+
+    Args:
+        key: 32 bytes.
+        values: The array.
+        inverse: One divided by the grid.
+        scale: Standard deviation of the noise in units of the grid.
+    """
     noise = np.empty_like(values)
     normals(key, noise)
     to_whole(values, inverse)

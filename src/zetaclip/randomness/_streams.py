@@ -1,10 +1,12 @@
-"""The secret streams: which records are drawn, and what noise hides them.
+"""Secret streams of keys, from which batches and noise are drawn.
 
-A stream is a 256-bit key. Every draw gets a key of its own, derived one way, and the stream's key is then
-replaced, again one way: whoever sees a saved state can't recover an earlier draw. (A plain torch generator
-can be run backwards, and its ``manual_seed`` keeps 32 bits, which anyone can try out.)
+A stream is a 256-bit key. Every draw gets its own key, by a one-way function, and the stream's key
+is then replaced, also by a one-way function: a saved state does not reveal earlier draws. (A plain
+torch generator can be run backwards, and its ``manual_seed`` keeps 32 bits, which can be guessed by
+trying all of them.)
 
-**Guarantee.** Keys come from the operating system unless the user fixes a seed, and no key is used twice.
+**Guarantee.** Keys come from the operating system unless the user fixes a seed, and no key is used
+twice.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_WORDS = 624  # of the Mersenne Twister's state
-_HEADER = (
-    3  # 64-bit words before them in torch's serialised state: the seed, two flags, the position
-)
+_WORDS = 624  # words of the Mersenne Twister's state
+# 64-bit words before them in torch's serialised state: the seed, two flags, the position.
+_HEADER = 3
 
 
 def _derive(key: bytes, label: bytes) -> bytes:
@@ -28,9 +29,18 @@ def _derive(key: bytes, label: bytes) -> bytes:
 
 
 class Stream:
-    """A secret key that moves one way.
+    """A secret key that is replaced after every draw.
 
-    It belongs to the process that made it: a fork has a copy of the key and would draw what its parent draws.
+    A stream must be used only by the process that created it: a fork has a copy of the key and
+    would draw the same keys as its parent.
+
+    Args:
+        key: 32 secret bytes.
+
+    Example:
+        >>> stream = Stream.fresh()
+        >>> stream.draw() == stream.draw()
+        False
     """
 
     def __init__(self, key: bytes) -> None:
@@ -41,37 +51,37 @@ class Stream:
 
     @property
     def at_home(self) -> bool:
-        """Whether this is the process that made the stream, and not a fork of it."""
+        """Whether this is the process that created the stream, not a fork of it."""
         return os.getpid() == self._process
 
     @staticmethod
     def fresh() -> Stream:
-        """A stream that nobody can draw again."""
+        """A stream with a key from the operating system."""
         return Stream(os.urandom(32))
 
     @staticmethod
     def seeded(seed: int, name: str) -> Stream:
-        """For tests and public data: whoever knows the seed can draw everything again."""
+        """A stream for tests and public data: anyone who knows the seed can repeat all draws."""
         return Stream(hashlib.shake_256(f"zetaclip {name} {seed}".encode()).digest(32))
 
     def draw(self) -> bytes:
-        """A key for one use; the stream moves on."""
+        """A key for one use; the stream's own key is then replaced."""
         drawn = _derive(self._key, b"draw")
         self._key = _derive(self._key, b"next")
         return drawn
 
     def copy(self) -> Stream:
-        """A stream that will draw the same keys: to look ahead, never to release twice."""
+        """A stream that draws the same keys: for looking ahead, never for a second release."""
         return Stream(self._key)
 
     @property
     def state(self) -> bytes:
-        """Secret. Tells nothing of what was drawn before."""
+        """The current key. It is secret, but reveals nothing about earlier draws."""
         return self._key
 
 
 def subkey(key: bytes, label: str) -> bytes:
-    """Another key from a drawn one, for another purpose of the same batch."""
+    """A further key, derived from a drawn one, for the purpose that ``label`` names."""
     return _derive(key, label.encode())
 
 
@@ -83,18 +93,18 @@ def generator(key: bytes) -> torch.Generator:
 
 
 def generator_state(key: bytes) -> Tensor:
-    """The same, for a generator that is there already."""
+    """The state of ``generator(key)``, for an existing generator."""
     digest = hashlib.shake_256(b"state\0" + key).digest(4 * (_WORDS + 1))
     numbers = np.frombuffer(digest, dtype=np.uint32)
-    # torch keeps each 32-bit word in 64 bits, of which it reads the lower half. numpy's calls are a few
-    # times cheaper than torch's here.
+    # torch stores each 32-bit word in 64 bits, of which it reads the lower half. numpy's calls are
+    # a few times cheaper than torch's here.
     words = _blank_state().copy()
     words[_HEADER : _HEADER + _WORDS] = numbers[:_WORDS]
-    words[0] = numbers[_WORDS]  # what initial_seed() says; no number is drawn from it
+    words[0] = numbers[_WORDS]  # the value of initial_seed(); no number is drawn from it
     return torch.from_numpy(words.view(np.uint8))
 
 
 @functools.cache
 def _blank_state() -> np.ndarray:
-    """A state whose counters say that the words are fresh."""
+    """A state whose counters mark the words as unused."""
     return torch.Generator().manual_seed(0).get_state().numpy().view(np.int64)

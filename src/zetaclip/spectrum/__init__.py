@@ -1,9 +1,10 @@
-"""Weights -> ζ. Knows nothing of privacy."""
+"""From weights to ζ, the tail exponent of their spectrum. Nothing here depends on privacy."""
 
 from .eigenvalues import as_matrix, eigenvalues
+from .fits import METHODS, TailFit
 from .null import Null, random_null, random_spectrum
 from .probe import Probe, Reading
-from .tail import METHODS, TailFit, fit_tail
+from .tail import fit_tail
 
 __all__ = [
     "METHODS",

@@ -1,4 +1,4 @@
-"""The matrices inside a checkpoint file, read without running anything that the file contains."""
+"""The matrices inside a checkpoint file, read without running code from the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Where a checkpoint keeps the model, if it keeps more than that.
+# Keys under which a training checkpoint stores the model.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module", "network", "weights")
 
 _SAFETENSORS_DTYPES = {
@@ -24,14 +24,24 @@ _SAFETENSORS_DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be read as a checkpoint; the message says why."""
+    """A file cannot be read as a checkpoint; the message explains why."""
 
 
 def load_matrices(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Every floating-point tensor with two or more dimensions, by name.
 
-    Guarantee: a ``.safetensors`` file is parsed as data, everything else goes through ``torch.load`` with
-    ``weights_only=True``; neither runs code from the file.
+    Args:
+        path: A ``.safetensors`` file, or a file that ``torch.save`` wrote.
+
+    Returns:
+        Tensors by their name in the checkpoint. If the file has the model under a key such as
+        "state_dict", only that part is listed.
+
+    Raises:
+        CheckpointError: The file does not exist, cannot be read, or has no such tensor.
+
+    **Guarantee.** A ``.safetensors`` file is parsed as data; everything else is read by
+    ``torch.load`` with ``weights_only=True``. Neither runs code from the file.
     """
     path = Path(path)
     if path.is_dir():
@@ -45,7 +55,7 @@ def load_matrices(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if tensor.ndim >= 2 and tensor.is_floating_point() and tensor.numel()
     }
     if not matrices:
-        raise CheckpointError(f"{path} holds no matrix with floating-point entries")
+        raise CheckpointError(f"{path} contains no matrix with floating-point entries")
     return matrices
 
 
@@ -53,12 +63,12 @@ def _load_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # torch's own message advises to load it with code execution allowed; ours does not pass that on
+        # torch's own message suggests loading with code execution allowed, so it is not repeated.
         raise CheckpointError(
-            f"{path} is no file of plain tensors: it holds other objects, or is no checkpoint at all. Nothing in "
-            "it was run. Save model.state_dict()"
+            f"{path} is not a file of plain tensors: it contains other objects, or is not a "
+            "checkpoint at all. Nothing in it was run. Save model.state_dict()"
         ) from error
-    except Exception as error:  # what is raised depends on where the file is broken
+    except Exception as error:  # the type depends on where the file is damaged
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}: {first[:150]})"
@@ -66,7 +76,7 @@ def _load_torch(path: Path) -> Any:
 
 
 def _model_part(content: Any) -> Any:
-    """The model of a training checkpoint, so that an optimizer's moments are not listed as layers."""
+    """The model of a training checkpoint, so that optimizer state is not listed as layers."""
     if isinstance(content, Mapping):
         for key in _MODEL_KEYS:
             if isinstance(content.get(key), Mapping) and any(True for _ in _tensors(content[key])):
@@ -84,7 +94,7 @@ def _tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    """The format: eight bytes with the length of a JSON header, the header, and the raw tensors after it."""
+    """Parses eight bytes with the length of a JSON header, the header, and the raw tensors."""
     data = path.read_bytes()
     try:
         length = int.from_bytes(data[:8], "little")
@@ -102,11 +112,11 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
                 raise ValueError(f"{name} lies outside the file")
             if start == stop:
                 continue
-            # a copy, because the bytes of the file are read-only
+            # A copy: torch warns about read-only bytes.
             flat = torch.frombuffer(bytearray(body[start:stop]), dtype=dtype)
             tensors[name] = flat.reshape(entry["shape"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is no safetensors file ({type(error).__name__}: {error})"
+            f"{path} is not a safetensors file ({type(error).__name__}: {error})"
         ) from error
     return tensors

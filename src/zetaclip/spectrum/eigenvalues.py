@@ -1,9 +1,9 @@
 """The spectrum of a weight: squared singular values, largest first.
 
-The eigenvalues of the smaller Gram matrix are the squared singular values at a fraction of the cost of an
-SVD, but forming the Gram matrix squares the condition number. In float64 that costs nothing as long as the
-smallest eigenvalue stays well above the rounding error of the largest one; where it does not, the singular
-values are computed from the matrix itself.
+The eigenvalues of the smaller Gram matrix are the squared singular values, at a fraction of the
+cost of an SVD. But the Gram matrix has the squared condition number. In float64 this does no harm
+as long as the smallest eigenvalue is well above the rounding error of the largest. Otherwise the
+singular values are computed from the matrix itself.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ from scipy.linalg.lapack import dsterf, dsytrd
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-# Eigenvalues at or below this part of the largest one are rounding error or exact zeros: nothing fits them.
+# Eigenvalues at or below this fraction of the largest are rounding errors or zeros: fits drop them.
 FLOOR = 1e-12
 
-# Gram eigenvalues carry an absolute error of about 1e-15 of the largest. Above this ratio their relative
-# error stays near 1e-6, below it we pay for the SVD.
+# Gram eigenvalues have an absolute error of about 1e-15 of the largest. Above this ratio their
+# relative error stays near 1e-6; below it the SVD is used.
 _GRAM_LIMIT = 1e-9
 
-# Side of the smallest Gram matrix that is worth more than one thread.
+# Gram matrices with smaller sides are faster on one thread.
 _THREADED = 512
 
-# Columns that the reduction works on at a time, as LAPACK asks for.
+# Columns that LAPACK's reduction processes at a time.
 _LWORK = 64
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """``weight`` as a matrix: dense as is, a convolution kernel as (C_out, C_in * k * k)."""
+    """``weight`` as a matrix: dense weights as is, a kernel as (C_out, C_in * k * k).
+
+    Raises:
+        ValueError: The tensor has fewer than two dimensions.
+    """
     if weight.ndim < 2:
         raise ValueError(
-            f"a spectrum needs a matrix or a convolution kernel, not a tensor of shape {tuple(weight.shape)}"
+            "a spectrum needs a matrix or a convolution kernel, "
+            f"not a tensor of shape {tuple(weight.shape)}"
         )
     return weight.detach().flatten(1)
 
@@ -42,8 +47,11 @@ def as_matrix(weight: Tensor) -> Tensor:
 def eigenvalues(weight: Tensor) -> Tensor:
     """Squared singular values of ``weight`` in descending order, as float64 on the CPU.
 
-    Edge cases: a tensor with no elements gives an empty result; one value that is not finite makes every
-    eigenvalue NaN, so that a fit can say so; tensors with fewer than two dimensions raise ``ValueError``.
+    Raises:
+        ValueError: The tensor has fewer than two dimensions.
+
+    **Edge cases.** A tensor without elements gives an empty result. If one value is not finite,
+    every eigenvalue is NaN, and a fit of them is not ``ok``.
     """
     matrix = as_matrix(weight)
     if matrix.numel() == 0:
@@ -52,10 +60,10 @@ def eigenvalues(weight: Tensor) -> Tensor:
     scale = max(abs(float(end)) for end in matrix.aminmax())
     if scale == 0.0:
         return torch.zeros(count, dtype=torch.float64)
-    if not scale < float("inf"):  # also catches NaN, which both ends then are
+    if not scale < float("inf"):  # also true for NaN: aminmax then returns NaN
         return torch.full((count,), float("nan"), dtype=torch.float64)
     matrix = matrix.to("cpu", torch.float64)
-    # Squares of extreme weights leave the range of float64; anything near 1 is left alone, to save a pass.
+    # Squares of extreme weights overflow or underflow float64. Others are not scaled: saves a pass.
     if 1e-100 < scale < 1e100:
         scale = 1.0
     else:
@@ -72,14 +80,16 @@ def _loses_digits(squares: Tensor) -> bool:
 
 
 def _from_gram(matrix: Tensor) -> Tensor | None:
-    """Eigenvalues of the smaller of M Mᵀ and Mᵀ M, descending, with rounding below zero cut off; None if LAPACK finds none.
+    """Eigenvalues of the smaller of M Mᵀ and Mᵀ M, descending, at least 0; None if LAPACK fails.
 
-    By scipy's LAPACK, step by step: half a product, a reduction to three diagonals, and their eigenvalues. ``torch.linalg.eigvalsh``
-    takes up to 1.8 times as long (``bench/spectrum.py`` shows both).
+    This calls scipy's LAPACK: one triangle of the product, a reduction to tridiagonal form, and its
+    eigenvalues. ``torch.linalg.eigvalsh`` takes up to 1.8 times as long (``bench/spectrum.py``
+    measures both).
     """
-    transposed = matrix.contiguous().numpy().T  # as Fortran lays out: nothing is copied
-    # On a public number of threads: the last digits depend on it, and an exact replay on theirs. Below some size threads only wait for each
-    # other, and for torch's, which spin for a while after their own work.
+    transposed = matrix.contiguous().numpy().T  # Fortran order: nothing is copied
+    # The number of threads is fixed by public values: the last digits depend on it, and an exact
+    # replay needs the same digits. Threads of small products only wait for each other, and for
+    # torch's threads, which spin for a while after their own work.
     threads = torch.get_num_threads() if min(matrix.shape) >= _THREADED else 1
     with _blas().limit(limits=threads):
         gram = dsyrk(1.0, transposed, trans=matrix.shape[0] <= matrix.shape[1], lower=1)
@@ -96,5 +106,5 @@ def _from_gram(matrix: Tensor) -> Tensor | None:
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """The threads of scipy's linear algebra, which are not torch's."""
+    """The thread pools of scipy's BLAS, which are separate from torch's."""
     return ThreadpoolController().select(user_api="blas")

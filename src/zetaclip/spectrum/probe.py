@@ -1,7 +1,7 @@
-"""Which weights are read, and when: module -> a fitted tail per layer.
+"""Which weights are read, and when: from a module to a fitted tail per layer.
 
-The probe looks at weights and at nothing else. Whoever drives it says which tensors may be read (under
-private training: those that the private update writes), and everything outside that set is refused.
+The probe reads only weights. Its caller lists the tensors that may be read (in private training:
+those that the private update writes), and the probe refuses all others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from .eigenvalues import as_matrix, eigenvalues
-from .tail import METHODS, TailFit, fit_tail
+from .fits import METHODS, TailFit
+from .tail import fit_tail
 
 AGGREGATES = ("median", "mean")
 
-# A plain network's default is its last Linear with at least this many eigenvalues.
+# The default layer of a plain network is its last Linear with at least this many eigenvalues.
 _SMALLEST_SIDE = 16
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -28,7 +29,14 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the weights after ``step`` updates: a fit, a matrix shape and, if at hand, the spectrum per layer."""
+    """The fits of all probed layers after ``step`` updates.
+
+    Attributes:
+        step: Number of updates before the reading.
+        fits: The fit of each layer.
+        shapes: The matrix shape of each layer.
+        spectra: The eigenvalues of each layer, if available.
+    """
 
     step: int
     fits: dict[str, TailFit]
@@ -39,18 +47,27 @@ class Reading:
 class Probe:
     """Fits the spectrum of chosen layers every ``period`` updates.
 
-    Args:
-        layers: a layer or parameter name, a glob, or a list of those. The name of a container stands for the
-            last convolution or Linear inside it. None: the layer called fc1; else, for a ResNet, the last
-            convolution of the stem, of the second and of the last stage, and fc; else the last Linear whose
-            smaller side is at least 16.
-        aggregate: how a controller joins several layers, "median" or "mean".
-        fit, k: see ``fit_tail``.
-        period: updates between readings.
-        shuffle: reads a random permutation of each weight's entries instead of the weight. Same numbers, no
-            structure: a control experiment.
+    A controller that is given a probe sets its ``fit`` and ``period``.
 
-    ``fit`` and ``period`` are set by the controller that the probe is given to.
+    Args:
+        layers: A layer or parameter name, a glob, or a list of those. The name of a container
+            means the last convolution or Linear inside it. None: the layer called fc1; otherwise,
+            for a ResNet, the last convolution of the stem, of the second and of the last stage, and
+            fc; otherwise the last Linear whose smaller side is at least 16.
+        aggregate: How a controller combines several layers, "median" or "mean".
+        fit: Method of ``fit_tail``.
+        k: Tail size of ``fit_tail``.
+        period: Updates between readings.
+        shuffle: Reads a random permutation of each weight's entries instead of the weight. This is
+            a control experiment: same values, no structure.
+
+    Raises:
+        ValueError: An argument has a value that is not allowed.
+
+    Example:
+        >>> probe = Probe("fc1").bind(model, dict(model.named_parameters()))
+        >>> probe.read(model, step=0).fits["fc1"].zeta
+        2.31
     """
 
     def __init__(
@@ -83,17 +100,36 @@ class Probe:
         self.bound: dict[str, str] = {}
 
     def configured(self, *, fit: str, period: int, shuffle: bool) -> Probe:
-        """An unbound copy with these settings."""
+        """An unbound copy with other settings.
+
+        Args:
+            fit: Method of ``fit_tail``.
+            period: Updates between readings.
+            shuffle: Whether to read shuffled weights.
+
+        Returns:
+            The copy.
+        """
         _check(fit, period)
         probe = copy.copy(self)
         probe.fit, probe.period, probe.shuffle, probe.bound = fit, period, shuffle, {}
         return probe
 
     def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe:
-        """A copy that reads what it has chosen, once, in ``module``. ``trained`` holds the parameters that may be read.
+        """A copy whose layers are chosen, once, from the layers of ``module``.
 
-        Guarantee: a tensor that is not in ``trained`` is never read. Asking for one by name raises; a glob
-        and the default choice pass over it.
+        Args:
+            module: The model.
+            trained: The parameters that may be read.
+
+        Returns:
+            The copy, ready for ``read``.
+
+        Raises:
+            ValueError: No layer matches, or a layer given by name may not be read.
+
+        **Guarantee.** A tensor that is not in ``trained`` is never read. Naming one raises; a glob
+        and the default choice skip it.
         """
         allowed = {id(parameter) for parameter in trained.values()}
         matrices = dict(_matrices(module))
@@ -104,8 +140,8 @@ class Probe:
             chosen = _default_layers(module, readable)
             if not chosen:
                 raise ValueError(
-                    "no default layer to probe: neither fc1, nor a ResNet's stages, nor a Linear whose "
-                    f"smaller side is at least {_SMALLEST_SIDE}. Name one with probe=. "
+                    "no default layer to probe: neither fc1, nor a ResNet's stages, nor a Linear "
+                    f"whose smaller side is at least {_SMALLEST_SIDE}. Name one with probe=. "
                     f"{_candidates(readable, matrices)}"
                 )
         else:
@@ -121,10 +157,22 @@ class Probe:
         return probe
 
     def read(self, module: nn.Module, step: int) -> Reading | None:
-        """The fits after ``step`` updates, or None between two probes."""
+        """Fits the bound layers.
+
+        Args:
+            module: The model that was given to ``bind``.
+            step: Number of updates so far.
+
+        Returns:
+            The fits, or None if ``step`` is not a multiple of ``period``.
+
+        Raises:
+            RuntimeError: The probe is not bound.
+        """
         if not self.bound:
             raise RuntimeError(
-                "the probe is not bound to a module yet: read with what bind(module, trained) returns"
+                "the probe is not bound to a module yet: "
+                "call read on the probe that bind(module, trained) returns"
             )
         if step % self.period:
             return None
@@ -163,7 +211,8 @@ def _shuffled(matrix: Tensor, step: int) -> Tensor:
 def _matrices(module: nn.Module) -> Iterator[tuple[str, tuple[str, nn.Parameter]]]:
     """Every parameter with a spectrum: label -> (parameter name, parameter).
 
-    The label is the layer's name where its only such parameter is called ``weight``, else the parameter's.
+    The label is the layer's name if its only such parameter is called ``weight``; otherwise it is
+    the parameter's name.
     """
     for layer_name, layer in module.named_modules():
         own = [(name, p) for name, p in layer.named_parameters(recurse=False) if p.ndim >= 2]
@@ -188,7 +237,7 @@ def _resolve(
     readable: dict[str, str],
     matrices: dict[str, tuple[str, nn.Parameter]],
 ) -> list[str]:
-    """The labels that one name or glob stands for, in the module's order."""
+    """The labels that one name or glob selects, in the module's order."""
     exact = [label for label, (name, _) in matrices.items() if pattern in (label, name)]
     if not exact and pattern in dict(module.named_modules()):
         inside = [label for label in matrices if label.startswith(pattern + ".")]
@@ -197,8 +246,9 @@ def _resolve(
         frozen = [label for label in exact if label not in readable]
         if frozen:
             raise ValueError(
-                f"{frozen[0]} is not among the tensors that training updates, so it must not be probed: what "
-                f"is read has to be released. {_candidates(readable, matrices)}"
+                f"{frozen[0]} is not among the tensors that training updates, so it must not be "
+                "probed: only released weights may be read. "
+                f"{_candidates(readable, matrices)}"
             )
         return exact
     found = [
@@ -218,7 +268,8 @@ def _last_of(
 ) -> list[str]:
     """The last of ``labels`` that is a layer of these types, as a list of at most one.
 
-    Projections on a shortcut are registered after the block's own convolutions but are not its last layer.
+    Projections on a shortcut are registered after the block's own convolutions but are not its
+    last layer.
     """
     modules = dict(module.named_modules())
     fitting = [label for label in labels if isinstance(modules.get(label), types)]

@@ -1,4 +1,4 @@
-"""A checkpoint's matrices as a table, as JSON, or as a picture."""
+"""A checkpoint's matrices as a table, as JSON, or as a plot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from .eigenvalues import as_matrix, eigenvalues
+from .fits import Array, TailFit
 from .null import Null, random_null
-from .tail import Array, TailFit, fit_tail
+from .tail import fit_tail
 
 
 @dataclass(frozen=True)
 class Row:
-    """One matrix: what it reads, what random ones of its shape read, and its spectrum."""
+    """One matrix: its fit, the null of its shape, and its spectrum."""
 
     name: str
     shape: tuple[int, int]
@@ -27,12 +28,14 @@ class Row:
 
     @property
     def verdict(self) -> str:
+        """Either "ok", or why the fit is weak or failed."""
         if not self.fit.ok:
             return f"no fit: {self.fit.reason}"
         return f"weak: {self.fit.reason}" if self.fit.weak else "ok"
 
 
 def examine(matrices: Mapping[str, Tensor], method: str) -> list[Row]:
+    """Fits every matrix by ``method`` ("rank", "hill" or "ks"), in the given order."""
     rows = []
     for name, weight in matrices.items():
         matrix = as_matrix(weight)
@@ -44,7 +47,7 @@ def examine(matrices: Mapping[str, Tensor], method: str) -> list[Row]:
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """Aligned columns in plain ASCII, because the terminal may know nothing else."""
+    """Aligned columns in plain ASCII, which every terminal can show."""
     head = ("layer", "shape", "zeta", "+-", "lambda_min", "tail", "KS", "random reads", "verdict")
     lines = [head]
     for row in rows:
@@ -66,7 +69,7 @@ def as_table(rows: Sequence[Row]) -> str:
 
 
 def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Plain values for JSON, which knows no infinity: what could not be fitted is null."""
+    """Plain values for JSON; numbers that could not be fitted are None, as JSON has no infinity."""
     records = []
     for row in rows:
         fit = asdict(row.fit)
@@ -91,7 +94,7 @@ def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def plot(rows: Sequence[Row], path: str) -> None:
-    """Rank against eigenvalue, both logarithmic, with the fitted tail as a straight line over its points."""
+    """Saves a log-log plot of rank against eigenvalue per matrix, with the fitted tail."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
