@@ -1,4 +1,4 @@
-"""``PrivateClassifier`` and ``PrivateRegressor``: private training behind scikit-learn's interface."""
+"""Private training with scikit-learn's interface: ``PrivateClassifier``, ``PrivateRegressor``."""
 
 from .integrations.sklearn import PrivateClassifier, PrivateRegressor
 

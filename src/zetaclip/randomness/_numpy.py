@@ -134,7 +134,14 @@ def add_noise(key: bytes, values: np.ndarray, inverse: float, scale: float) -> N
 
 
 def to_whole(values: np.ndarray, factor: float) -> None:
-    """value = round(value * factor), in place. Not by ``rint``: a zero would keep the sign of what it was."""
+    """Computes value = round(value * factor) in place.
+
+    ``rint`` would not do: a zero would keep the sign of what was rounded to it.
+
+    Args:
+        values: float64, below 2^51 after the product.
+        factor: What to multiply by before rounding.
+    """
     values *= factor
     values += _ROUNDER
     values -= _ROUNDER
