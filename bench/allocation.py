@@ -1,10 +1,12 @@
-"""What a private step takes when freed memory is kept in the process, over what it takes when glibc gives it back.
+"""What a private step takes when freed memory is kept in the process, over what it takes when glibc
+gives it back.
 
     python bench/allocation.py
     python bench/allocation.py --models resnet cnn --rounds 7
 
-`zetaclip train` keeps it (`zetaclip.cli._main.allocation`). Each measurement is a process of its own, since the setting can't be taken back; the two
-take turns, and the figure is the median over rounds of the ratio within a round. Page faults are those of a step.
+`zetaclip train` keeps it (`zetaclip.cli._main.allocation`). Each measurement is a process of its
+own, since the setting can't be taken back; the two take turns, and the figure is the median over
+rounds of the ratio within a round. Page faults are those of a step.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ SECONDS = 4.0
 
 
 def measure(name: str, keep: bool) -> dict[str, float]:
-    """Of one step in this process: milliseconds, page faults; and the peak of resident memory in MiB."""
+    """Of one step in this process: milliseconds, page faults; and the peak of resident memory in
+    MiB.
+    """
     import torch
 
     if keep and not keep_freed_memory():

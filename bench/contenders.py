@@ -1,8 +1,9 @@
 """One training step of one model: without privacy, with zetaclip, and with Opacus's three modes.
 
-Every contender gets a network of its own, the same batch and plain SGD, and returns a function that takes one
-step: forward, backward, clip, noise, update. zetaclip's step goes through its loader with q = 1, as a user's
-loop does; Opacus's is handed the batch, so the fetching of a batch is in our time and not in theirs.
+Every contender gets a network of its own, the same batch and plain SGD, and returns a function that
+takes one step: forward, backward, clip, noise, update. zetaclip's step goes through its loader with
+q = 1, as a user's loop does; Opacus's is handed the batch, so the fetching of a batch is in our
+time and not in theirs.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def make(kind: str, model: Model, x: Tensor, y: Tensor) -> Step:
 
 
 def replaced_by_opacus(model: Model) -> bool:
-    """Whether Opacus refuses the network as it is and gets a version with layers replaced by its own fixer."""
+    """Whether Opacus refuses the network as it is and gets a version with layers replaced by its
+    own fixer.
+    """
     from opacus.validators import ModuleValidator
 
     return bool(ModuleValidator.validate(model.make()))

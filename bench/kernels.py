@@ -3,11 +3,12 @@
     python bench/kernels.py                   # convolutions and sequences
     python bench/kernels.py --only convolutions --repeats 9
 
-For a list of convolutions: forward, input gradient and summed weight gradient (what ordinary training pays), then the
-three ways to get every example's share: *folded*, *shifted* and *Gram*, each with its norms and its weighted
-sum, because that is what a private step needs of it. "rule" is the way that the rule would choose by the shapes,
-"best" the fastest of this run. For matrices over sequences: norms by Gram matrices and by materialised gradients.
-A constant is good if "rule over best" stays near 1; it never changes a result, only the time.
+For a list of convolutions: forward, input gradient and summed weight gradient (what ordinary
+training pays), then the three ways to get every example's share: *folded*, *shifted* and *Gram*,
+each with its norms and its weighted sum, because that is what a private step needs of it. "rule" is
+the way that the rule would choose by the shapes, "best" the fastest of this run. For matrices over
+sequences: norms by Gram matrices and by materialised gradients. A constant is good if "rule over
+best" stays near 1; it never changes a result, only the time.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         }
         rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"
         best = min(times, key=lambda way: times[way])
-        # At which MEMORY_COST the rule would be indifferent here: the constant should lie on the right side of it.
+        # At which MEMORY_COST the rule would be indifferent here: the constant should lie on the
+        # right side of it.
         edge = positions**2 * (inputs + outputs) / (inputs * outputs)
         name = f"{positions} x ({inputs} to {outputs}), batch {batch}"
         rows.append(
@@ -215,7 +217,8 @@ def main() -> None:
     torch.manual_seed(0)
     found: dict[str, Any] = {"MEMORY_COST": MEMORY_COST, "SHIFTED_FROM": SHIFTED_FROM}
     print(
-        f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST}, SHIFTED_FROM = {SHIFTED_FROM}.\n"
+        f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST},"
+        f" SHIFTED_FROM = {SHIFTED_FROM}.\n"
     )
     with torch.no_grad():
         for part, measure in (("convolutions", convolutions), ("sequences", sequences)):

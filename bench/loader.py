@@ -1,12 +1,13 @@
-"""An epoch of MNIST-sized data end to end: Poisson loading, private step and loop, against Opacus's.
+"""An epoch of MNIST-sized data end to end: Poisson loading, private step and loop, against
+Opacus's.
 
     python bench/loader.py                  # a quarter of an epoch
     python bench/loader.py --share 1        # a whole one
 
-The data are 60000 random images of 1x28x28 in a TensorDataset, the batch is 256, the network is that of Opacus's MNIST
-example. Three loops take turns of ten batches: an ordinary DataLoader without privacy, zetaclip, and Opacus's
-DPDataLoader with whichever of its modes is fastest here. "Loading" is the time inside ``next()`` of each
-loader, "all" is loading and step together.
+The data are 60000 random images of 1x28x28 in a TensorDataset, the batch is 256, the network is
+that of Opacus's MNIST example. Three loops take turns of ten batches: an ordinary DataLoader
+without privacy, zetaclip, and Opacus's DPDataLoader with whichever of its modes is fastest here.
+"Loading" is the time inside ``next()`` of each loader, "all" is loading and step together.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""What privacy costs in memory: peak of a private step over that of an ordinary one, at equal physical batch.
+"""What privacy costs in memory: peak of a private step over that of an ordinary one, at equal
+physical batch.
 
     python bench/memory.py                        # all six models
     python bench/memory.py --models cnn --no-peers
 
-Every figure comes from a process of its own: it takes a step on two records with a throw-away network (so that code is
-loaded and the kernels' own buffers exist), builds the network, the data and the optimizer, notes its resident
-memory, resets the operating system's high-water mark, works through four physical batches, and reads the mark. The peak is the difference: activations, gradients
-and whatever privacy adds. The last columns repeat it for zetaclip with a logical batch of 1 and of 4 physical batches.
+Every figure comes from a process of its own: it takes a step on two records with a throw-away
+network (so that code is loaded and the kernels' own buffers exist), builds the network, the data
+and the optimizer, notes its resident memory, resets the operating system's high-water mark, works
+through four physical batches, and reads the mark. The peak is the difference: activations,
+gradients and whatever privacy adds. The last columns repeat it for zetaclip with a logical batch of
+1 and of 4 physical batches.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ def child(name: str, kind: str, chunks: int) -> float:
 
 
 def measure(name: str, kind: str, chunks: int = 1) -> float | str:
-    # Large blocks are given back when they are freed; otherwise the figure would also hold what malloc keeps.
+    # Large blocks are given back when they are freed; otherwise the figure would also hold what
+    # malloc keeps.
     environment = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "131072",

@@ -3,10 +3,11 @@
     python bench/methods.py                              # the CNN and the MLP
     python bench/methods.py --models cnn --methods dp-sam quantile --seconds 20
 
-A step is a whole update: forward, backward, clip, noise, update and whatever the method does besides, on one thread; with two
-passes it is both. In every turn each method takes some steps right after DP-SGD has, or right before, by turns, so that a
-machine that slows down slows both. A figure is the median over the turns of the ratio of the two. A spectral probe,
-which happens every 50 steps, is timed by itself and spread over them.
+A step is a whole update: forward, backward, clip, noise, update and whatever the method does
+besides, on one thread; with two passes it is both. In every turn each method takes some steps right
+after DP-SGD has, or right before, by turns, so that a machine that slows down slows both. A figure
+is the median over the turns of the ratio of the two. A spectral probe, which happens every 50
+steps, is timed by itself and spread over them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import PrivacyEngine, methods
 
-# A machine's clock and its other users change within tenths of a second: short turns, and many of them.
+# A machine's clock and its other users change within tenths of a second: short turns, and many of
+# them.
 TURN_SECONDS = 0.01
 LEAST_TURNS = 15
 clock = time.perf_counter
-# Enough planned updates for any number of turns; a decay that is still noise at the end; a first stage of one step.
+# Enough planned updates for any number of turns; a decay that is still noise at the end; a first
+# stage of one step.
 EPOCHS = 20_000
 OPTIONS: dict[str, dict[str, Any]] = {
     "adp-adamw": {"ratio": 0.99999},

@@ -144,7 +144,8 @@ MODELS = {
         10,
         32,
     ),
-    # torch's default feed-forward width of 2048 is 16 times d here; 4 times is what people usually build.
+    # torch's default feed-forward width of 2048 is 16 times d here; 4 times is what people usually
+    # build.
     "transformer-512": Model(
         "the same with feed-forward 512", lambda: Encoder(512), (48, 128), 10, 64
     ),

@@ -1,15 +1,19 @@
-"""Two ranks with one thread each against one process with one thread: time of a logical step, and bytes that are sent.
+"""Two ranks with one thread each against one process with one thread: time of a logical step, and
+bytes that are sent.
 
     python bench/ranks.py
     python bench/ranks.py --models resnet resnet18 --turns 15 --ranks 2
     python bench/ranks.py --batches 128 512
 
-Both draw Poisson batches of the same q from the same data, so a step has the same expected number of records. In every turn
-one process trains an epoch of ten steps while the ranks wait, then the ranks train one while it waits. The ratio is that of the
-medians over turns, the range spans the 10th to the 90th percentile of the ratios of single turns. The epoch's comparison of
-weights is in the ranks' time. A batch larger than the bench's own goes through in physical batches of that size, in all processes. It needs as many free cores as ranks; on fewer it measures the scheduler. "Ceiling" is the same ratio for
-as many processes that share the records, work at the same time and never speak: what cores that share memory and clock allow. The
-processor time of the busiest rank, against that of one process, says less and hardly depends on who else uses the machine.
+Both draw Poisson batches of the same q from the same data, so a step has the same expected number
+of records. In every turn one process trains an epoch of ten steps while the ranks wait, then the
+ranks train one while it waits. The ratio is that of the medians over turns, the range spans the
+10th to the 90th percentile of the ratios of single turns. The epoch's comparison of weights is in
+the ranks' time. A batch larger than the bench's own goes through in physical batches of that size,
+in all processes. It needs as many free cores as ranks; on fewer it measures the scheduler.
+"Ceiling" is the same ratio for as many processes that share the records, work at the same time and
+never speak: what cores that share memory and clock allow. The processor time of the busiest rank,
+against that of one process, says less and hardly depends on who else uses the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ STEPS = 10  # of an epoch
 
 
 def serve(rank: int, ranks: int, name: str, batch: int, pipe: Any, joined: bool) -> None:
-    """One process: an epoch whenever it is asked for, and how long that took. Not joined: with its share of the records, alone."""
+    """One process: an epoch whenever it is asked for, and how long that took.
+
+    Not joined: with its share of the records, alone.
+    """
     from zetaclip import PrivacyEngine
 
     torch.set_num_threads(1)
@@ -102,7 +109,9 @@ def start(ranks: int, name: str, batch: int, joined: bool = True) -> tuple[list[
 
 
 def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
-    """Seconds, processor time and bytes of a step, by the slowest rank, and the bytes of all parameters."""
+    """Seconds, processor time and bytes of a step, by the slowest rank, and the bytes of all
+    parameters.
+    """
     for pipe in pipes:
         pipe.send(True)
     answers = [pipe.recv() for pipe in pipes]
@@ -143,8 +152,10 @@ def measure(name: str, batch: int, ranks: int, turns: int) -> dict[str, Any]:
         "low": quantile(ratios, 0.1),
         "high": quantile(ratios, 0.9),
         "ceiling": statistics.median(ones) / statistics.median(aparts),
-        "processor": statistics.median(one[1] for one, _, _ in turned)
-        / statistics.median(many[1] for _, many, _ in turned),
+        "processor": (
+            statistics.median(one[1] for one, _, _ in turned)
+            / statistics.median(many[1] for _, many, _ in turned)
+        ),
         "sent": statistics.median(many[2] for _, many, _ in turned),
         "parameters": turned[0][1][3],
     }

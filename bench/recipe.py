@@ -1,10 +1,12 @@
-"""Does the default recipe do best untuned? MNIST, Adult and CIFAR-10, several seeds, against a coupled constant rate.
+"""Does the default recipe do best untuned? MNIST, Adult and CIFAR-10, several seeds, against a
+coupled constant rate.
 
-    python bench/recipe.py --out runs/recipe                 # all, three seeds; done runs are reused
+    python bench/recipe.py --out runs/recipe                 # all, three seeds; done runs are
+    reused
     python bench/recipe.py --out runs/recipe --only mnist --seeds 5
 
-Every row is DP-SGD at the same σ and δ = 1e-5, except the last of each set, which is ``zetaclip train``'s default. Prints
-mean and standard deviation over seeds, and every seed.
+Every row is DP-SGD at the same σ and δ = 1e-5, except the last of each set, which is ``zetaclip
+train``'s default. Prints mean and standard deviation over seeds, and every seed.
 """
 
 from __future__ import annotations

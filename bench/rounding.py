@@ -2,14 +2,17 @@
 
     python bench/rounding.py [--most 4096]
 
-Noise is scaled by S (1 + 2^-9). Half of that pays for rounding to the grid, which is proved. The other half, 2^-10
-or 9.8e-4 of C, must cover arithmetic. Records meet in float64 only, so what is left is each record's own gradient
-in float32, looked at in two ways:
+Noise is scaled by S (1 + 2^-9). Half of that pays for rounding to the grid, which is proved. The
+other half, 2^-10 or 9.8e-4 of C, must cover arithmetic. Records meet in float64 only, so what is
+left is each record's own gradient in float32, looked at in two ways:
 
-- *own*: how long a record's clipped gradient really is, in float64, over C. Its norm and its share of the sum come
+- *own*: how long a record's clipped gradient really is, in float64, over C. Its norm and its share
+  of the sum come
   from different kernels.
-- *others*: how far the shares of all other records move, over C, when one record joins. Kernels may round in another
-  way if a batch has another number of rows, and a loss that is a mean divides by that number before it
+- *others*: how far the shares of all other records move, over C, when one record joins. Kernels may
+  round in another
+  way if a batch has another number of rows, and a loss that is a mean divides by that number before
+  it
   rounds. Copies of one record are the worst case: their differences point the same way.
 
 The figures are the largest over the tries; they are no proof.

@@ -107,7 +107,10 @@ def main() -> None:
             command = command_line(name, arguments)
             text += [f"## {title}", "", f"`{command}`, {seconds:.0f} s", "", printed, ""]
             if name == "step" and options.readme:
-                source = f"From `{command}` on {where}. In brackets: 10th to 90th percentile of single turns."
+                source = (
+                    f"From `{command}` on {where}. In brackets: 10th to 90th percentile of single"
+                    " turns."
+                )
                 fill_readme(HERE.parent / "README.md", f"{printed}\n\n{source}")
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
-"""PrivateClassifier on five numeric columns of Adult, beside diffprivlib's models and Opacus's loop with the same network.
+"""PrivateClassifier on five numeric columns of Adult, beside diffprivlib's models and Opacus's loop
+with the same network.
 
 python -m venv .dpl && .dpl/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
 python bench/sklearn_adult.py --data FOLDER --diffprivlib .dpl/bin/python
 
-diffprivlib 0.6.6 needs an older scikit-learn than ours, so its models run in an environment of their own, by this same script. FOLDER
-holds adult/adult.data and adult/adult.test (default: $ZETACLIP_DATA). AUC is on the test file, the median over seeds with the smallest and
-the largest; bounds are declared, δ = 1e-5 (diffprivlib's are for δ = 0). Seconds include the search for σ.
+diffprivlib 0.6.6 needs an older scikit-learn than ours, so its models run in an environment of
+their own, by this same script. FOLDER holds adult/adult.data and adult/adult.test (default:
+$ZETACLIP_DATA). AUC is on the test file, the median over seeds with the smallest and the largest;
+bounds are declared, δ = 1e-5 (diffprivlib's are for δ = 0). Seconds include the search for σ.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-# -- contenders: (x, y, ε, seed) -> scores of new rows -------------------------------------------------------------
+# -- contenders: (x, y, ε, seed) -> scores of new rows
+# -------------------------------------------------------------
 
 
 def zetaclip(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
@@ -59,7 +62,9 @@ def zetaclip(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
 
 def opacus(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
-    """The same network, length, batch size, scaling and rates as PrivateClassifier's defaults; C fixed at 1; ghost clipping."""
+    """The same network, length, batch size, scaling and rates as PrivateClassifier's defaults; C
+    fixed at 1; ghost clipping.
+    """
     import torch
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset

@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python bench/spectrum.py            # both tables
     OMP_NUM_THREADS=1 python bench/spectrum.py --share    # only the second
 
-Every ratio is between two times of the same run on the same matrix, medians of a few repetitions. The first
-table splits the time, because eigenvalues cost both programs what LAPACK costs, and the fit is our own. "At best" is what no exact
-route through the Gram matrix can go below: half a product and 4/3 n³ for the reduction to three diagonals, at the speed of this machine's
-matrix product. Beside it stands what torch's eigenvalue routine takes for the same.
+Every ratio is between two times of the same run on the same matrix, medians of a few repetitions.
+The first table splits the time, because eigenvalues cost both programs what LAPACK costs, and the
+fit is our own. "At best" is what no exact route through the Gram matrix can go below: half a
+product and 4/3 n³ for the reduction to three diagonals, at the speed of this machine's matrix
+product. Beside it stands what torch's eigenvalue routine takes for the same.
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ class Resnet(nn.Module):
 def share_of_training() -> None:
     """The probe and the controller's update, timed apart, over PERIOD private steps."""
     print(
-        f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}  layers"
+        f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16} "
+        " layers"
     )
     cases = (("MNIST", mnist_net(), (1, 28, 28), 256), ("ResNet", Resnet(), (3, 32, 32), 128))
     for name, net, shape, batch in cases:

@@ -1,13 +1,15 @@
 """What privacy costs per step: time of a private step over that of an ordinary one.
 
-    python bench/step.py                                  # all six models, with Opacus's three modes
+    python bench/step.py                                  # all six models, with Opacus's three
+    modes
     python bench/step.py --models cnn mlp --turns 31 --no-peers
 
-A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole process, so that
-nothing hides in another thread and other work on the machine does not count. In every turn each contender takes one step
-(cheap models: several), and each turn starts with another contender, so that a machine that slows down slows all of
-them. A figure is the ratio of medians over the turns; the range behind it spans the 10th to the 90th
-percentile of the ratios of single turns.
+A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole
+process, so that nothing hides in another thread and other work on the machine does not count. In
+every turn each contender takes one step (cheap models: several), and each turn starts with another
+contender, so that a machine that slows down slows all of them. A figure is the ratio of medians
+over the turns; the range behind it spans the 10th to the 90th percentile of the ratios of single
+turns.
 """
 
 from __future__ import annotations
@@ -108,7 +110,10 @@ def as_table(results: dict[str, Any]) -> str:
         rows.append([f"{model.title}, batch {model.batch}", f"{row['plain_ms']:.1f} ms", *cells])
     text = table(["model", "no privacy", *(TITLES[kind] for kind in kinds)], rows)
     if any(row.get("replaced") for row in results.values()):
-        text += "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix replaced it."
+        text += (
+            "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix"
+            " replaced it."
+        )
     return text
 
 

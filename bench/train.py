@@ -1,10 +1,12 @@
-"""What ``zetaclip train`` costs over the bare engine loop: an epoch of MNIST, evaluation included; and the start of the command.
+"""What ``zetaclip train`` costs over the bare engine loop: an epoch of MNIST, evaluation included;
+and the start of the command.
 
     python bench/train.py                # three rounds of an epoch each
     python bench/train.py --rounds 5
 
-Both train the same network on the same data with the same noise and the spectral controller; the two take turns, and the
-figure is the median over rounds of the ratio within a round. Real MNIST if it is at hand, else random images of its size.
+Both train the same network on the same data with the same noise and the spectral controller; the
+two take turns, and the figure is the median over rounds of the ratio within a round. Real MNIST if
+it is at hand, else random images of its size.
 """
 
 from __future__ import annotations
@@ -45,15 +47,18 @@ def mnist() -> tuple[Dataset, str]:
         def made(count: int) -> Split:
             return Split(torch.rand(count, 1, 28, 28), torch.randint(0, 10, (count,)))
 
-        return Dataset(
-            "mnist",
-            "classification",
-            made(60_000),
-            made(10_000),
-            10,
-            "one image",
-            nominal_size=60_000,
-        ), "random"
+        return (
+            Dataset(
+                "mnist",
+                "classification",
+                made(60_000),
+                made(10_000),
+                10,
+                "one image",
+                nominal_size=60_000,
+            ),
+            "random",
+        )
 
 
 def bare(data: Dataset) -> float:

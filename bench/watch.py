@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python bench/watch.py --seconds 60
 
-A long run's folder (200 epochs, 400 probes of a 512 x 512 layer) gets a new line every second, as from training, while a browser in
-another process asks as often as it is told to. Printed is the processor time of this process over the time that passed.
+A long run's folder (200 epochs, 400 probes of a 512 x 512 layer) gets a new line every second, as
+from training, while a browser in another process asks as often as it is told to. Printed is the
+processor time of this process over the time that passed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def main() -> None:
             reader.terminate()
             reader.join()
     print(
-        f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of one core"
+        f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of"
+        " one core"
     )
 
 

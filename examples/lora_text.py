@@ -1,10 +1,11 @@
 """LoRA on a small causal model, with privacy: the repository's own documentation as private text.
 
-python examples/lora_text.py            # about two minutes on one core; needs pip install 'zetaclip[transformers]'
+python examples/lora_text.py            # about two minutes on one core; needs pip install
+'zetaclip[transformers]'
 
-A byte-level Llama is first trained without privacy on the package's source code, which stands for public text. Then adapters are
-trained with ε = 8 on passages of the documentation; one passage is one record. The loss on held-out passages falls below that of
-the model without them.
+A byte-level Llama is first trained without privacy on the package's source code, which stands for
+public text. Then adapters are trained with ε = 8 on passages of the documentation; one passage is
+one record. The loss on held-out passages falls below that of the model without them.
 """
 
 from __future__ import annotations
@@ -109,10 +110,12 @@ def main() -> None:
     assert trainer.engine is not None
     epsilon = trainer.engine.get_epsilon(DELTA)
     print(
-        f"{len(train)} passages, {trainer.engine.updates} updates, ε = {epsilon:.2f} at δ = {DELTA:g}"
+        f"{len(train)} passages, {trainer.engine.updates} updates, ε = {epsilon:.2f} at δ ="
+        f" {DELTA:g}"
     )
     print(
-        f"loss on {len(held)} held-out passages: {before:.3f} without the adapters, {after:.3f} with them"
+        f"loss on {len(held)} held-out passages: {before:.3f} without the adapters, {after:.3f}"
+        " with them"
     )
 
 

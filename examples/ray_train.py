@@ -1,10 +1,12 @@
-"""The private loop inside Ray Train: two workers, one model, one noise; a worker that dies is started again.
+"""The private loop inside Ray Train: two workers, one model, one noise; a worker that dies is
+started again.
 
     python examples/ray_train.py                     # needs: pip install 'zetaclip[ray]'
     python examples/ray_train.py --workers=4 --folder=/shared/run
 
-The folder must be one that every worker sees. The checkpoint goes there, not into a Ray checkpoint: beside it the engine
-notes every step before it is executed, and a copy made by Ray would miss what was executed after the copy.
+The folder must be one that every worker sees. The checkpoint goes there, not into a Ray checkpoint:
+beside it the engine notes every step before it is executed, and a copy made by Ray would miss what
+was executed after the copy.
 """
 
 import sys
@@ -38,7 +40,8 @@ def train_loop(config: dict) -> None:
         clipping=1.0,
     )
 
-    # Every worker calls save and load; worker 0 reads and writes, and all of them get what it has read.
+    # Every worker calls save and load; worker 0 reads and writes, and all of them get what it has
+    # read.
     checkpoint = Path(config["folder"]) / "run.pt"
     if checkpoint.exists():
         engine.load(

@@ -20,7 +20,8 @@ from zetaclip import PrivacyEngine, Spectral
 from zetaclip.data import load
 from zetaclip.models import build
 
-# -- settings; each can be given as --name=value ---------------------------------------------------------------------
+# -- settings; each can be given as --name=value
+# ---------------------------------------------------------------------
 dataset = "digits"  # "mnist", "cifar10", "adult" ... ; `zetaclip data list` says what is at hand
 network = "cnn"
 epsilon, delta = 3.0, 1e-5
@@ -89,7 +90,8 @@ def accuracy() -> float:
 
 
 print(
-    f"σ = {optimizer.noise_multiplier:.3f}, q = {loader.sample_rate:.5f}, {steps} steps, {data.unit} is one record"
+    f"σ = {optimizer.noise_multiplier:.3f}, q = {loader.sample_rate:.5f}, {steps} steps,"
+    f" {data.unit} is one record"
 )
 for epoch in range(start, epochs):
     began = time.perf_counter()
@@ -102,8 +104,9 @@ for epoch in range(start, epochs):
             scheduler.step()
     engine.save(checkpoint, extra={"scheduler": scheduler.state_dict()})
     print(
-        f"epoch {epoch + 1}/{epochs}  accuracy {100 * accuracy():.1f} %  ε {engine.get_epsilon(delta):.2f}  "
-        f"C {optimizer.clip:.3f}  {time.perf_counter() - began:.1f} s"
+        f"epoch {epoch + 1}/{epochs}  accuracy {100 * accuracy():.1f} %  ε"
+        f" {engine.get_epsilon(delta):.2f}  C {optimizer.clip:.3f} "
+        f" {time.perf_counter() - began:.1f} s"
     )
 
 engine.ledger.to_jsonl("ledger.jsonl")

@@ -1,6 +1,7 @@
 """The command ``zetaclip``: a table of subcommands, each a module beside this one.
 
-Only the module of the command that was asked for is imported, so that ``zetaclip --help`` answers at once.
+Only the module of the command that was asked for is imported, so that ``zetaclip --help`` answers
+at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser, with the arguments of the chosen command, or of none."""
     parser = argparse.ArgumentParser(
         prog="zetaclip",
-        description="Differentially private PyTorch training whose clipping threshold tunes itself.",
+        description=(
+            "Differentially private PyTorch training whose clipping threshold tunes itself."
+        ),
     )
     parser.add_argument("--version", action="version", version=_version())
     subparsers: Any = parser.add_subparsers(
@@ -47,9 +50,11 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
             help=line,
             description=module.DESCRIPTION,
             epilog=getattr(module, "EPILOG", None),
-            formatter_class=argparse.RawDescriptionHelpFormatter
-            if hasattr(module, "EPILOG")
-            else argparse.HelpFormatter,
+            formatter_class=(
+                argparse.RawDescriptionHelpFormatter
+                if hasattr(module, "EPILOG")
+                else argparse.HelpFormatter
+            ),
         )
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)

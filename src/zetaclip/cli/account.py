@@ -9,8 +9,9 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "What T steps of DP-SGD at sampling rate q and noise multiplier σ cost, by each accountant side by side; or, given "
-    "--epsilon, the σ that each of them asks for. Adding or removing one record."
+    "What T steps of DP-SGD at sampling rate q and noise multiplier σ cost, by each accountant side"
+    " by side; or, given --epsilon, the σ that each of them asks for. Adding or removing one"
+    " record."
 )
 EPILOG = """examples:
   zetaclip account --sigma 1.1 --batch-size 256 --num-examples 60000 --epochs 8 --delta 1e-5

@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-DESCRIPTION = "The data sets that are known: which of them are found and where, downloads with checks, and schemas of own files."
+DESCRIPTION = (
+    "The data sets that are known: which of them are found and where, downloads with checks, and"
+    " schemas of own files."
+)
 EPILOG = """examples:
   zetaclip data list
   zetaclip data fetch mnist --data-root ~/data

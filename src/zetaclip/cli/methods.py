@@ -9,8 +9,9 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Lists every method: what it reads, its queries, its noise and its source. With a budget (--epsilon, or --sigma as DP-SGD "
-    "would use it) it also works out the noise multiplier of each query. With a NAME it shows that method's options."
+    "Lists every method: what it reads, its queries, its noise and its source. With a budget"
+    " (--epsilon, or --sigma as DP-SGD would use it) it also works out the noise multiplier of each"
+    " query. With a NAME it shows that method's options."
 )
 
 

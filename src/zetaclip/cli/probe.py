@@ -7,8 +7,9 @@ import argparse
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "A table of every matrix in a checkpoint: its spectral exponent zeta with its error, where the tail begins, how well a "
-    "power law fits, what random matrices of that shape read, and a verdict. Nothing in the file is executed."
+    "A table of every matrix in a checkpoint: its spectral exponent zeta with its error, where the"
+    " tail begins, how well a power law fits, what random matrices of that shape read, and a"
+    " verdict. Nothing in the file is executed."
 )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 DESCRIPTION = (
-    "Writes one self-contained HTML page: for a run its accuracy, epsilon, clipping norm, spectra, calibration, time, ledger and "
-    "configuration; for several runs the same laid over each other; with --experiment the results of `zetaclip reproduce`. It opens "
-    "without a network, and can be mailed and printed."
+    "Writes one self-contained HTML page: for a run its accuracy, epsilon, clipping norm, spectra,"
+    " calibration, time, ledger and configuration; for several runs the same laid over each other;"
+    " with --experiment the results of `zetaclip reproduce`. It opens without a network, and can be"
+    " mailed and printed."
 )
 
 

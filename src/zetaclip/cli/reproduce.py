@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Runs an experiment of the paper, or one of your own from a TOML file. Finished runs are reused and cut ones resumed, so the "
-    "same command always continues."
+    "Runs an experiment of the paper, or one of your own from a TOML file. Finished runs are reused"
+    " and cut ones resumed, so the same command always continues."
 )
 EPILOG = """\
 examples:

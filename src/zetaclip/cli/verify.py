@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 DESCRIPTION = (
-    "Recompute ε from the ledger and every clipping norm from the saved probes, and compare them with what the run's "
-    "result says. Exit code 1 and what differs, if anything does."
+    "Recompute ε from the ledger and every clipping norm from the saved probes, and compare them"
+    " with what the run's result says. Exit code 1 and what differs, if anything does."
 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 DESCRIPTION = (
-    "Serves the report of one or many runs on this machine (127.0.0.1 only) and renews it while they go on. DIR is a run folder, or "
-    "a folder of run folders. Ctrl-C ends it; the runs don't notice."
+    "Serves the report of one or many runs on this machine (127.0.0.1 only) and renews it while"
+    " they go on. DIR is a run folder, or a folder of run folders. Ctrl-C ends it; the runs don't"
+    " notice."
 )
 
 

@@ -1,8 +1,9 @@
 """The paper claim by claim: what it says, what we measured, and whether it holds.
 
-Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
-checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim
-holds only if every cell that was run supports it; cells that were not run are counted beside it. Rows are compared by the differences of
+Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that
+the page can be made again, and checked, at any time. Tables of the full protocol speak first, those
+of the lite profile where they have nothing to say. A claim holds only if every cell that was run
+supports it; cells that were not run are counted beside it. Rows are compared by the differences of
 their common seeds; a difference whose interval holds zero can't tell.
 """
 
@@ -38,7 +39,8 @@ def write(out: str, page: str) -> None:
     """Writes the page of claims from the tables in a results folder."""
     if not any(tables_of(Path(out), name) for name in names()):
         raise CommandError(
-            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or say where they are with --out"
+            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or say where they are"
+            " with --out"
         )
     write_text(Path(page), markdown(Path(out)))
 
@@ -59,14 +61,22 @@ def markdown(out: Path) -> str:
     page = [
         "# Reproduction, claim by claim",
         "",
-        "The claims are those of *When Gradient Clipping Becomes a Control Mechanism for Differential Privacy in Deep Learning* (arXiv 2602.10584). "
-        "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
-        "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
-        "Rows are compared seed by seed: a difference counts only where its 95 % interval leaves out zero, and can't be told otherwise, or from a single seed. *Best* compares "
-        "with the rival that comes out best, by an interval widened for the number of rivals (Bonferroni). Intervals are not widened for the number of cells or of claims, and claims that read the same runs "
-        "(`iid-better`, `components-better` and `rate-better` at its rate of 1 have one and the same difference on MNIST) stand or fall together. *Below* a limit: the interval over seeds. "
-        "*Comparable* (`sweep-robust`) means that the mean accuracies range less than those they are compared with, and that none is farther than "
-        "one point from that of C_0 = 1.",
+        (
+            "The claims are those of *When Gradient Clipping Becomes a Control Mechanism for"
+            " Differential Privacy in Deep Learning* (arXiv 2602.10584). Made by `zetaclip"
+            " reproduce --claims docs/reproduction.md` from the tables under `results/`; don't"
+            " edit. The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only"
+            " if every cell that was run supports it. Rows are compared seed by seed: a difference"
+            " counts only where its 95 % interval leaves out zero, and can't be told otherwise, or"
+            " from a single seed. *Best* compares with the rival that comes out best, by an"
+            " interval widened for the number of rivals (Bonferroni). Intervals are not widened for"
+            " the number of cells or of claims, and claims that read the same runs (`iid-better`,"
+            " `components-better` and `rate-better` at its rate of 1 have one and the same"
+            " difference on MNIST) stand or fall together. *Below* a limit: the interval over"
+            " seeds. *Comparable* (`sweep-robust`) means that the mean accuracies range less than"
+            " those they are compared with, and that none is farther than one point from that of"
+            " C_0 = 1."
+        ),
         "",
         f"{len(claims)} claims: {count}.",
         "",
@@ -77,7 +87,8 @@ def markdown(out: Path) -> str:
     ]
     for claim in claims:
         page.append(
-            f"| [{claim['id']}](#{claim['id']}) | {claim.get('experiment', 'accounting')} | {verdicts[claim['id']].word} |"
+            f"| [{claim['id']}](#{claim['id']}) | {claim.get('experiment', 'accounting')} |"
+            f" {verdicts[claim['id']].word} |"
         )
     for claim in claims:
         page += ["", *_entry(claim, verdicts[claim["id"]])]
@@ -89,9 +100,13 @@ def _caveat(verdicts: Sequence[Verdict]) -> list[str]:
     if any("paper" in verdict.profiles for verdict in verdicts):
         return []
     return [
-        "**All measurements are of the lite profile**: shorter training than the paper's, mostly fewer seeds, and on CIFAR a smaller network. But for Heart "
-        "and VED, where lite is the whole protocol, the paper's own has not been run, so *does not hold* means here, in these runs. Most learning rates lie at the edge of a grid of three, and how "
-        "many of an experiment's do stands with each claim.",
+        (
+            "**All measurements are of the lite profile**: shorter training than the paper's,"
+            " mostly fewer seeds, and on CIFAR a smaller network. But for Heart and VED, where lite"
+            " is the whole protocol, the paper's own has not been run, so *does not hold* means"
+            " here, in these runs. Most learning rates lie at the edge of a grid of three, and how"
+            " many of an experiment's do stands with each claim."
+        ),
         "",
     ]
 
@@ -125,13 +140,17 @@ def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
         )
         text += f"; {missing} of {len(found)} not run" + (" or diverged" if lost else "")
     if table.get("rates_at_edge"):
-        text += f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the edge of their grid"
+        text += (
+            f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the"
+            " edge of their grid"
+        )
     words = [good for good, _ in cells]
     word = FAILS if False in words else UNDECIDED if None in words else HOLDS
     return Verdict(word, text, frozenset({table["profile"]}))
 
 
-# Whether a cell supports the claim (None: it can't tell), and what was measured; None where nothing was.
+# Whether a cell supports the claim (None: it can't tell), and what was measured; None where nothing
+# was.
 Cell = tuple[bool | None, str] | None
 
 
@@ -139,9 +158,13 @@ def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, plac
     cell = _cell(table, group, claim["row"], place)
     if cell is None or not cell["difference"]:
         return None
-    return cell[
-        "better"
-    ], f"{_place(table, group, place)} {difference_text(cell['difference'], _digits(table, place))}"
+    return (
+        cell["better"],
+        (
+            f"{_place(table, group, place)}"
+            f" {difference_text(cell['difference'], _digits(table, place))}"
+        ),
+    )
 
 
 def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
@@ -162,7 +185,9 @@ def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than each of the rows ``against``: if not given, than all private ones of the paper's table."""
+    """Better than each of the rows ``against``: if not given, than all private ones of the paper's
+    table.
+    """
     own = _values(table, group, claim["row"], place)
     if not own:
         return None
@@ -253,9 +278,11 @@ def _monotone(sign: int) -> Any:
 
 
 def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The means of one list of rows range less than those of another, and stay near that of one row.
+    """The means of one list of rows range less than those of another, and stay near that of one
+    row.
 
-    A range alone would prove too little: seven points are less than eleven, and still not comparable.
+    A range alone would prove too little: seven points are less than eleven, and still not
+    comparable.
     """
     lists = [
         _means(table, group, rows, place)
@@ -268,8 +295,9 @@ def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, pl
     farthest = max(abs(mean - middle) for mean in ours)
     digits = _digits(table, place)
     text = (
-        f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against {ranges[1]:.{digits}f}, "
-        f"up to {farthest:.{digits}f} from {claim['row']} (limit {claim['limit']:g})"
+        f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against"
+        f" {ranges[1]:.{digits}f}, up to {farthest:.{digits}f} from {claim['row']} (limit"
+        f" {claim['limit']:g})"
     )
     rows = [claim["row"], *claim["rows"], *claim["against"]]
     if min(len(_values(table, group, row, place)) for row in rows) == 1:
@@ -319,7 +347,9 @@ def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[
 
 
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
-    """The means of these rows; none at all if one of them has not been run, or has a seed that diverged."""
+    """The means of these rows; none at all if one of them has not been run, or has a seed that
+    diverged.
+    """
     cells = [_cell(table, group, row, place) for row in rows]
     means = [
         cell["ours"]["mean"]

@@ -1,4 +1,6 @@
-"""How long will it take? From finished runs where there are some, else from twenty steps of one, else from records of other machines."""
+"""How long will it take? From finished runs where there are some, else from twenty steps of one,
+else from records of other machines.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
 
 
 def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
-    """Speeds by data, network and method: of what has finished in this folder, else measured for it, else of records of other machines."""
+    """Speeds by data, network and method: of what has finished in this folder, else measured for
+    it, else of records of other machines.
+    """
     here = {}
     for folder in sorted((store.out / "runs").glob("*")):
         with suppress(OSError, ValueError):
@@ -76,7 +80,9 @@ def _medians(
 
 
 def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None:
-    """Keeps what was measured, so that a table can tell the time of runs of which none has finished."""
+    """Keeps what was measured, so that a table can tell the time of runs of which none has
+    finished.
+    """
     measured = {
         "/".join(place): [one.setup, one.step]
         for place, one in speeds.items()
@@ -97,7 +103,9 @@ def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
 
 
 def measure(run: PlannedRun, threads: int) -> Speed | None:
-    """Twenty steps of this run in a temporary folder, on as many threads as a worker has; None if they can't be run."""
+    """Twenty steps of this run in a temporary folder, on as many threads as a worker has; None if
+    they can't be run.
+    """
     config = {
         key: value for key, value in run.config.items() if key not in ("epochs", "validation")
     }
@@ -133,10 +141,11 @@ def estimate(
     speeds: dict[tuple[str, str, str], Speed],
     threads: int | None = None,
 ) -> tuple[float | None, set[str]]:
-    """Seconds of one worker for these runs, and the sources of the figure; None if nothing is known about a data set.
+    """Seconds of one worker for these runs, and the sources of the figure; None if nothing is known
+    about a data set.
 
-    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known about yet. With ``threads``, what is not known
-    at all is measured, on so many.
+    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known
+    about yet. With ``threads``, what is not known at all is measured, on so many.
     """
     total = 0.0
     sources: set[str] = set()

@@ -25,7 +25,8 @@ def read_own(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError) as error:
         raise CommandError(
-            f"{path} can't be read ({error}). Bring back its last good copy, or choose another folder with --out"
+            f"{path} can't be read ({error}). Bring back its last good copy, or choose another"
+            " folder with --out"
         ) from error
 
 

@@ -13,7 +13,9 @@ from .tables import grid, open_part
 
 
 def write(store: Store) -> None:
-    """``README.md`` out of the tables that the folder holds, and the names of the experiments that have none."""
+    """``README.md`` out of the tables that the folder holds, and the names of the experiments that
+    have none.
+    """
     lines, missing, begun, whole = [], [], set(), False
     for path in sorted(store.out.glob("*/table.json")):
         folder = path.parent.name
@@ -30,7 +32,8 @@ def write(store: Store) -> None:
     for name in spec.names():
         if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
             missing.append(
-                f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes"
+                f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long"
+                " it takes"
             )
     write_text(store.out / "README.md", _page(lines, missing, whole))
 
@@ -39,7 +42,10 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
     page = [
         "# Results",
         "",
-        "Written by `zetaclip reproduce`. Each experiment's folder holds its table, one CSV line per run, and its plots.",
+        (
+            "Written by `zetaclip reproduce`. Each experiment's folder holds its table, one CSV"
+            " line per run, and its plots."
+        ),
         "",
         *grid(["experiment", "profile", "runs done", "left, of one worker"], lines),
     ]
@@ -47,8 +53,11 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
         page += ["## Not run", "", *missing, ""]
     if not whole:
         page += [
-            "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the published EMNIST split and ImageNet-100 want a GPU) has not "
-            "been run: `zetaclip reproduce NAME --profile paper`, and `--dry-run` tells how long it takes.",
+            (
+                "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the"
+                " published EMNIST split and ImageNet-100 want a GPU) has not been run: `zetaclip"
+                " reproduce NAME --profile paper`, and `--dry-run` tells how long it takes."
+            ),
             "",
         ]
     return "\n".join(page).rstrip() + "\n"

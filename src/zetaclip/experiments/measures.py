@@ -12,7 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left behind: a folder, or a record of one that is not here (see ``records.py``)."""
+    """What a finished run left behind: a folder, or a record of one that is not here (see
+    ``records.py``).
+    """
 
     folder: Path | None
     result: dict[str, Any]
@@ -46,14 +48,18 @@ class Measure:
     label: str
     good: int = 0
     digits: int = 2
-    # Relative to the baseline's run of the same seed, in per cent; then the difference says nothing more.
+    # Relative to the baseline's run of the same seed, in per cent; then the difference says nothing
+    # more.
     relative: bool = False
-    # The entry of the result's metrics that is read; other numbers may be missing for better reasons than divergence.
+    # The entry of the result's metrics that is read; other numbers may be missing for better
+    # reasons than divergence.
     metric: str = ""
 
 
 def diverged(run: Run, measure: Measure) -> bool:
-    """True for a finished run that was asked for a number and reached none: its outputs are no numbers any more."""
+    """True for a finished run that was asked for a number and reached none: its outputs are no
+    numbers any more.
+    """
     if _main(run) is None:
         return True
     return measure.metric in run.result.get("metrics", {}) and measure.read(run) is None
@@ -74,7 +80,8 @@ def _main(run: Run) -> float | None:
 
 def _timed(*parts: str) -> Callable[[Run], float | None]:
     def read(run: Run) -> float | None:
-        # The seconds of an epoch's line are those since the start. The paper's protocol leaves the first epoch out.
+        # The seconds of an epoch's line are those since the start. The paper's protocol leaves the
+        # first epoch out.
         epochs = run.lines("metrics.jsonl")
         if len(epochs) < 2:
             return None

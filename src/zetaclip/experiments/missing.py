@@ -1,4 +1,6 @@
-"""What an experiment has not run yet, part by part: how many runs, the command that runs them, and how long it may take."""
+"""What an experiment has not run yet, part by part: how many runs, the command that runs them, and
+how long it may take.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
         known, kind = ALIASES.get(name, (name, None))
         if places.FORMS.get(known) and places.find(known, None, kind) is None:
             missing[name] = (
-                f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
+                f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch"
+                f" {known}`"
             )
     return missing

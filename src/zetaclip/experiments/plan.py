@@ -1,8 +1,10 @@
-"""From an experiment to runs: which configurations, in which order, and which cell each of them fills.
+"""From an experiment to runs: which configurations, in which order, and which cell each of them
+fills.
 
-Seeds are paired: every row and column of an experiment uses the same list, so that run and baseline share initial weights and,
-where a method draws one batch a step, batches. A run is named by the hash of its configuration; two cells, or two experiments,
-that ask for the same configuration share the run.
+Seeds are paired: every row and column of an experiment uses the same list, so that run and baseline
+share initial weights and, where a method draws one batch a step, batches. A run is named by the
+hash of its configuration; two cells, or two experiments, that ask for the same configuration share
+the run.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ _DP_KEYS = ("epsilon", "sigma", "delta", "accountant", "clip", "decouple", "clip
 class PlannedRun:
     """One call of ``zetaclip train``.
 
-    ``config`` may hold placeholders: ``"@run:KEY"`` for another run's folder, ``"@tuned:NAME"`` for a learning rate that has
-    not been chosen yet, and ``{"rate": r, "times_mean_clip_of": "@run:KEY"}`` for one scaled by another run's mean C.
-    ``after`` lists the runs that must be finished first.
+    ``config`` may hold placeholders: ``"@run:KEY"`` for another run's folder, ``"@tuned:NAME"`` for
+    a learning rate that has not been chosen yet, and ``{"rate": r, "times_mean_clip_of":
+    "@run:KEY"}`` for one scaled by another run's mean C. ``after`` lists the runs that must be
+    finished first.
     """
 
     key: str
@@ -65,9 +68,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an experiment needs under one profile. ``cells``: (group, row, condition) -> seed -> run.
+    """All that an experiment needs under one profile.
 
-    ``places`` are the labels of each cell. Cells may share a run, whose own labels are those of the first one.
+    ``cells``: (group, row, condition) -> seed -> run.
+
+    ``places`` are the labels of each cell. Cells may share a run, whose own labels are those of the
+    first one.
     """
 
     experiment: Experiment
@@ -101,7 +107,10 @@ def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
 def make_plan(
     experiment: Experiment, profile: str, rates: Mapping[str, float] | None = None
 ) -> Plan:
-    """The runs of an experiment. ``rates`` are the tuned learning rates by name; one that is missing leaves a placeholder."""
+    """The runs of an experiment.
+
+    ``rates`` are the tuned learning rates by name; one that is missing leaves a placeholder.
+    """
     if profile not in PROFILES:
         raise CommandError(f"the profile is one of {', '.join(PROFILES)}, not {profile!r}")
     return _Planner(experiment, profile, rates or {}).plan()
@@ -168,8 +177,9 @@ class _Planner:
                     places[place] = self._labels(group, column, reading, row)
                     order.append(run)
         comparable = {
-            (group["label"], condition): self.profile
-            not in self._data(group, column)[1].get("not_comparable", ())
+            (group["label"], condition): (
+                self.profile not in self._data(group, column)[1].get("not_comparable", ())
+            )
             for group, column, _, condition in blocks
         }
         plan = Plan(
@@ -259,7 +269,8 @@ class _Planner:
         for key in config:
             if key not in CONFIG_KEYS:
                 raise CommandError(
-                    f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not know"
+                    f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not"
+                    " know"
                 )
         labels = {**self._labels(group, column, reading, row), "seed": seed, "rate": rate_name}
         key = config_key(config, self.experiment.exclusive)
@@ -323,12 +334,13 @@ class _Planner:
             method["set"],
             {"spectral": data.get("spectral", {})} if method.get("spectral") else {},
         )
-        # Train has defaults for these, but an experiment must say what it compares, and a grid takes half of the length.
+        # Train has defaults for these, but an experiment must say what it compares, and a grid
+        # takes half of the length.
         for keys in (("model",), ("batch_size",), ("epochs", "steps")):
             if not any(key in config for key in keys):
                 raise CommandError(
-                    f"{self.experiment.name}: the set of the data set {data_name!r} has no {' or '.join(keys)} "
-                    f"for the profile {self.profile}"
+                    f"{self.experiment.name}: the set of the data set {data_name!r} has no"
+                    f" {' or '.join(keys)} for the profile {self.profile}"
                 )
         return config
 
@@ -343,7 +355,8 @@ class _Planner:
         middle = method.get("middle", rates.get(method.get("rate", "sgd")))
         if middle is None:
             raise CommandError(
-                f"{self.experiment.name}: no learning rate to start from for {name}; set rates or middle"
+                f"{self.experiment.name}: no learning rate to start from for {name}; set rates or"
+                " middle"
             )
         half = merged(
             self._foundation(data_name, recipe, method_name),
@@ -390,8 +403,8 @@ class _Planner:
         seeds = self.experiment.seeds or data.get("seeds", {})
         if self.profile not in seeds:
             raise CommandError(
-                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has seeds for the profile "
-                f"{self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
+                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has"
+                f" seeds for the profile {self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
             )
         return int(seeds[self.profile])
 

@@ -1,4 +1,6 @@
-"""PNG pictures of an experiment. matplotlib is imported here and nowhere else in the package's experiments."""
+"""PNG pictures of an experiment. matplotlib is imported here and nowhere else in the package's
+experiments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from .measures import MEASURES, Run
 from .plan import Plan
 from .results import is_private
 
-# Okabe and Ito: told apart by colour-blind readers; markers and dashes repeat less often than colours.
+# Okabe and Ito: told apart by colour-blind readers; markers and dashes repeat less often than
+# colours.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX*<>"
 _DASHES = ("-", "--", ":")
@@ -22,7 +25,10 @@ _NOTHING = {"mean": float("nan"), "std": None}
 
 
 def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: Path) -> list[str]:
-    """All pictures of an experiment; returns their file names. Nothing is drawn where nothing has run."""
+    """All pictures of an experiment; returns their file names.
+
+    Nothing is drawn where nothing has run.
+    """
     if not runs:
         return []
     names = _cells(plan, table, folder)

@@ -1,4 +1,6 @@
-"""One display for all runs: a line that is rewritten on a terminal, a line per finished run elsewhere."""
+"""One display for all runs: a line that is rewritten on a terminal, a line per finished run
+elsewhere.
+"""
 
 from __future__ import annotations
 

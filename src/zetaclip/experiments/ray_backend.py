@@ -1,7 +1,8 @@
 """Trainings on the machines of a Ray cluster that share the results folder.
 
-Ray restarts a task whose worker died; the task finds the run folder and resumes it. The leash ends the training of a dead
-worker, so that two never write to one folder. Every machine needs zetaclip installed, the data, and the folder at the same path.
+Ray restarts a task whose worker died; the task finds the run folder and resumes it. The leash ends
+the training of a dead worker, so that two never write to one folder. Every machine needs zetaclip
+installed, the data, and the folder at the same path.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def train_on_worker(job: Job) -> int:
 
 
 class RayBackend:
-    """``address``: of a running cluster, "auto" for the one this machine belongs to, "local" to start one here."""
+    """``address``: of a running cluster, "auto" for the one this machine belongs to, "local" to
+    start one here.
+    """
 
     def __init__(self, address: str, threads: int, workers: int | None = None) -> None:
         try:
@@ -48,8 +51,8 @@ class RayBackend:
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise CommandError(
-                    f"no Ray cluster answers at {address}: {error}. If it wants a token, set RAY_AUTH_MODE=token and "
-                    "RAY_AUTH_TOKEN as on the cluster"
+                    f"no Ray cluster answers at {address}: {error}. If it wants a token, set"
+                    " RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on the cluster"
                 ) from error
         total = int(ray.cluster_resources().get("CPU", 1))
         self.slots = min(workers or total, max(1, total // threads))

@@ -1,11 +1,14 @@
-"""What every finished run came to, in one file that outlives the run folders: ``OUT/records.jsonl``.
+"""What every finished run came to, in one file that outlives the run folders:
+``OUT/records.jsonl``.
 
-A run folder holds weights and thousands of ledger rows, and often stays on the machine that made it. Its record holds what tables, plots
-and estimates read: the configuration, ``result.json`` without the bins of its calibration curve, and the epochs and probes of its
-series. So tables can be made again, and grow by a seed, where only the records are.
+A run folder holds weights and thousands of ledger rows, and often stays on the machine that made
+it. Its record holds what tables, plots and estimates read: the configuration, ``result.json``
+without the bins of its calibration curve, and the epochs and probes of its series. So tables can be
+made again, and grow by a seed, where only the records are.
 
-A record is written once its folder has been verified. It can't be verified again: it tells the digests of the files that could.
-A line's seal tells an edit by accident, not a forger, who would make a new one.
+A record is written once its folder has been verified. It can't be verified again: it tells the
+digests of the files that could. A line's seal tells an edit by accident, not a forger, who would
+make a new one.
 """
 
 from __future__ import annotations
@@ -44,12 +47,18 @@ _LEFT_OUT = ("reliability",)
 
 
 def read(out: Path) -> dict[str, Run]:
-    """The recorded runs, by key. A line that is not as it was written is an error: what it told can't be made again here."""
+    """The recorded runs, by key.
+
+    A line that is not as it was written is an error: what it told can't be made again here.
+    """
     return {key: run for key, _, run in _parsed(out / FILE)}
 
 
 def write(out: Path, runs: Iterable[tuple[PlannedRun, Run]]) -> None:
-    """Adds runs whose folders are here, and replaces older records of theirs. Lines stand in the order of their keys."""
+    """Adds runs whose folders are here, and replaces older records of theirs.
+
+    Lines stand in the order of their keys.
+    """
     old = {key: line for key, line, _ in _parsed(out / FILE)}
     new = old | {planned.key: _line(planned, run) for planned, run in runs}
     if new != old:
@@ -69,8 +78,9 @@ def _parsed(path: Path) -> Iterator[tuple[str, str, Run]]:
             key, whole = "", False
         if not whole:
             raise CommandError(
-                f"{path}, line {number}{f' (run {key})' if key else ''}: not as it was written. Bring back the file's last good copy, or "
-                "delete the line; that run is then run again"
+                f"{path}, line {number}{f' (run {key})' if key else ''}: not as it was written."
+                " Bring back the file's last good copy, or delete the line; that run is then run"
+                " again"
             )
         yield key, line, run
 
@@ -87,7 +97,9 @@ def _line(planned: PlannedRun, run: Run) -> str:
 
 
 def _slim(lines: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The first and the last line, which tell the time between them, and those that measured something."""
+    """The first and the last line, which tell the time between them, and those that measured
+    something.
+    """
     last = len(lines) - 1
     told = [
         line

@@ -1,7 +1,9 @@
-"""From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with the baseline.
+"""From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with
+the baseline.
 
-Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so,
-and so does one with a seed that diverged: a mean over the others would flatter it, so nothing is concluded from it.
+Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose
+runs are not there says so, and so does one with a seed that diverged: a mean over the others would
+flatter it, so nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _ROUNDING = 1e-9  # of a difference of percentages
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the paired differences and its interval; none from a single pair, nor from pairs that all differ by the same."""
+    """Mean of the paired differences and its interval; none from a single pair, nor from pairs that
+    all differ by the same.
+    """
 
     mean: float
     low: float | None
@@ -45,8 +49,10 @@ def paired_difference(
 ) -> Difference | None:
     """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed.
 
-    **Edge cases.** Accuracies are whole numbers of test records, so that small differences may be equal in all seeds. That they don't
-    scatter is then the grid's doing, and an interval of no width would call one record in ten thousand a finding. Equal to zero in
+    **Edge cases.** Accuracies are whole numbers of test records, so that small differences may be
+    equal in all seeds. That they don't
+    scatter is then the grid's doing, and an interval of no width would call one record in ten
+    thousand a finding. Equal to zero in
     every seed is another matter: the two are the same training.
     """
     pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
@@ -84,7 +90,10 @@ def difference_text(difference: Mapping[str, Any], digits: int) -> str:
     if mean == 0 and low in (None, 0.0) and high in (None, 0.0):
         return "0, the same in every seed" if low is not None else "0 (one seed)"
     if low is None:
-        return f"{mean:+.{digits}f} ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
+        return (
+            f"{mean:+.{digits}f}"
+            f" ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
+        )
     digits = digits_of(low, high, digits)
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
@@ -228,9 +237,11 @@ def _finished(
 
 
 def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
-    """The finished seeds that a cell's mean is of: those that every row has that was begun, so that rows can be compared by eye.
+    """The finished seeds that a cell's mean is of: those that every row has that was begun, so that
+    rows can be compared by eye.
 
-    A row may be ahead of the others, and seeds differ by more than methods do. Where no seed is common yet, all of a row's count.
+    A row may be ahead of the others, and seeds differ by more than methods do. Where no seed is
+    common yet, all of a row's count.
     """
     finished = {
         line["label"]: _finished(plan, runs, group, line["label"], column)

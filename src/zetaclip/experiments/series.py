@@ -80,7 +80,9 @@ def csv_text(found: list[Point], spec: Mapping[str, Any]) -> str:
 def means(
     found: list[Point], group: str, condition: str, value: str
 ) -> dict[str, dict[int, list[float]]]:
-    """row -> index -> the numbers of the seeds that all rows have; of all seeds, where none is common."""
+    """row -> index -> the numbers of the seeds that all rows have; of all seeds, where none is
+    common.
+    """
     here = [
         point
         for point in found

@@ -1,6 +1,7 @@
 """An experiment as it stands in its TOML file, checked.
 
-Nothing here knows how a run is started. A mistake in a file is a ``CommandError`` that names the file and the key.
+Nothing here knows how a run is started. A mistake in a file is a ``CommandError`` that names the
+file and the key.
 """
 
 from __future__ import annotations
@@ -135,12 +136,17 @@ def load(name: str) -> Experiment:
 
 
 def folder_of(name: str, profile: str) -> str:
-    """The folder of an experiment's tables. Each profile has its own: what one writes is not the other's to replace."""
+    """The folder of an experiment's tables.
+
+    Each profile has its own: what one writes is not the other's to replace.
+    """
     return f"{name}-{profile}" if profile == "paper" else name
 
 
 def tables_of(out: Path, name: str) -> list[Path]:
-    """The folders under ``out`` that hold tables of this experiment, those of the full protocol first."""
+    """The folders under ``out`` that hold tables of this experiment, those of the full protocol
+    first.
+    """
     folders = [out / folder_of(name, profile) for profile in ("paper", "lite")]
     return [folder for folder in folders if (folder / "table.json").is_file()]
 
@@ -151,7 +157,8 @@ def _check_own_name(path: Path) -> None:
         return
     if path.stem in names():
         raise CommandError(
-            f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder of that name; rename the file"
+            f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder"
+            " of that name; rename the file"
         )
     if path.stem in _TAKEN or path.stem.endswith("-paper"):
         raise CommandError(
@@ -192,7 +199,8 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Experiment:
     where = path.name
     _known(where, "the experiment", table, _EXPERIMENT_KEYS)
-    # `data` is the name of a set in an experiment, so a set that it brings along stands under `datasets`.
+    # `data` is the name of a set in an experiment, so a set that it brings along stands under
+    # `datasets`.
     own: dict[str, Any] = {
         key: table[key] for key in ("base", "recipes", "methods") if key in table
     }
@@ -231,9 +239,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             for group, lines in by_group.items()
         },
         common=common,
-        published_measures=tuple(table["published_measures"])
-        if "published_measures" in table
-        else None,
+        published_measures=(
+            tuple(table["published_measures"]) if "published_measures" in table else None
+        ),
         notes=tuple(table.get("notes", ())),
         tuning=table.get("tuning", {}),
         series=tuple(table.get("series", ())),

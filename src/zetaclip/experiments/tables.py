@@ -11,8 +11,9 @@ from .progress import duration
 from .results import difference_text
 
 LITE = (
-    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10, CIFAR a ResNet 16-32-64 of one block a stage and "
-    "300 steps, mostly three seeds. Heart and VED are as in the `paper` profile."
+    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10,"
+    " CIFAR a ResNet 16-32-64 of one block a stage and 300 steps, mostly three seeds. Heart and VED"
+    " are as in the `paper` profile."
 )
 _BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
 
@@ -34,8 +35,8 @@ def markdown(
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [
-        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs{_recorded(table)}"
-        + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
+        f"`{table['command']}` · profile {plan.profile} · {done} of {planned}"
+        f" runs{_recorded(table)}" + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
         "",
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
@@ -57,7 +58,9 @@ def markdown(
 
 
 def _commits(told: str) -> str:
-    """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
+    """Of the code that made the runs, shortened as git does; the whole names stand in
+    ``table.json`` and in the CSV.
+    """
     commits = told.split(", ")
     shown = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in commits)
     changed = (
@@ -103,7 +106,10 @@ def _values(
     if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
         caption += "; (2/5): over the two of five seeds that all the rows have"
     if any(cell["diverged"] for cell in cells):
-        caption += "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
+        caption += (
+            "; a seed that diverged has no value: the mean is that of the others, and nothing is"
+            " concluded from it"
+        )
     if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
     if table["baseline"]:
@@ -114,7 +120,9 @@ def _values(
 
 
 def _measure(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: int) -> Measure:
-    """What a column shows in these lines: "metric" is what their data set is measured by, if it is one for all."""
+    """What a column shows in these lines: "metric" is what their data set is measured by, if it is
+    one for all.
+    """
     name = table["column_details"][place]["measure"]
     told = {line["cells"][place]["metric"] for line in lines if line["cells"][place]} - {None}
     return MEASURES[told.pop() if len(told) == 1 else name]
@@ -234,19 +242,27 @@ def _used(
 
 
 def edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    """How many of the learning rates that are used lie at the edge of their grid, and how many there are."""
+    """How many of the learning rates that are used lie at the edge of their grid, and how many
+    there are.
+    """
     used = _used(plan, rates)
     return sum(bool(entry["at_edge_of_grid"]) for _, entry in used), len(used)
 
 
 def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A rate at the edge of its grid may be far from the best one: that must be read before the numbers."""
+    """A rate at the edge of its grid may be far from the best one: that must be read before the
+    numbers.
+    """
     ends, count = edges(plan, rates)
     if not ends:
         return []
     return [
-        f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better one may lie outside or, since rates are "
-        "chosen at half the length, between its points (`rates`). A row may stand where its grid does rather than where its method does.",
+        (
+            f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better"
+            " one may lie outside or, since rates are chosen at half the length, between its"
+            " points (`rates`). A row may stand where its grid does rather than where its method"
+            " does."
+        ),
         "",
     ]
 
@@ -263,7 +279,11 @@ def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         "## Learning rates",
         "",
-        f"Chosen on one seed, half the length, a tenth of the training records held out, at {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in any ε.",
+        (
+            "Chosen on one seed, half the length, a tenth of the training records held out, at"
+            f" {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in"
+            " any ε."
+        ),
         "",
         *grid(["data / recipe / method", "chosen", "tried", "at the edge"], body),
     ]
@@ -294,7 +314,10 @@ def open_part(part: Mapping[str, Any]) -> str:
     """What is left of a part of an experiment, with its command and its time."""
     what = f"{part['what']}: " if part["what"] else ""
     grid = f" and {part['grid']} for learning rates" if part["grid"] else ""
-    return f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`, {time_left(part)}"
+    return (
+        f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`,"
+        f" {time_left(part)}"
+    )
 
 
 def time_left(part: Mapping[str, Any]) -> str:

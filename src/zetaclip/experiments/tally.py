@@ -1,4 +1,6 @@
-"""How often spectral control came out better than DP-SGD, over all tables: no single cell is the answer to that."""
+"""How often spectral control came out better than DP-SGD, over all tables: no single cell is the
+answer to that.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ def tally(out: Path) -> list[str]:
         for form, n in counts.items()
     ]
     return [
-        f"**Each form against {_BASELINE}**, over all tables in which both stand with two seeds or more ({', '.join(used)}), each comparison of accuracy, AUC or RMSE "
-        f"once: {'; '.join(told)}. By 95 % intervals, which are not widened for the number of comparisons.",
+        (
+            f"**Each form against {_BASELINE}**, over all tables in which both stand with two seeds"
+            f" or more ({', '.join(used)}), each comparison of accuracy, AUC or RMSE once:"
+            f" {'; '.join(told)}. By 95 % intervals, which are not widened for the number of"
+            " comparisons."
+        ),
         "",
     ]
 

@@ -1,7 +1,9 @@
-"""Learning rates: three on a grid, one seed, half the length, judged on records held out of the training data.
+"""Learning rates: three on a grid, one seed, half the length, judged on records held out of the
+training data.
 
-What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes. Nothing is chosen before the whole grid
-has finished: a run that failed might have been the best. One that diverged has finished, and can't win.
+What was chosen is kept in ``tuning.json``, and is chosen again only if the grid changes. Nothing is
+chosen before the whole grid has finished: a run that failed might have been the best. One that
+diverged has finished, and can't win.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from .plan import Tuning
 from .store import Store
 
 NOTE = (
-    "Each rate was chosen among those of its grid, by one run of half the length on one seed, on a tenth of the training records that was held "
-    "out. Such tuning is not free: it looks at private data, and its cost is not in the ε of any run."
+    "Each rate was chosen among those of its grid, by one run of half the length on one seed, on a"
+    " tenth of the training records that was held out. Such tuning is not free: it looks at private"
+    " data, and its cost is not in the ε of any run."
 )
 
 
 def key(tuning: Tuning) -> str:
     """A grid's name and a digest of its runs.
 
-    An experiment with another grid, or another idea of a data set or a method, chooses a rate of its own and leaves this one alone.
+    An experiment with another grid, or another idea of a data set or a method, chooses a rate of
+    its own and leaves this one alone.
     """
     return _key(tuning.name, [run.key for run in tuning.runs])
 
@@ -67,7 +71,8 @@ def open_tunings(
 
 
 def decide(tunings: Sequence[Tuning], store: Store) -> dict[str, str]:
-    """Chooses the best rate of each grid and stores it; returns those that can't be decided, and why.
+    """Chooses the best rate of each grid and stores it; returns those that can't be decided, and
+    why.
 
     An undecided grid loses what was chosen for it before: that was by a part of its runs.
     """

@@ -1,4 +1,6 @@
-"""What transformers' models need to be trained one record at a time: layer rules, positions, and a loss per record."""
+"""What transformers' models need to be trained one record at a time: layer rules, positions, and a
+loss per record.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ try:
     from transformers.pytorch_utils import Conv1D
 except ImportError as problem:
     raise ImportError(
-        "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
+        "zetaclip.integrations.transformers needs transformers: pip install"
+        " 'zetaclip[transformers]'"
     ) from problem
 
 from ..gradients import LAYER_RULES, layer_rule
@@ -22,18 +25,21 @@ from ..gradients.capture import Contributions, Shadow
 from ..gradients.contributions import Dense, Outer, Single
 
 IGNORED = -100  # a label that does not count
-# Endings of classes whose logits predict the next label, and of those that predict the label itself.
+# Endings of classes whose logits predict the next label, and of those that predict the label
+# itself.
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ALIGNED = ("ForMaskedLM", "ForTokenClassification")
-# Models that look learned positions up in a row that all records share, unless they are given one row each. Others compute
-# them per record, or learn none.
+# Models that look learned positions up in a row that all records share, unless they are given one
+# row each. Others compute them per record, or learn none.
 SHARED_POSITIONS = frozenset({"albert", "bert", "electra", "gpt2", "gpt_neo", "openai-gpt"})
 
 
 def register_rules(model: nn.Module) -> None:
-    """Registers layer rules for transformers' own layers in this model: ``Conv1D``, and the RMSNorm of its family.
+    """Registers layer rules for transformers' own layers in this model: ``Conv1D``, and the RMSNorm
+    of its family.
 
-    There are some hundred RMSNorm classes with two formulas. A class gets the rule if its forward is one of them, by trial.
+    There are some hundred RMSNorm classes with two formulas. A class gets the rule if its forward
+    is one of them, by trial.
     """
     if Conv1D not in LAYER_RULES:
         layer_rule(Conv1D, path="linear")(_conv1d)
@@ -43,7 +49,9 @@ def register_rules(model: nn.Module) -> None:
 
 
 def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
-    """y = x W + b: a linear layer with its weight transposed, so input and output gradient change places."""
+    """y = x W + b: a linear layer with its weight transposed, so input and output gradient change
+    places.
+    """
     found: Contributions = {}
     if "weight" in shadow.parameters:
         if g.dim() == 2:
@@ -107,10 +115,11 @@ def unwrapped(model: Any) -> Any:
 
 
 def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with ``position_ids`` of one row per record, where the model would otherwise share one row.
+    """The inputs with ``position_ids`` of one row per record, where the model would otherwise share
+    one row.
 
-    A record's positions begin at its own first token. With padding on the left they would otherwise say how long the longest
-    record of the batch is, to every record.
+    A record's positions begin at its own first token. With padding on the left they would otherwise
+    say how long the longest record of the batch is, to every record.
     """
     ids = inputs.get("input_ids")
     inner = unwrapped(model)
@@ -122,8 +131,9 @@ def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     if left and "position_ids" not in inspect.signature(type(inner).forward).parameters:
         raise ValueError(
-            f"the records are padded on the left, and {type(inner).__name__} takes no position_ids, so what it computes for a record "
-            "could depend on the longest one of the batch: set tokenizer.padding_side = 'right'"
+            f"the records are padded on the left, and {type(inner).__name__} takes no position_ids,"
+            " so what it computes for a record could depend on the longest one of the batch: set"
+            " tokenizer.padding_side = 'right'"
         )
     if (
         not left
@@ -151,7 +161,9 @@ def _first_token(inputs: dict[str, Any]) -> Tensor | None:
 
 
 def _counts_positions(model: nn.Module) -> bool:
-    """RoBERTa and its like count positions from the padding token, per record, in numbers of their own."""
+    """RoBERTa and its like count positions from the padding token, per record, in numbers of their
+    own.
+    """
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
 
@@ -163,9 +175,9 @@ def padding_is_inert(
 ) -> bool:
     """Whether the gradient of a padded record is its gradient without the padding, by trial.
 
-    ``batch`` holds records of different lengths, and ``loss`` is that of a model in evaluation mode. Without a record that is
-    padded, or without a mask that says where, the answer is no. Not the losses are compared: those of a fresh head are nearly the
-    same whatever it is given.
+    ``batch`` holds records of different lengths, and ``loss`` is that of a model in evaluation
+    mode. Without a record that is padded, or without a mask that says where, the answer is no. Not
+    the losses are compared: those of a fresh head are nearly the same whatever it is given.
     """
     mask = _token_mask(batch)
     if mask is None:
@@ -193,7 +205,9 @@ def padding_is_inert(
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether position t predicts label t + 1; by the model's class, because nothing else in the library tells it for all."""
+    """Whether position t predicts label t + 1; by the model's class, because nothing else in the
+    library tells it for all.
+    """
     inner = unwrapped(model)
     name = type(inner).__name__
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", False) or name.endswith(
@@ -203,44 +217,52 @@ def shifts_labels(model: nn.Module) -> bool:
     if name.endswith(CAUSAL) and not name.endswith("WithLMHeadModel"):
         return True
     raise ValueError(
-        f"whether {name} predicts its labels or the next ones is not known here; override compute_loss in a subclass of "
-        "PrivateTrainer: a mean over the rows, each row's loss by itself"
+        f"whether {name} predicts its labels or the next ones is not known here; override"
+        " compute_loss in a subclass of PrivateTrainer: a mean over the rows, each row's loss by"
+        " itself"
     )
 
 
 def record_loss(
     model: nn.Module, inputs: dict[str, Any], label_smoothing: float = 0.0, outputs: bool = False
 ) -> Any:
-    """The mean over records of each record's own loss; with ``outputs`` also what the model returned.
+    """The mean over records of each record's own loss; with ``outputs`` also what the model
+    returned.
 
-    Labels of tokens (-100: not counted) are averaged within their record first: the models' own losses divide by the tokens of
-    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss;
-    -100 is refused there.
+    Labels of tokens (-100: not counted) are averaged within their record first: the models' own
+    losses divide by the tokens of the whole batch, so that one record's weight would depend on the
+    others. Labels of whole records take the model's own loss; -100 is refused there.
 
-    **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for token labels; ``check_parity``
-    with this function as ``loss_fn`` shows it for a model as a whole. Padding that ``attention_mask`` marks, on either side, has
-    no part in it, if the model masks it, too: no label on padding counts, and none that is predicted from it.
-    **Edge cases.** A record without any label that counts has a loss of 0. Padding on the left is refused for a model that takes
+    **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for
+    token labels; ``check_parity``
+    with this function as ``loss_fn`` shows it for a model as a whole. Padding that
+    ``attention_mask`` marks, on either side, has
+    no part in it, if the model masks it, too: no label on padding counts, and none that is
+    predicted from it.
+    **Edge cases.** A record without any label that counts has a loss of 0. Padding on the left is
+    refused for a model that takes
     no ``position_ids``.
     """
     labels = inputs.get("labels")
     if labels is None:
         raise ValueError(
-            f"the inputs ({', '.join(inputs)}) hold no labels; override compute_loss in a subclass of PrivateTrainer: a mean "
-            "over the rows, each row's loss by itself"
+            f"the inputs ({', '.join(inputs)}) hold no labels; override compute_loss in a subclass"
+            " of PrivateTrainer: a mean over the rows, each row's loss by itself"
         )
     if labels.dim() > 2 and not labels.is_floating_point():
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)}: the model's own loss would divide by what counts in the whole batch; override compute_loss in a "
-            "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
+            f"labels of shape {tuple(labels.shape)}: the model's own loss would divide by what"
+            " counts in the whole batch; override compute_loss in a subclass of PrivateTrainer: a"
+            " mean over the rows, each row's loss by itself"
         )
     inputs = with_positions(model, inputs)
     of_tokens = labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens:
         if not labels.is_floating_point() and bool((labels == IGNORED).any()):
             raise ValueError(
-                "a record's label is -100, which means that it does not count: the model's own loss divides by those that do, so that each one's weight "
-                "would depend on the others. Take such records out, or override compute_loss in a subclass of PrivateTrainer"
+                "a record's label is -100, which means that it does not count: the model's own loss"
+                " divides by those that do, so that each one's weight would depend on the others."
+                " Take such records out, or override compute_loss in a subclass of PrivateTrainer"
             )
         returned = model(**inputs)
         return (returned.loss, returned) if outputs else returned.loss
@@ -250,8 +272,9 @@ def record_loss(
     logits = returned.logits
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise ValueError(
-            f"logits of shape {tuple(logits.shape)} do not fit labels of shape {tuple(labels.shape)}; override compute_loss in a "
-            "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
+            f"logits of shape {tuple(logits.shape)} do not fit labels of shape"
+            f" {tuple(labels.shape)}; override compute_loss in a subclass of PrivateTrainer: a mean"
+            " over the rows, each row's loss by itself"
         )
     mask = (
         None if kept else _token_mask(inputs)
@@ -261,7 +284,8 @@ def record_loss(
     if shifts_labels(model):
         logits, labels = logits[:, :-1], labels[:, 1:]
         if mask is not None and mask.shape[1] == labels.shape[1] + 1:
-            # The first token behind padding has nothing before it to be predicted from; alone it would not be predicted.
+            # The first token behind padding has nothing before it to be predicted from; alone it
+            # would not be predicted.
             labels = labels.masked_fill(~mask[:, :-1], IGNORED)
     each = F.cross_entropy(
         logits.float().transpose(1, 2),

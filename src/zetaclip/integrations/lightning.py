@@ -3,8 +3,9 @@
     from zetaclip.integrations.lightning import Privacy
     Trainer(callbacks=[Privacy(target_epsilon=3.0, target_delta=1e-5, clipping=1.0)])
 
-Lightning counts iterations of its loader. It gets one that begins an update with every item, and an optimizer whose ``step``
-runs the closure once per chunk and pass, so that its counters, schedulers and limits count updates.
+Lightning counts iterations of its loader. It gets one that begins an update with every item, and an
+optimizer whose ``step`` runs the closure once per chunk and pass, so that its counters, schedulers
+and limits count updates.
 """
 
 from __future__ import annotations
@@ -52,15 +53,22 @@ _OWN_METRICS = {"epsilon", "clip"}
 
 
 class Privacy(Callback):
-    """Makes ``Trainer.fit`` private: its optimizer, its train loader and its checkpoints. Arguments: ``Terms``.
+    """Makes ``Trainer.fit`` private: its optimizer, its train loader and its checkpoints.
 
-    ``engine`` is the ``PrivacyEngine`` of the last fit, with ``engine.ledger`` and ``engine.get_epsilon(delta)``.
+    Arguments: ``Terms``.
 
-    **Guarantee.** As ``PrivacyEngine``: the weights after ``fit``, and every C, are (ε, δ)-differentially private for the ε of the
+    ``engine`` is the ``PrivacyEngine`` of the last fit, with ``engine.ledger`` and
+    ``engine.get_epsilon(delta)``.
+
+    **Guarantee.** As ``PrivacyEngine``: the weights after ``fit``, and every C, are (ε,
+    δ)-differentially private for the ε of the
     ledger. A fit that took no private update where Lightning counted one stops with an error.
-    **Edge cases.** What the module itself logs in training is not covered: it is warned of once, and the ledger's header
-    says so. A second ``fit`` with the same callback goes on in the same ledger. Checkpoints hold no secret; the streams
-    lie beside them in ``<name>.private``, and a checkpoint without its file goes on with fresh ones.
+    **Edge cases.** What the module itself logs in training is not covered: it is warned of once,
+    and the ledger's header
+    says so. A second ``fit`` with the same callback goes on in the same ledger. Checkpoints hold no
+    secret; the streams
+    lie beside them in ``<name>.private``, and a checkpoint without its file goes on with fresh
+    ones.
     """
 
     def __init__(self, **terms: Any) -> None:
@@ -70,12 +78,14 @@ class Privacy(Callback):
         self._optimizer: _WholeStep | None = None
         self._teller: Teller | None = None
         self._resumed: dict[str, Any] | None = None
-        # Secrets of checkpoints that Lightning is about to write, by identity. They never stand in what it writes.
+        # Secrets of checkpoints that Lightning is about to write, by identity. They never stand in
+        # what it writes.
         self._secrets: dict[str, tuple[Run, dict[str, Any]]] = {}
         self._before = 0
         self._warned = False
 
-    # -- before training ------------------------------------------------------------------------------
+    # -- before training
+    # ------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -94,7 +104,8 @@ class Privacy(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"Privacy needs one optimizer, and configure_optimizers returned {len(trainer.optimizers)}"
+                "Privacy needs one optimizer, and configure_optimizers returned"
+                f" {len(trainer.optimizers)}"
             )
         if trainer.strategy.model is not pl_module:
             raise ValueError(
@@ -121,7 +132,8 @@ class Privacy(Callback):
         self._teller = Teller(self.engine, self.terms.target_delta, self._updates.limit)
         self._warned = False
 
-    # -- training -------------------------------------------------------------------------------------
+    # -- training
+    # -------------------------------------------------------------------------------------
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -141,8 +153,9 @@ class Privacy(Callback):
         )
         if engine.updates != self._before + 1:
             raise RuntimeError(
-                f"Lightning counted an iteration in which {engine.updates - self._before} private updates were taken: the training does "
-                "not go through the private optimizer, so nothing that it trained is private. Is optimizer_step overridden?"
+                f"Lightning counted an iteration in which {engine.updates - self._before} private"
+                " updates were taken: the training does not go through the private optimizer, so"
+                " nothing that it trained is private. Is optimizer_step overridden?"
             )
         self._warn_of_metrics(trainer)
         last = updates.limit is not None and engine.updates >= updates.limit
@@ -174,8 +187,8 @@ class Privacy(Callback):
             notes=(*ledger.header.notes, f"not covered: logged in training: {listed}"),
         )
         warnings.warn(
-            f"the module logs {listed} in training: exact functions of the batch's records, which ε does not cover. Keep them to "
-            "yourself, or log on public validation data instead",
+            f"the module logs {listed} in training: exact functions of the batch's records, which ε"
+            " does not cover. Keep them to yourself, or log on public validation data instead",
             stacklevel=2,
         )
 
@@ -190,7 +203,8 @@ class Privacy(Callback):
         if self.engine is not None and not saves:  # which still has to save the batch that is out
             self.engine.detach()
 
-    # -- checkpoints ----------------------------------------------------------------------------------
+    # -- checkpoints
+    # ----------------------------------------------------------------------------------
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -216,7 +230,8 @@ class Privacy(Callback):
         assert self._updates is not None
         if _KEY not in loaded:
             warnings.warn(
-                "the checkpoint holds no private state: what was trained before it is not in the ledger, and ε does not count it",
+                "the checkpoint holds no private state: what was trained before it is not in the"
+                " ledger, and ε does not count it",
                 stacklevel=2,
             )
             return
@@ -225,7 +240,8 @@ class Privacy(Callback):
             "module": loaded["state_dict"],
             "optimizer": loaded["optimizer_states"][0],
         }
-        # A link to a checkpoint (save_last="link") has its secrets beside the file that it points to.
+        # A link to a checkpoint (save_last="link") has its secrets beside the file that it points
+        # to.
         path = Path(os.path.realpath(str(trainer.ckpt_path)))
         self._updates.resume(public, path.parent, secret_path(path))
 
@@ -252,7 +268,9 @@ class _WholeStep(PrivateOptimizer):
 
 
 class _PrivateFiles(CheckpointIO):
-    """Lightning's own way to write checkpoints, with the secret streams in a file of their own beside each."""
+    """Lightning's own way to write checkpoints, with the secret streams in a file of their own
+    beside each.
+    """
 
     def __init__(self, inner: CheckpointIO, secrets: dict[str, tuple[Run, dict[str, Any]]]) -> None:
         self.inner, self._secrets = inner, secrets
@@ -266,7 +284,8 @@ class _PrivateFiles(CheckpointIO):
             return
         if "://" in str(path):
             raise ValueError(
-                "private checkpoints need a folder on this machine: the secret streams are written beside them"
+                "private checkpoints need a folder on this machine: the secret streams are written"
+                " beside them"
             )
         run, streams = self._secrets.pop(identity)
         hidden = secret_path(Path(path))
@@ -296,45 +315,48 @@ def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
     """What would train past the mechanism, each with what to do instead."""
     if not isinstance(trainer, Trainer):
         raise TypeError(
-            f"this Trainer comes from {type(trainer).__module__.split('.')[0]!r}, and Privacy is for the package lightning: import "
-            "Trainer and LightningModule from lightning.pytorch"
+            f"this Trainer comes from {type(trainer).__module__.split('.')[0]!r}, and Privacy is"
+            " for the package lightning: import Trainer and LightningModule from lightning.pytorch"
         )
     for callback in trainer.callbacks:
         if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
             raise ValueError(
-                f"{type(callback).__name__} trains on the private records before Privacy begins, without noise, and what it finds is "
-                "in no ledger: choose the learning rate and the batch size on public data"
+                f"{type(callback).__name__} trains on the private records before Privacy begins,"
+                " without noise, and what it finds is in no ledger: choose the learning rate and"
+                " the batch size on public data"
             )
     if not pl_module.automatic_optimization:
         raise ValueError(
-            "manual optimization calls backward and step itself, in an order that Privacy can't see: use automatic optimization, or "
-            "PrivacyEngine in a loop of your own"
+            "manual optimization calls backward and step itself, in an order that Privacy can't"
+            " see: use automatic optimization, or PrivacyEngine in a loop of your own"
         )
     if trainer.gradient_clip_val:
         raise ValueError(
-            f"Trainer(gradient_clip_val={trainer.gradient_clip_val:g}) would clip the sum; leave it out: Privacy clips each record's "
-            "gradient, by clipping="
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val:g}) would clip the sum; leave it"
+            " out: Privacy clips each record's gradient, by clipping="
         )
     if trainer.accumulate_grad_batches != 1 or any(
         isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks
     ):
         raise ValueError(
-            "gradient accumulation would put several logical batches into one step: leave accumulate_grad_batches out, give the "
-            "DataLoader the batch size that you want in all, and bound memory with Privacy(physical_batch_size=...)"
+            "gradient accumulation would put several logical batches into one step: leave"
+            " accumulate_grad_batches out, give the DataLoader the batch size that you want in all,"
+            " and bound memory with Privacy(physical_batch_size=...)"
         )
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         raise ValueError(
-            f"{type(trainer.strategy).__name__} wraps the module or sums raw gradients over processes: use Trainer(devices=1, "
-            "strategy='auto')"
+            f"{type(trainer.strategy).__name__} wraps the module or sums raw gradients over"
+            " processes: use Trainer(devices=1, strategy='auto')"
         )
     if str(trainer.precision) in ("16-mixed", "16-true"):
         raise ValueError(
-            f"Trainer(precision={trainer.precision!r}) scales the loss and skips steps by what the data did: use 'bf16-mixed' or 32-bit"
+            f"Trainer(precision={trainer.precision!r}) scales the loss and skips steps by what the"
+            " data did: use 'bf16-mixed' or 32-bit"
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise ValueError(
-            "reload_dataloaders_every_n_epochs would change the data under the accounting: leave it out; a data set that augments "
-            "does so in its __getitem__"
+            "reload_dataloaders_every_n_epochs would change the data under the accounting: leave it"
+            " out; a data set that augments does so in its __getitem__"
         )
     if sum(isinstance(callback, Privacy) for callback in trainer.callbacks) > 1:
         raise ValueError(
@@ -342,22 +364,25 @@ def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
         )
 
 
-# -- what Lightning offers no public way for, in one place ------------------------------------------------------------------------
+# -- what Lightning offers no public way for, in one place
+# ------------------------------------------------------------------------
 
 
 def _train_loader(trainer: Trainer) -> DataLoader:
     loader = trainer.fit_loop._data_source.dataloader()
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"Privacy needs one DataLoader for training, not {type(loader).__name__}: records must be drawn from one data set with one "
-            "probability. Join data sets with torch.utils.data.ConcatDataset"
+            f"Privacy needs one DataLoader for training, not {type(loader).__name__}: records must"
+            " be drawn from one data set with one probability. Join data sets with"
+            " torch.utils.data.ConcatDataset"
         )
     return loader
 
 
 def _replace_loader(trainer: Trainer, updates: Updates) -> None:
     trainer.fit_loop._data_source.instance = updates
-    # configure_optimizers may have asked for trainer.estimated_stepping_batches, which sets up the ordinary loader.
+    # configure_optimizers may have asked for trainer.estimated_stepping_batches, which sets up the
+    # ordinary loader.
     trainer.fit_loop._combined_loader = None
 
 
@@ -408,7 +433,9 @@ def _unlogged(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
 
 @contextmanager
 def _training_on(pl_module: LightningModule, batch: Any) -> Iterator[None]:
-    """Inside, ``training_step`` is given this batch: the closure holds the first chunk of the update."""
+    """Inside, ``training_step`` is given this batch: the closure holds the first chunk of the
+    update.
+    """
     own = pl_module.training_step
 
     @functools.wraps(own)

@@ -1,7 +1,7 @@
 """The spectral controller on Opacus's own optimizer, for people who stay there.
 
-Nothing is imported from Opacus: the controller only needs the optimizer's ``max_grad_norm`` and, in ghost
-mode, the module's, and sets them both after each update.
+Nothing is imported from Opacus: the controller only needs the optimizer's ``max_grad_norm`` and, in
+ghost mode, the module's, and sets them both after each update.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import nn
 
 from ..control.base import Controller, Probe, bound_probe
 
-# The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip lives in the
-# module. Per-layer, adaptive and distributed ones keep C elsewhere or change it themselves.
+# The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip
+# lives in the module. Per-layer, adaptive and distributed ones keep C elsewhere or change it
+# themselves.
 _PLAIN = "DPOptimizer"
 _GHOST = "DPOptimizerFastGradientClipping"
 
@@ -38,8 +39,8 @@ class AttachedSpectral:
         self._homes = [optimizer] if hooks is None else [optimizer, hooks]
         self._set_clip()
         optimizer.zetaclip_controller = self
-        # A hook on the user's own optimizer runs after real updates only: neither after a physical batch that
-        # Opacus skips, nor in the place of the accountant's step hook.
+        # A hook on the user's own optimizer runs after real updates only: neither after a physical
+        # batch that Opacus skips, nor in the place of the accountant's step hook.
         self._handle = optimizer.original_optimizer.register_step_post_hook(self._after_update)
 
     @property
@@ -62,7 +63,10 @@ class AttachedSpectral:
         self._set_clip()
 
     def detach(self) -> None:
-        """Ends the control. C stays where it is; a run in which no probe was usable is warned about."""
+        """Ends the control.
+
+        C stays where it is; a run in which no probe was usable is warned about.
+        """
         self._handle.remove()
         self.optimizer.zetaclip_controller = None
         finish = getattr(self.controller, "finish", None)
@@ -90,24 +94,28 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
     """Lets ``controller`` set the clipping norm of an Opacus optimizer after each update.
 
     Args:
-        optimizer: as returned by Opacus's ``make_private``, with flat clipping, in one of the modes hooks,
+        optimizer: as returned by Opacus's ``make_private``, with flat clipping, in one of the modes
+            hooks,
             functorch or ghost.
         module: as returned with it. In ghost mode it must be that object, because it clips; with
             ``wrap_model=False`` that is the hooks object.
         controller: a ``Spectral``, or a ``Replay`` or ``Schedule``.
 
-    **Guarantee.** Only tensors that the optimizer updates are read, after the noisy update; clip and noise
-    use the same C at every step, and C is constant inside a logical batch, also under ``BatchMemoryManager``.
+    **Guarantee.** Only tensors that the optimizer updates are read, after the noisy update; clip
+    and noise
+    use the same C at every step, and C is constant inside a logical batch, also under
+    ``BatchMemoryManager``.
     The accountant sees what it saw before: the noise multiplier does not change.
 
-    **Edge cases.** The controller's initial value replaces the optimizer's ``max_grad_norm`` from the start,
+    **Edge cases.** The controller's initial value replaces the optimizer's ``max_grad_norm`` from
+    the start,
     with a warning if they differ. Attaching twice raises.
     """
     kind = type(optimizer).__name__
     if kind not in (_PLAIN, _GHOST) or not type(optimizer).__module__.startswith("opacus."):
         raise TypeError(
-            f"attach_spectral works on Opacus's {_PLAIN} and {_GHOST} (flat clipping, one process), not on "
-            f"{kind}: others keep the clipping norm in more places or move it themselves"
+            f"attach_spectral works on Opacus's {_PLAIN} and {_GHOST} (flat clipping, one process),"
+            f" not on {kind}: others keep the clipping norm in more places or move it themselves"
         )
     if controller.probe is None:
         raise TypeError(
@@ -128,7 +136,8 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
     clip = float(controller.init().clip)
     if optimizer.max_grad_norm != clip:
         warnings.warn(
-            f"the controller starts at {clip:g} and replaces max_grad_norm={optimizer.max_grad_norm:g}",
+            f"the controller starts at {clip:g} and replaces"
+            f" max_grad_norm={optimizer.max_grad_norm:g}",
             stacklevel=2,
         )
     return AttachedSpectral(optimizer, network, hooks, controller, probe)
@@ -138,6 +147,6 @@ def _ghost_hooks(module: Any) -> Any:
     if hasattr(module, "max_grad_norm") and hasattr(module, "get_clipping_coef"):
         return module
     raise TypeError(
-        "in ghost mode the clipping norm also lives in the object that make_private returned first: pass "
-        f"that one, not a {type(module).__name__}"
+        "in ghost mode the clipping norm also lives in the object that make_private returned"
+        f" first: pass that one, not a {type(module).__name__}"
     )

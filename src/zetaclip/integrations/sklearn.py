@@ -1,4 +1,6 @@
-"""Estimators for scikit-learn: a perceptron that ``PrivacyEngine`` trains, behind ``fit`` and ``predict``."""
+"""Estimators for scikit-learn: a perceptron that ``PrivacyEngine`` trains, behind ``fit`` and
+``predict``.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class _Private(BaseEstimator):
         return self._lineage
 
     def _scaled(self, x: np.ndarray, leaks: list[str]) -> np.ndarray:
-        """Features with their declared bounds as [-1, 1]; what is outside them is moved to the nearer one."""
+        """Features with their declared bounds as [-1, 1]; what is outside them is moved to the
+        nearer one.
+        """
         self.feature_low_, self.feature_high_ = _bounds(self.bounds, x, leaks)
         return self._rescaled(x)
 
@@ -82,7 +86,8 @@ class _Private(BaseEstimator):
         method = build_method(config)
         if not method.private:
             raise ValueError(
-                f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier for that"
+                f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier for"
+                " that"
             )
         config = _with_sigma(config, dataset, method)
         steps = PrivateSteps(config, dataset, method, model)
@@ -101,7 +106,8 @@ class _Private(BaseEstimator):
         else:
             planned = steps.engine.planned_events(0, steps.total)
             receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
-            # The folds of a cross-validation share their random_state, and must not share their noise.
+            # The folds of a cross-validation share their random_state, and must not share their
+            # noise.
             steps.engine.reseed(f"charge {budget.number_of(receipt)}")
         try:
             while steps.done < steps.total:
@@ -126,8 +132,9 @@ class _Private(BaseEstimator):
     def _say_again(self) -> None:
         if self._family() in _FITTED:
             warnings.warn(
-                "this estimator, or one that it shares a clone with, was fitted before: each fit spends its epsilon again, and "
-                "epsilon_ is that of the last fit alone. Pass budget=zetaclip.Budget(epsilon, delta) to add them up",
+                "this estimator, or one that it shares a clone with, was fitted before: each fit"
+                " spends its epsilon again, and epsilon_ is that of the last fit alone. Pass"
+                " budget=zetaclip.Budget(epsilon, delta) to add them up",
                 PrivacyLeakWarning,
                 stacklevel=4,
             )
@@ -138,7 +145,9 @@ class _Private(BaseEstimator):
         )  # a fit that was refused has noted bounds and classes already
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """The network's outputs for new records, in double precision so that they don't depend on the other rows."""
+        """The network's outputs for new records, in double precision so that they don't depend on
+        the other rows.
+        """
         import torch
 
         check_is_fitted(self)
@@ -157,21 +166,29 @@ class PrivateClassifier(ClassifierMixin, _Private):
         hidden: widths of the hidden layers; ``()`` is logistic regression.
         epochs: passes over the data, in expectation.
         method: a name out of ``zetaclip.methods.names()``.
-        bounds: (lowest, highest) of the features, each a number or one number per feature. Values outside are clipped.
+        bounds: (lowest, highest) of the features, each a number or one number per feature. Values
+            outside are clipped.
         classes: all labels that there can be.
-        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels. Give
+        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced"
+            would count private labels. Give
             weights below 1 to classes that should count less: a clipped gradient can't grow.
         num_examples: a public nominal number of records.
         budget: a ``zetaclip.Budget`` that all fits are charged to.
-        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
-            are charged to one ``budget`` draw different noise from the same number; without one they share it, and the
+        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes
+            secret noise. Fits that
+            are charged to one ``budget`` draw different noise from the same number; without one
+            they share it, and the
             difference of two such models is exact.
 
-    After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``, ``clip_history_``, ``classes_``, ``module_``.
+    After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``,
+    ``clip_history_``, ``classes_``, ``module_``.
 
-    **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with respect to adding or
-    removing one row of (X, y), given ``bounds``, ``classes`` and ``num_examples`` that were not taken from the data.
-    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a note in the ledger.
+    **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with
+    respect to adding or
+    removing one row of (X, y), given ``bounds``, ``classes`` and ``num_examples`` that were not
+    taken from the data.
+    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a
+    note in the ledger.
     ``score`` on private data is a release of its own. A second fit spends again; see ``budget``.
     """
 
@@ -244,8 +261,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
             return None
         if not isinstance(self.class_weight, Mapping):
             raise ValueError(
-                f"class_weight={self.class_weight!r}: weights that are counted from the data tell how many records each class has, which "
-                "epsilon_ does not cover. Declare them from public knowledge, as {label: weight}"
+                f"class_weight={self.class_weight!r}: weights that are counted from the data tell"
+                " how many records each class has, which epsilon_ does not cover. Declare them"
+                " from public knowledge, as {label: weight}"
             )
         numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
         unknown = [label for label in self.class_weight if label not in numbers]
@@ -279,8 +297,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
 class PrivateRegressor(RegressorMixin, _Private):
     """A perceptron for a number, trained with differential privacy.
 
-    ``target_bounds`` is (lowest, highest) of the target; values outside are clipped, and so are predictions. The other
-    arguments, attributes and the guarantee are those of ``PrivateClassifier``.
+    ``target_bounds`` is (lowest, highest) of the target; values outside are clipped, and so are
+    predictions. The other arguments, attributes and the guarantee are those of
+    ``PrivateClassifier``.
     """
 
     def __init__(
@@ -374,7 +393,8 @@ def _bounds(declared: Any, x: np.ndarray, leaks: list[str]) -> tuple[np.ndarray,
         )
     except (TypeError, ValueError):
         raise ValueError(
-            f"bounds must be (lowest, highest), each a number or {x.shape[1]} numbers, one per feature"
+            f"bounds must be (lowest, highest), each a number or {x.shape[1]} numbers, one per"
+            " feature"
         ) from None
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ValueError(
@@ -391,27 +411,34 @@ def _say_leaks(leaks: list[str]) -> None:
     if leaks:
         arguments = " and ".join(", ".join(leaks).rsplit(", ", 1))
         warnings.warn(
-            f"{arguments} {'was' if len(leaks) == 1 else 'were'} not declared and came from the data, which is not private: epsilon_ does "
-            f"not cover what can be told from them. Declare {', '.join(f'{name}=' for name in leaks)} from public knowledge",
+            f"{arguments} {'was' if len(leaks) == 1 else 'were'} not declared and came from the"
+            " data, which is not private: epsilon_ does not cover what can be told from them."
+            f" Declare {', '.join(f'{name}=' for name in leaks)} from public knowledge",
             PrivacyLeakWarning,
             stacklevel=4,
         )
 
 
 def _detach(steps: PrivateSteps) -> None:
-    """Gives the module back. A spectrum that could never be read is told in terms of the estimator's arguments."""
+    """Gives the module back.
+
+    A spectrum that could never be read is told in terms of the estimator's arguments.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps.engine.detach()
     for warning in caught:
         warnings.warn(
-            f"{warning.message} (here: give wider layers in hidden=, or take method='dp-sgd', whose C is fixed)",
+            f"{warning.message} (here: give wider layers in hidden=, or take method='dp-sgd', whose"
+            " C is fixed)",
             stacklevel=4,
         )
 
 
 def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]:
-    """A fresh perceptron, and which layer of it a spectral probe should read: the one with the most eigenvalues."""
+    """A fresh perceptron, and which layer of it a spectral probe should read: the one with the most
+    eigenvalues.
+    """
     import torch
 
     from ..models import Perceptron
@@ -435,7 +462,10 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
 
 
 def _seed(random_state: Any) -> int | None:
-    """None stays None: then the noise is secret. A RandomState is drawn from, so that its next fit gets other noise."""
+    """None stays None: then the noise is secret.
+
+    A RandomState is drawn from, so that its next fit gets other noise.
+    """
     return (
         None if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
     )

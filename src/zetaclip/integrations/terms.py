@@ -1,4 +1,6 @@
-"""What the layers for training frameworks share: the terms of privacy, and updates as whole iterations."""
+"""What the layers for training frameworks share: the terms of privacy, and updates as whole
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ class Terms:
     """What privacy is asked for, in the words of ``PrivacyEngine`` and its ``make_private``.
 
     Args:
-        target_epsilon, target_delta: σ is found for them and for the framework's own number of steps.
+        target_epsilon, target_delta: σ is found for them and for the framework's own number of
+            steps.
         noise_multiplier: σ itself, instead of ``target_epsilon``.
         max_epsilon: training ends before the update that would exceed it (at ``target_delta``).
         method: a ``Method``, or the name of one.
-        clipping, max_grad_norm, sample_rate, num_examples, physical_batch_size, loss_reduction, decouple_lr, normalize, empty,
+        clipping, max_grad_norm, sample_rate, num_examples, physical_batch_size, loss_reduction,
+        decouple_lr, normalize, empty,
             accountant, seed: as in ``PrivacyEngine`` and ``make_private``.
     """
 
@@ -92,10 +96,11 @@ class Terms:
         earlier: Ledger | None = None,
         **changes: Any,
     ) -> tuple[PrivacyEngine, PrivateOptimizer, PoissonLoader]:
-        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader.
+        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the
+        loader.
 
-        ``earlier`` is what a run before this one has released from the same data: this one goes on in its ledger, and never with
-        its noise. ``changes`` go over the terms.
+        ``earlier`` is what a run before this one has released from the same data: this one goes on
+        in its ledger, and never with its noise. ``changes`` go over the terms.
         """
         engine = PrivacyEngine(accountant=self.accountant, seed=self._seed_after(earlier))
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
@@ -109,7 +114,8 @@ class Terms:
             made = engine.make_private(noise_multiplier=self.noise_multiplier, **options)
         elif steps is None:
             raise ValueError(
-                "target_epsilon= needs an end of training to find σ for: set a number of epochs or steps"
+                "target_epsilon= needs an end of training to find σ for: set a number of epochs or"
+                " steps"
             )
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
@@ -140,16 +146,19 @@ class Terms:
         )
         if found == 0:
             raise ValueError(
-                f"max_epsilon={self.max_epsilon:g} does not allow a single update: raise it, or the noise multiplier"
+                f"max_epsilon={self.max_epsilon:g} does not allow a single update: raise it, or the"
+                " noise multiplier"
             )
         return found
 
 
 class Updates:
-    """A loader whose every item begins one update; ``rest`` gives the chunks and passes that complete it.
+    """A loader whose every item begins one update; ``rest`` gives the chunks and passes that
+    complete it.
 
-    Frameworks count iterations. Here one iteration is one update, whatever the physical batches and the passes of the method are.
-    There is no end to the items; who counts them stops after ``len`` of them. ``limit`` is the number of updates that may be done in all.
+    Frameworks count iterations. Here one iteration is one update, whatever the physical batches and
+    the passes of the method are. There is no end to the items; who counts them stops after ``len``
+    of them. ``limit`` is the number of updates that may be done in all.
     """
 
     def __init__(self, loader: PoissonLoader, optimizer: PrivateOptimizer) -> None:
@@ -187,7 +196,9 @@ class Updates:
             yield chunk
 
     def resume(self, public: dict[str, Any], place: Path, hidden: Path) -> None:
-        """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in ``hidden``, else with fresh ones."""
+        """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in
+        ``hidden``, else with fresh ones.
+        """
         found = hidden.exists()
         try:
             checkpoint.restore(self._run, public, place, hidden if found else None)
@@ -198,12 +209,14 @@ class Updates:
                 f"{problem}; here, that is to resume without {hidden.name}"
             ) from None
         if found:
-            # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
+            # Frameworks draw from torch's stream before the first batch; the user's code must go on
+            # where it was.
             self.rewind = public["public_streams"][0]
             return
         warnings.warn(
-            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
-            "after the checkpoint counts as well. With the file it would be repeated bit for bit",
+            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and"
+            " batches, and what was executed after the checkpoint counts as well. With the file it"
+            " would be repeated bit for bit",
             stacklevel=3,
         )
 
@@ -221,10 +234,11 @@ class Updates:
 
 
 class Teller:
-    """ε for a progress bar and a log, computed as often as that costs little, and never below the real one.
+    """ε for a progress bar and a log, computed as often as that costs little, and never below the
+    real one.
 
-    Between two computations the number of the last one stands, so each is made for the updates until the next: those that
-    will have been taken by then, at the pace so far.
+    Between two computations the number of the last one stands, so each is made for the updates
+    until the next: those that will have been taken by then, at the pace so far.
     """
 
     def __init__(
@@ -237,7 +251,9 @@ class Teller:
         self._begun, self._first = time.perf_counter(), engine.updates
 
     def epsilon(self, exact: bool = False) -> float | None:
-        """What has been spent, or will have been after a few more updates unless ``exact``; None where nothing is claimed."""
+        """What has been spent, or will have been after a few more updates unless ``exact``; None
+        where nothing is claimed.
+        """
         if self.delta is None:
             return None
         updates = self.engine.updates
@@ -272,7 +288,9 @@ class Teller:
 
 
 def released_before(engine: PrivacyEngine | None) -> Ledger | None:
-    """What the engine of an earlier run of the same trainer has released; its hold on the module ends."""
+    """What the engine of an earlier run of the same trainer has released; its hold on the module
+    ends.
+    """
     if engine is None:
         return None
     if not engine._private().detached:

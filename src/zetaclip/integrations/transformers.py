@@ -1,10 +1,12 @@
 """Privacy for transformers: ``PrivateTrainer``, a ``Trainer`` with one more argument.
 
     from zetaclip.integrations.transformers import Privacy, PrivateTrainer
-    PrivateTrainer(model, args, train_dataset=rows, privacy=Privacy(target_epsilon=8.0, target_delta=1e-5, clipping=1.0)).train()
+    PrivateTrainer(model, args, train_dataset=rows, privacy=Privacy(target_epsilon=8.0,
+    target_delta=1e-5, clipping=1.0)).train()
 
-One record is one row of the data set. A step of the trainer is one update: the chunks and passes of a logical batch are run inside
-``training_step``, so that steps, epochs and schedulers count updates.
+One record is one row of the data set. A step of the trainer is one update: the chunks and passes of
+a logical batch are run inside ``training_step``, so that steps, epochs and schedulers count
+updates.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ try:
     from transformers.trainer_utils import TrainOutput
 except ImportError as problem:
     raise ImportError(
-        "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
+        "zetaclip.integrations.transformers needs transformers: pip install"
+        " 'zetaclip[transformers]'"
     ) from problem
 
 from ..engine import PrivacyEngine
@@ -43,7 +46,8 @@ __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
 _STATE = "zetaclip.pt"
 _EXACT_ROWS = 256  # whole numbers up to here are bfloat16's
-# Of what the trainer sums up: means over private batches, counts of their tokens, and the exact number of records over the time.
+# Of what the trainer sums up: means over private batches, counts of their tokens, and the exact
+# number of records over the time.
 _HIDDEN = ("train_loss", "total_flos", "train_samples_per_second")
 _TRIED = 16  # records that padding is tried on
 _LOG = logging.getLogger("zetaclip")
@@ -52,7 +56,9 @@ _MEAN_OVER_ROWS = "Let compute_loss return the mean over the rows, each row's lo
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy(Terms):
-    """What ``PrivateTrainer`` is asked for: ``Terms``, and whether losses that ε does not cover may be logged."""
+    """What ``PrivateTrainer`` is asked for: ``Terms``, and whether losses that ε does not cover may
+    be logged.
+    """
 
     non_private_diagnostics: bool = False
 
@@ -60,21 +66,28 @@ class Privacy(Terms):
         super().__post_init__()
         if self.loss_reduction != "mean":
             raise ValueError(
-                "PrivateTrainer computes the loss itself, as a mean over records: leave loss_reduction out"
+                "PrivateTrainer computes the loss itself, as a mean over records: leave"
+                " loss_reduction out"
             )
 
 
 class PrivateTrainer(Trainer):
     """``Trainer`` whose training is private by the terms of ``privacy``.
 
-    ``engine`` is the ``PrivacyEngine`` of the last ``train()``, with ``engine.ledger`` and ``engine.get_epsilon(delta)``.
+    ``engine`` is the ``PrivacyEngine`` of the last ``train()``, with ``engine.ledger`` and
+    ``engine.get_epsilon(delta)``.
 
-    **Guarantee.** As ``PrivacyEngine``, with one row of the training data set as the record. Frozen parameters (all but
-    the adapters, with LoRA) are neither clipped, noised nor counted. The loss is ``record_loss``; override ``compute_loss`` for
-    another one, as a mean over rows. Training losses, gradient norms and counts of operations are not logged
+    **Guarantee.** As ``PrivacyEngine``, with one row of the training data set as the record. Frozen
+    parameters (all but
+    the adapters, with LoRA) are neither clipped, noised nor counted. The loss is ``record_loss``;
+    override ``compute_loss`` for
+    another one, as a mean over rows. Training losses, gradient norms and counts of operations are
+    not logged
     unless ``non_private_diagnostics``, and then the ledger's header says so.
-    **Edge cases.** A second ``train()`` goes on in the same ledger. Checkpoints hold the engine's state; its secret streams lie
-    beside them in ``checkpoint-N.private``, which is not uploaded with them. With it resuming repeats a run bit for bit; without
+    **Edge cases.** A second ``train()`` goes on in the same ledger. Checkpoints hold the engine's
+    state; its secret streams lie
+    beside them in ``checkpoint-N.private``, which is not uploaded with them. With it resuming
+    repeats a run bit for bit; without
     it training goes on with fresh noise, and says so. Evaluation on private rows is not covered.
     """
 
@@ -83,7 +96,8 @@ class PrivateTrainer(Trainer):
     ) -> None:
         if not isinstance(privacy, Privacy):
             raise TypeError(
-                f"privacy must be a zetaclip.integrations.transformers.Privacy, not {type(privacy).__name__}"
+                "privacy must be a zetaclip.integrations.transformers.Privacy, not"
+                f" {type(privacy).__name__}"
             )
         self.privacy = privacy
         self.engine: PrivacyEngine | None = None
@@ -94,8 +108,8 @@ class PrivateTrainer(Trainer):
             _refuse(args, privacy)
             if args.max_grad_norm:
                 _LOG.warning(
-                    "max_grad_norm=%g is switched off: it would clip the noisy mean; each record's gradient is clipped by the terms of "
-                    "privacy=",
+                    "max_grad_norm=%g is switched off: it would clip the noisy mean; each record's"
+                    " gradient is clipped by the terms of privacy=",
                     args.max_grad_norm,
                 )
             args = copy.copy(args)
@@ -105,12 +119,13 @@ class PrivateTrainer(Trainer):
             self.args.max_grad_norm = 0.0
         if self.compute_loss_func is not None:
             raise ValueError(
-                "compute_loss_func sees a whole batch: override compute_loss in a subclass of PrivateTrainer instead, as a mean over "
-                "the rows, each row's loss by itself"
+                "compute_loss_func sees a whole batch: override compute_loss in a subclass of"
+                " PrivateTrainer instead, as a mean over the rows, each row's loss by itself"
             )
         self.add_callback(_Epochs(self))
 
-    # -- before training ------------------------------------------------------------------------------
+    # -- before training
+    # ------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
         """An ordinary loader over the training rows; the engine draws from its data set."""
@@ -140,7 +155,8 @@ class PrivateTrainer(Trainer):
         )
         if model is not self.model:
             raise ValueError(
-                f"the model was wrapped into {type(model).__name__}, which can't be trained privately: use one device"
+                f"the model was wrapped into {type(model).__name__}, which can't be trained"
+                " privately: use one device"
             )
         register_rules(model)
         if isinstance(train_dataloader.collate_fn, _AsDict):
@@ -169,7 +185,9 @@ class PrivateTrainer(Trainer):
         return model, self._updates
 
     def _padding_is_inert(self, loader: DataLoader) -> bool:
-        """Whether batches of other lengths are no news, by trial on some records: the loss has to leave padding out."""
+        """Whether batches of other lengths are no news, by trial on some records: the loss has to
+        leave padding out.
+        """
         data: Any = loader.dataset
         model, last = self.model, len(data) - 1
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -199,10 +217,15 @@ class PrivateTrainer(Trainer):
         loss: Tensor = self.compute_loss(model, self._prepare_inputs(rows))
         return loss
 
-    # -- training -------------------------------------------------------------------------------------
+    # -- training
+    # -------------------------------------------------------------------------------------
 
     def train(self, *rest: Any, **named: Any) -> TrainOutput:
-        """As the Trainer's. Where training breaks off, the model is free for another trainer, and what was spent stays counted."""
+        """As the Trainer's.
+
+        Where training breaks off, the model is free for another trainer, and what was spent stays
+        counted.
+        """
         try:
             return super().train(*rest, **named)
         except BaseException:
@@ -214,8 +237,9 @@ class PrivateTrainer(Trainer):
         """As the Trainer's; every trial spends ε of its own."""
         if self.args.push_to_hub:
             raise ValueError(
-                "push_to_hub in a search uploads the trials' folders, and with them checkpoint-N.private, which holds the keys of the noise: search "
-                "without it, and push the model that you keep"
+                "push_to_hub in a search uploads the trials' folders, and with them"
+                " checkpoint-N.private, which holds the keys of the noise: search without it, and"
+                " push the model that you keep"
             )
         return super().hyperparameter_search(*rest, **named)
 
@@ -226,7 +250,8 @@ class PrivateTrainer(Trainer):
         )
         skipped = named["steps_trained_in_current_epoch"]
         if first and skipped and not self.args.ignore_data_skip:
-            # The engine goes on inside the epoch by itself; batches that were trained on are not drawn again.
+            # The engine goes on inside the epoch by itself; batches that were trained on are not
+            # drawn again.
             self._load_rng_state(named["resume_from_checkpoint"])
             rest = named["num_update_steps_per_epoch"] - skipped
             named |= {
@@ -238,7 +263,9 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """One update: forward, backward and a private step for every chunk and pass of a logical batch."""
+        """One update: forward, backward and a private step for every chunk and pass of a logical
+        batch.
+        """
         updates, private, engine = self._updates, self._private, self.engine
         assert updates is not None and private is not None and engine is not None
         model.train()
@@ -250,7 +277,8 @@ class PrivateTrainer(Trainer):
                 loss = self.compute_loss(model, prepared)
             self._check_loss(loss)
             private._run.losses.look((loss,), (None,))
-            # Times the rows: the mean's division cancels before any gradient is rounded to half precision.
+            # Times the rows: the mean's division cancels before any gradient is rounded to half
+            # precision.
             (loss * private._run.recorder.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
@@ -262,13 +290,16 @@ class PrivateTrainer(Trainer):
         return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
 
     def _check_loss(self, loss: Tensor) -> None:
-        """Refuses rounding that depends on the number of records in a batch, which the ledger does not cover."""
+        """Refuses rounding that depends on the number of records in a batch, which the ledger does
+        not cover.
+        """
         rows = self.privacy.physical_batch_size
         if loss.dtype in (torch.bfloat16, torch.float16) and (rows is None or rows > _EXACT_ROWS):
             raise ValueError(
-                f"the model computes its loss in {loss.dtype}, in which a mean over more than {_EXACT_ROWS} rows rounds each record's gradient "
-                f"by their number: use Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with bf16=True, or override "
-                "compute_loss so that it returns float32"
+                f"the model computes its loss in {loss.dtype}, in which a mean over more than"
+                f" {_EXACT_ROWS} rows rounds each record's gradient by their number: use"
+                f" Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with"
+                " bf16=True, or override compute_loss so that it returns float32"
             )
 
     def compute_loss(
@@ -278,7 +309,9 @@ class PrivateTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The mean over rows of each row's own loss; in evaluation too, so that both can be compared."""
+        """The mean over rows of each row's own loss; in evaluation too, so that both can be
+        compared.
+        """
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         return record_loss(model, dict(inputs), smoothing, outputs=return_outputs)
 
@@ -317,7 +350,8 @@ class PrivateTrainer(Trainer):
         metrics = {name: value for name, value in output.metrics.items() if name not in _HIDDEN}
         return TrainOutput(output.global_step, float("nan"), metrics)
 
-    # -- checkpoints ----------------------------------------------------------------------------------
+    # -- checkpoints
+    # ----------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         root = Path(self._get_output_dir(trial=trial))
@@ -327,7 +361,8 @@ class PrivateTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         for hidden in root.glob("checkpoint-*.private"):
             if not hidden.with_suffix("").exists():
-                hidden.unlink()  # the trainer removes old checkpoints, and knows nothing of their secrets
+                # the trainer removes old checkpoints, and knows nothing of their secrets
+                hidden.unlink()
 
     def _save_engine(self, folder: Path) -> None:
         assert self.engine is not None
@@ -349,7 +384,8 @@ class PrivateTrainer(Trainer):
         run = self.engine._private()
         if not (folder / _STATE).exists():
             warnings.warn(
-                f"{folder.name} holds no private state: what was trained before it is not in the ledger, and ε does not count it",
+                f"{folder.name} holds no private state: what was trained before it is not in the"
+                " ledger, and ε does not count it",
                 stacklevel=2,
             )
             return
@@ -363,7 +399,9 @@ class PrivateTrainer(Trainer):
 
 
 class _Taken(PrivateOptimizer):
-    """What the trainer steps: the update was taken in ``training_step`` already, and here it is only checked that it was."""
+    """What the trainer steps: the update was taken in ``training_step`` already, and here it is
+    only checked that it was.
+    """
 
     def __init__(self, private: PrivateOptimizer) -> None:
         super().__init__(private.inner, private._run)
@@ -373,8 +411,9 @@ class _Taken(PrivateOptimizer):
         taken, self._seen = self._run.step_count - self._seen, self._run.step_count
         if taken != 1:
             raise RuntimeError(
-                f"the trainer counted a step in which {taken} private updates were taken: training_step was overridden, and what it "
-                "trains is not private. Override compute_loss instead"
+                f"the trainer counted a step in which {taken} private updates were taken:"
+                " training_step was overridden, and what it trains is not private. Override"
+                " compute_loss instead"
             )
 
 
@@ -425,32 +464,37 @@ class _First:
 
 
 def _refuse(args: Any, privacy: Privacy) -> None:
-    """Settings that would train past the mechanism, or tell what it hides, each with what to do instead."""
+    """Settings that would train past the mechanism, or tell what it hides, each with what to do
+    instead.
+    """
     counted = getattr(args, "include_num_input_tokens_seen", "no")
     if counted not in (False, "no") and not privacy.non_private_diagnostics:
         raise ValueError(
-            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is private: leave it out, or give "
-            "Privacy(non_private_diagnostics=True)"
+            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is"
+            " private: leave it out, or give Privacy(non_private_diagnostics=True)"
         )
     if args.gradient_accumulation_steps != 1:
         raise ValueError(
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several logical batches into one step: set "
-            "per_device_train_batch_size to the batch size that you want in all, and bound memory with Privacy(physical_batch_size=...)"
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several"
+            " logical batches into one step: set per_device_train_batch_size to the batch size"
+            " that you want in all, and bound memory with Privacy(physical_batch_size=...)"
         )
     strategy = getattr(args, "train_sampling_strategy", "random")
     if str(getattr(strategy, "value", strategy)) != "random":
         raise ValueError(
-            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at 'random'; batches are Poisson samples"
+            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at"
+            " 'random'; batches are Poisson samples"
         )
     if args.auto_find_batch_size:
         raise ValueError(
-            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out, and bound memory with "
-            "Privacy(physical_batch_size=...)"
+            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out,"
+            " and bound memory with Privacy(physical_batch_size=...)"
         )
     if args.gradient_checkpointing:
         raise ValueError(
-            "gradient_checkpointing runs each forward again inside backward, where per-example gradients can't be told apart: leave "
-            "it out, and bound memory with Privacy(physical_batch_size=...)"
+            "gradient_checkpointing runs each forward again inside backward, where per-example"
+            " gradients can't be told apart: leave it out, and bound memory with"
+            " Privacy(physical_batch_size=...)"
         )
     if args.fp16:
         raise ValueError(
@@ -469,5 +513,6 @@ def _refuse(args: Any, privacy: Privacy) -> None:
         raise ValueError("several processes would sum raw gradients: train in one process")
     if args.torch_compile:
         raise ValueError(
-            "torch_compile traces per-example gradients away: leave it out; compile a copy for inference"
+            "torch_compile traces per-example gradients away: leave it out; compile a copy for"
+            " inference"
         )

@@ -1,6 +1,8 @@
-"""Reports: one self-contained HTML page for runs, for an experiment, or for a run that still goes on.
+"""Reports: one self-contained HTML page for runs, for an experiment, or for a run that still goes
+on.
 
-``write_report`` is what ``zetaclip report`` calls; ``live.serve`` shows the same page while a run writes its folder.
+``write_report`` is what ``zetaclip report`` calls; ``live.serve`` shows the same page while a run
+writes its folder.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ def write_report(
     profile: str | None = None,
     verify: bool = True,
 ) -> Path:
-    """Writes the page for these run folders, or for one experiment's results under a profile, and returns its path.
+    """Writes the page for these run folders, or for one experiment's results under a profile, and
+    returns its path.
 
-    Raises ``CommandError`` for what the user can put right: a folder without a run, a file that can't be written.
+    Raises ``CommandError`` for what the user can put right: a folder without a run, a file that
+    can't be written.
     """
     from ..errors import CommandError
     from .experiment import page_for_experiment, read_experiment

@@ -15,7 +15,8 @@ EPSILON = "ε (no unit)"
 CLIP = "C (unit of gradient norms)"
 ZETA = "ζ (no unit)"
 
-# Layers whose spectra are drawn, for a single run and for several; the exponents of all are in their chart.
+# Layers whose spectra are drawn, for a single run and for several; the exponents of all are in
+# their chart.
 MAX_LAYERS = 3
 MAX_LAYERS_OF_SEVERAL = 1
 
@@ -66,7 +67,8 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
             if newest is not None and (not pairs or step > (pairs[-1][0] or 0)):
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
-            # One curve shows its points; several that lie on each other are told apart by their dashes.
+            # One curve shows its points; several that lie on each other are told apart by their
+            # dashes.
             series.append(
                 points(
                     run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))
@@ -140,7 +142,9 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def clip_path(run: Run) -> list[tuple[float | None, Value]]:
-    """(step, C) from the finest record there is: probes, else the controller's changes, else epochs."""
+    """(step, C) from the finest record there is: probes, else the controller's changes, else
+    epochs.
+    """
     path: list[tuple[float | None, Value]] = []
     if run.probes and (first := number(run.probes[0].get("clip_before"))) is not None:
         path.append((0.0, first))
@@ -200,7 +204,10 @@ def bounds_of(run: Run) -> tuple[float, float] | None:
 
 
 def zeta_chart(runs: Sequence[Run]) -> Chart:
-    """One run: readings with errors, ζ̂ and the zone. Several: ζ̂ of each, and the zone if they share it."""
+    """One run: readings with errors, ζ̂ and the zone.
+
+    Several: ζ̂ of each, and the zone if they share it.
+    """
     probed = [(slot, run) for slot, run in enumerate(runs) if run.probes]
     series: list[Series] = []
     zones = set()
@@ -251,8 +258,11 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         Axis(ZETA),
         tuple(series),
         tuple(bands),
-        summary=f"Small: a few directions dominate; large: weights look random.{told(runs, ended)} {weak} weak fits (too few"
-        f" eigenvalues, or what random weights read) and {failed} failed ones.",
+        summary=(
+            f"Small: a few directions dominate; large: weights look random.{told(runs, ended)}"
+            f" {weak} weak fits (too few eigenvalues, or what random weights read) and {failed}"
+            " failed ones."
+        ),
     )
 
 

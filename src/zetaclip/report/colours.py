@@ -1,7 +1,8 @@
 """Colours that stay apart for colour-blind readers, on white and on dark ground.
 
-The hues follow Okabe and Ito's set, moved until any two stay well apart under every kind of colour blindness, and every line has
-a contrast of 3 to 1 with its ground (tests/report/test_colours.py computes both). Dashes and shapes change too, for print without colour.
+The hues follow Okabe and Ito's set, moved until any two stay well apart under every kind of colour
+blindness, and every line has a contrast of 3 to 1 with its ground (tests/report/test_colours.py
+computes both). Dashes and shapes change too, for print without colour.
 """
 
 from __future__ import annotations

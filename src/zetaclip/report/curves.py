@@ -23,7 +23,8 @@ Panel = tuple[str, str]
 def figures(rows: Sequence[dict[str, str]], folders: Sequence[Path | None]) -> list[Chart]:
     """C, ζ̂, accuracy against ε, ECE and time; each where its runs have something to show.
 
-    Only runs that the table counts are drawn: the last value of one that was cut, or still goes on, is not that of its end.
+    Only runs that the table counts are drawn: the last value of one that was cut, or still goes on,
+    is not that of its end.
     """
     runs: dict[Path, Run] = {}
     panels: dict[Panel, dict[str, list[Run]]] = {}
@@ -74,7 +75,9 @@ def _eces(run: Run) -> Pairs:
 def mean_curve(
     curves: Sequence[Pairs],
 ) -> tuple[tuple[float, ...], tuple[Value, ...], tuple[Value, ...]]:
-    """Mean and standard deviation over seeds at every x; a seed holds its last value until its next point."""
+    """Mean and standard deviation over seeds at every x; a seed holds its last value until its next
+    point.
+    """
     places = sorted({x for curve in curves for x, _ in curve})
     columns: list[list[float]] = [[] for _ in places]
     for curve in curves:
@@ -154,7 +157,9 @@ def _titled(title: str, panel: Panel) -> str:
 
 
 def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
-    """The metric and the calibration error against ε with error bars: one chart per data set, its conditions joined."""
+    """The metric and the calibration error against ε with error bars: one chart per data set, its
+    conditions joined.
+    """
     slots = slots_of(panels)
     found: dict[tuple[str, str], dict[str, list[tuple[float, float, Value]]]] = {}
     for (group, _), rows in panels.items():

@@ -1,7 +1,9 @@
-"""The page of one experiment: the paper's table with our numbers beside it, the figures, and where all of it comes from.
+"""The page of one experiment: the paper's table with our numbers beside it, the figures, and where
+all of it comes from.
 
-``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json`` and ``runs.csv`` in a folder
-named after the experiment and its profile, and the run folders beside it.
+``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json``
+and ``runs.csv`` in a folder named after the experiment and its profile, and the run folders beside
+it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Experiment:
-    """``runs`` are the rows of runs.csv, ``folders`` the run folder of each, or None where there is none."""
+    """``runs`` are the rows of runs.csv, ``folders`` the run folder of each, or None where there is
+    none.
+    """
 
     name: str
     folder: Path
@@ -72,7 +76,8 @@ class Experiment:
 
 
 def read_experiment(root: Path, name: str, profile: str | None = None) -> Experiment:
-    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing.
+    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what
+    is missing.
 
     Where both profiles have been run and none is asked for, the full protocol's tables are shown.
     """
@@ -119,7 +124,10 @@ def _missing(root: Path, name: str, profile: str | None) -> str:
     listed = f"there are results of: {', '.join(there)}" if there else "there are no results in it"
     under = f" under the profile {profile}" if profile else ""
     command = f"zetaclip reproduce {name}" + (f" --profile {profile}" if profile else "")
-    return f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes them"
+    return (
+        f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes"
+        " them"
+    )
 
 
 def _line(row: dict[str, Any], width: int) -> Line:
@@ -163,7 +171,9 @@ def _runs(path: Path) -> list[dict[str, str]]:
 
 
 def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
-    """The run folder that a row names, relative to the results; one outside of them is not followed."""
+    """The run folder that a row names, relative to the results; one outside of them is not
+    followed.
+    """
     named = row.get("run", "")
     for base in (root / "runs", root, folder):
         path = base / named
@@ -179,11 +189,14 @@ def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
 def page_for_experiment(experiment: Experiment) -> Page:
     charts = figures(experiment.runs, experiment.folders)
     first = "".join(f"<p>{escape(joined(sentence))}</p>" for sentence in sentences(experiment))
-    head = f"<h1>Experiment {escape(experiment.name)}</h1><p class=sentence>{escape(experiment.title)}</p>{first}"
+    head = (
+        f"<h1>Experiment {escape(experiment.name)}</h1><p"
+        f" class=sentence>{escape(experiment.title)}</p>{first}"
+    )
     if experiment.profile == "lite":
         head += (
-            "<p class='note plain'>Profile lite: shorter training and smaller networks than the paper's. Look at the "
-            "order of the rows, not at the levels.</p>"
+            "<p class='note plain'>Profile lite: shorter training and smaller networks than the"
+            " paper's. Look at the order of the rows, not at the levels.</p>"
         )
     sections = [
         Section("summary", html=head),
@@ -218,15 +231,16 @@ def sentences(experiment: Experiment) -> list[str]:
     done = finished(experiment)
     seeds = max((cell.seeds for cell in cells), default=0)
     first = (
-        f"{len(done)} of {experiment.planned} planned runs have finished (profile {experiment.profile}, up to {seeds} seeds a cell)"
-        f"{_budget(done)}."
+        f"{len(done)} of {experiment.planned} planned runs have finished (profile"
+        f" {experiment.profile}, up to {seeds} seeds a cell){_budget(done)}."
     )
     compared = [cell for cell in cells if cell.interval is not None and cell.ours is not None]
     better = sum(cell.decided and cell.better is True for cell in compared)
     worse = sum(cell.decided and cell.better is False for cell in compared)
     second = (
-        f"Against {experiment.baseline or 'the baseline'}, {better} of {len(compared)} cells are better and {worse} are worse by the "
-        f"95 % interval of the paired difference; in {len(compared) - better - worse} the runs can't tell."
+        f"Against {experiment.baseline or 'the baseline'}, {better} of {len(compared)} cells are"
+        f" better and {worse} are worse by the 95 % interval of the paired difference; in"
+        f" {len(compared) - better - worse} the runs can't tell."
     )
     both = [
         (cell.ours, cell.theirs)
@@ -240,7 +254,10 @@ def sentences(experiment: Experiment) -> list[str]:
         if relative
         else ""
     )
-    third = f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in {len(both) - above}{middle}."
+    third = (
+        f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in"
+        f" {len(both) - above}{middle}."
+    )
     if not both:
         third = "The paper reports none of the cells that have been run."
     return [first, second, third]
@@ -283,11 +300,20 @@ def _tables(experiment: Experiment) -> list[str]:
             ]
             for line in lines
         ]
-        caption = "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published, and how much ours is above or below."
+        caption = (
+            "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published,"
+            " and how much ours is above or below."
+        )
         if experiment.baseline:
-            caption += f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired difference."
+            caption += (
+                f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired"
+                " difference."
+            )
         if any(cell is not None and cell.diverged for line in lines for cell in line.cells):
-            caption += " A seed that diverged has no value: the mean is that of the others, and nothing is concluded from it."
+            caption += (
+                " A seed that diverged has no value: the mean is that of the others, and nothing is"
+                " concluded from it."
+            )
         made.append(f"<h3>{escape(group)}</h3>" if group else "")
         made.append(
             table(
@@ -339,7 +365,8 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
         )
         base = escape(experiment.baseline or "baseline")
         parts.append(
-            f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f} ({within})</span>"
+            f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f}"
+            f" ({within})</span>"
         )
     return Cell("", place.ours, html="".join(parts))
 

@@ -1,7 +1,7 @@
 """A chart as data: what is drawn, not how.
 
-One ``Chart`` is drawn three times: by plotly for the screen, by matplotlib for paper, and as a table for screen readers. All
-three read the same numbers, so they can't disagree.
+One ``Chart`` is drawn three times: by plotly for the screen, by matplotlib for paper, and as a
+table for screen readers. All three read the same numbers, so they can't disagree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ Value = float | None
 # Points per series. A phone is 390 pixels wide and a desktop's chart about 600.
 MAX_POINTS = 400
 
-# Above this many series a legend would be longer than the chart; names then stand in the hover and the table.
+# Above this many series a legend would be longer than the chart; names then stand in the hover and
+# the table.
 MAX_LEGEND = 16
 
 
@@ -30,7 +31,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point.
+    """One line or set of points.
+
+    ``slot`` chooses colour and shape; ``error`` is a half width per point.
 
     ``kind``: line, marked (with points on it), steps, dashed; points, open (hollow), cross.
     """
@@ -75,7 +78,10 @@ class Bars:
 
 @dataclass(frozen=True)
 class Chart:
-    """``id`` is unique on the page and made of letters, digits and "-". ``summary`` says in words what is seen."""
+    """``id`` is unique on the page and made of letters, digits and "-".
+
+    ``summary`` says in words what is seen.
+    """
 
     id: str
     title: str

@@ -1,7 +1,7 @@
 """A chart for the screen, drawn by plotly.js out of the installed package ``plotly``.
 
-Figures are written as the plain data that plotly.js takes. Colours are names ("$0", "$ink"): the page puts in those of a light
-or a dark screen, and changes them when the reader does.
+Figures are written as the plain data that plotly.js takes. Colours are names ("$0", "$ink"): the
+page puts in those of a light or a dark screen, and changes them when the reader does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def figure(chart: Chart) -> dict[str, Any]:
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{_bare(chart.x)} %{{x}}"}
     if chart.bars:
         layout |= {"barmode": "stack", "bargap": 0.35}
-        # Two long names may be cut to the same text, so bars stand at numbers and the names are labels.
+        # Two long names may be cut to the same text, so bars stand at numbers and the names are
+        # labels.
         places = list(range(len(chart.categories)))
         labels = [safe(short(name)) for name in chart.categories]
         layout["yaxis"] |= {
@@ -116,7 +117,9 @@ def _unified(chart: Chart) -> bool:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """About four to nine round values; plotly's own labels of a short logarithmic axis drop the power of ten."""
+    """About four to nine round values; plotly's own labels of a short logarithmic axis drop the
+    power of ten.
+    """
     first, final = floor(log10(low)), ceil(log10(high))
     decades = [10.0**place for place in range(first, final + 1)]
     if len(decades) > 6:
@@ -191,7 +194,10 @@ def _hover(one: Series, chart: Chart) -> str:
     value = f"%{{y:.4~g}}{spread}" + (" (%{text})" if any(one.notes) else "")
     if _unified(chart):
         return value  # the box names x and the series
-    return f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}: {value}<extra>%{{fullData.name}}</extra>"
+    return (
+        f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}:"
+        f" {value}<extra>%{{fullData.name}}</extra>"
+    )
 
 
 def _bare(axis: Axis) -> str:

@@ -1,7 +1,7 @@
 """The page of runs that still go on, served to this machine's own browser.
 
-The server reads run folders and writes nothing. It works only when a browser asks, and paces the browser so that its own work stays
-below one per cent of one core.
+The server reads run folders and writes nothing. It works only when a browser asks, and paces the
+browser so that its own work stays below one per cent of one core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ BUDGET = 0.008
 
 
 def pace(cost: float) -> float:
-    """Seconds until the next answer may be built, if this one took ``cost`` seconds of processor time."""
+    """Seconds until the next answer may be built, if this one took ``cost`` seconds of processor
+    time.
+    """
     return max(WAIT, cost / BUDGET)
 
 
@@ -92,7 +94,10 @@ class Source:
             return self._answer, self.wait
 
     def whole(self, answer: Answer) -> bytes:
-        """The data with the page's whole inside, for a browser that shows other charts. It takes time too, and is paced."""
+        """The data with the page's whole inside, for a browser that shows other charts.
+
+        It takes time too, and is paced.
+        """
         with self._lock:
             begun = self._work()
             data = to_bytes(payload(answer.page) | {"main": main(answer.page, stills=False)})
@@ -124,7 +129,9 @@ def _inside(root: Path) -> list[Path]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET / and GET /data.json, for a browser that was told this very address; everything else is refused."""
+    """GET / and GET /data.json, for a browser that was told this very address; everything else is
+    refused.
+    """
 
     server: _Server
     server_version, sys_version = "zetaclip", ""
@@ -199,7 +206,9 @@ class _Server(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up in the middle is no event; anything else would be a bug and is shown."""
+        """A browser that hangs up in the middle is no event; anything else would be a bug and is
+        shown.
+        """
         import sys
 
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
@@ -208,12 +217,17 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(folders: Sequence[str | os.PathLike[str]], port: int = 0) -> Iterator[str]:
-    """Serves the page of these folders while the block runs; yields its address. Port 0: any free one.
+    """Serves the page of these folders while the block runs; yields its address.
 
-    Each folder is a run (its config.json must be there) or holds runs; new ones show up by themselves.
+    Port 0: any free one.
 
-    **Guarantee.** Only 127.0.0.1 is listened on, only the page and its data are served, nothing is written, and the
-    work that answering takes is held below one per cent of one core after the page was first opened.
+    Each folder is a run (its config.json must be there) or holds runs; new ones show up by
+    themselves.
+
+    **Guarantee.** Only 127.0.0.1 is listened on, only the page and its data are served, nothing is
+    written, and the
+    work that answering takes is held below one per cent of one core after the page was first
+    opened.
     """
     source = Source(folders)
     try:

@@ -1,7 +1,7 @@
 """The HTML of every report: one file that needs nothing but a browser.
 
-A page is a list of sections, each with text (trusted HTML, made by ``table`` and ``html.escape``) and charts. The same sections
-become a file, or the data with which a live page renews itself.
+A page is a list of sections, each with text (trusted HTML, made by ``table`` and ``html.escape``)
+and charts. The same sections become a file, or the data with which a live page renews itself.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from .still import picture
 from .table import chart_table
 
 THEMES = {
-    "light": {str(slot): colour for slot, colour in enumerate(LIGHT)}
-    | {
-        "ink": "#1b1f23",
-        "muted": "#56606a",
-        "grid": "#d8dce0",
-        "band": "rgba(90,100,110,.13)",
-        "ground": GROUNDS["light"],
-    },
-    "dark": {str(slot): colour for slot, colour in enumerate(DARK)}
-    | {
-        "ink": "#e8eaed",
-        "muted": "#a5adb6",
-        "grid": "#3a4149",
-        "band": "rgba(200,210,220,.10)",
-        "ground": GROUNDS["dark"],
-    },
+    "light": (
+        {str(slot): colour for slot, colour in enumerate(LIGHT)}
+        | {
+            "ink": "#1b1f23",
+            "muted": "#56606a",
+            "grid": "#d8dce0",
+            "band": "rgba(90,100,110,.13)",
+            "ground": GROUNDS["light"],
+        }
+    ),
+    "dark": (
+        {str(slot): colour for slot, colour in enumerate(DARK)}
+        | {
+            "ink": "#e8eaed",
+            "muted": "#a5adb6",
+            "grid": "#3a4149",
+            "band": "rgba(200,210,220,.10)",
+            "ground": GROUNDS["dark"],
+        }
+    ),
 }
 
 # Seconds between two questions of a live page, if building an answer costs nothing worth counting.
@@ -69,18 +73,22 @@ def render(page: Page, live: bool = False) -> str:
     settings = {"themes": THEMES, "live": live, "wait": WAIT, "shape": shape(page)}
     code = _asset("page.js")
     policy = (
-        f"default-src 'none'; script-src {_digest(bundle())} {_digest(code)}; style-src 'unsafe-inline'; "
-        f"img-src data: blob:; connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_digest(bundle())} {_digest(code)}; style-src"
+        " 'unsafe-inline'; img-src data: blob:; connect-src"
+        f" {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
     )
     return (
         "<!DOCTYPE html>\n"
-        '<html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width, initial-scale=1">'
+        '<html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width,'
+        ' initial-scale=1">'
         f'<meta http-equiv=Content-Security-Policy content="{policy}">'
-        f'<meta name=referrer content=no-referrer><link rel=icon href="data:,"><title>{escape(page.title)}</title>'
+        "<meta name=referrer content=no-referrer><link rel=icon"
+        f' href="data:,"><title>{escape(page.title)}</title>'
         f"<style>{_asset('page.css')}</style></head>\n<body><main>{main(page, stills=not live)}</main>"
         f"<footer>{page.footer}{' <span id=live role=status>live</span>' if live else ''}</footer>\n"
         f"<script type=application/json id=zetaclip-settings>{embed(settings)}</script>\n"
-        f"<script type=application/json id=zetaclip-figures>{embed({chart.id: figure(chart) for chart in charts})}</script>\n"
+        "<script type=application/json"
+        f" id=zetaclip-figures>{embed({chart.id: figure(chart) for chart in charts})}</script>\n"
         f"<script>{bundle()}</script>\n<script>{code}</script>\n</body></html>\n"
     )
 
@@ -103,7 +111,10 @@ def payload(page: Page) -> dict[str, Any]:
 
 
 def shape(page: Page) -> str:
-    """Which sections and charts there are. While it stays, a live page changes what is inside and keeps the rest."""
+    """Which sections and charts there are.
+
+    While it stays, a live page changes what is inside and keeps the rest.
+    """
     return " ".join(
         [*(section.id for section in page.sections), *(chart.id for chart in _charts(page))]
     )
@@ -117,7 +128,8 @@ def main(page: Page, stills: bool) -> str:
         grid = f"<div class=grid>{figures}</div>" if figures else ""
         name = _name(section.id)
         parts.append(
-            f"<section id={name}>{heading}<div data-part={name}>{section.html}</div>{grid}</section>\n"
+            f"<section id={name}>{heading}<div"
+            f" data-part={name}>{section.html}</div>{grid}</section>\n"
         )
     return "".join(parts)
 
@@ -126,10 +138,12 @@ def _figure(chart: Chart, still: bool) -> str:
     name = _name(chart.id)
     image = f'<img class=still alt="{escape(chart.title)}" src="{picture(chart)}">' if still else ""
     return (
-        f'<figure class="{chart.size}{" has-still" if still else ""}" data-chart={name}>'
-        f"<figcaption><h3 data-part=title-{name}>{escape(chart.title)}</h3><p data-part=caption-{name}>{escape(chart.summary)}</p></figcaption>"
-        f'<div class=plot role=img aria-label="{escape(chart.title)}; the numbers are in the table below"></div>{image}'
-        f"<details><summary>Numbers as a table</summary><div data-part=table-{name}>{chart_table(chart)}</div></details></figure>"
+        f'<figure class="{chart.size}{" has-still" if still else ""}"'
+        f" data-chart={name}><figcaption><h3 data-part=title-{name}>{escape(chart.title)}</h3><p"
+        f" data-part=caption-{name}>{escape(chart.summary)}</p></figcaption><div class=plot"
+        f' role=img aria-label="{escape(chart.title)}; the numbers are in the table'
+        f' below"></div>{image}<details><summary>Numbers as a table</summary><div'
+        f" data-part=table-{name}>{chart_table(chart)}</div></details></figure>"
     )
 
 
@@ -158,5 +172,7 @@ def _asset(name: str) -> str:
 
 @lru_cache(maxsize=4)
 def _digest(code: str) -> str:
-    """The scripts that may run are these two, by their digests; one that slipped in through a name could not."""
+    """The scripts that may run are these two, by their digests; one that slipped in through a name
+    could not.
+    """
     return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"

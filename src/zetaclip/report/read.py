@@ -1,7 +1,8 @@
 """A run folder as plain series.
 
-Whatever stands in the folder comes out as a ``Run``: a file that is cut off, damaged or not there yet costs its
-own lines and a sentence in ``problems``, never the page. Only a folder that holds no run at all is an error.
+Whatever stands in the folder comes out as a ``Run``: a file that is cut off, damaged or not there
+yet costs its own lines and a sentence in ``problems``, never the page. Only a folder that holds no
+run at all is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ..errors import CommandError
 # A page shows this many points of a spectrum; more can't be told apart in a picture.
 SPECTRUM_POINTS = 160
 
-# Another machine's process can't be asked. Its run counts as dead after this many seconds without a sign of life.
+# Another machine's process can't be asked. Its run counts as dead after this many seconds without a
+# sign of life.
 SILENCE = 300.0
 
 # How much of a file is compared to notice that it was replaced behind our back.
@@ -119,7 +121,9 @@ def last(values: Iterable[float | None]) -> float | None:
 
 
 class Lines:
-    """A growing file of JSON lines; ``update`` reads what is new, and everything again if it was replaced."""
+    """A growing file of JSON lines; ``update`` reads what is new, and everything again if it was
+    replaced.
+    """
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
@@ -132,7 +136,9 @@ class Lines:
         self._bad = 0
 
     def update(self) -> tuple[dict[str, Any], ...]:
-        """The rows so far, ordered by ``key``; of two with the same key (a repeated epoch) the later one holds."""
+        """The rows so far, ordered by ``key``; of two with the same key (a repeated epoch) the
+        later one holds.
+        """
         try:
             with open(self.path, "rb") as file:
                 if not self._continues(file):
@@ -219,7 +225,8 @@ def _array(values: list[Any]) -> array[float]:
 def curve(eigenvalues: Iterable[float], limit: int = SPECTRUM_POINTS) -> list[tuple[float, float]]:
     """(λ, share of the eigenvalues that are at least λ), from the largest down.
 
-    A long spectrum is thinned evenly in the logarithm of the rank, because the tail is what is looked at.
+    A long spectrum is thinned evenly in the logarithm of the rank, because the tail is what is
+    looked at.
     """
     ordered = sorted((value for value in eigenvalues if 0 < value < math.inf), reverse=True)
     count = len(ordered)
@@ -325,8 +332,14 @@ def _no_run(path: Path) -> str:
     inside = sorted(child.name for child in path.iterdir() if (child / "config.json").exists())
     if inside:
         shown = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
-        return f"{path} holds no run itself, but {len(inside)} of its folders do ({shown}): give those, e.g. {path}/*"
-    return f"{path} holds no run (there is no config.json); give the folder that `zetaclip train --out` wrote"
+        return (
+            f"{path} holds no run itself, but {len(inside)} of its folders do ({shown}): give"
+            f" those, e.g. {path}/*"
+        )
+    return (
+        f"{path} holds no run (there is no config.json); give the folder that `zetaclip train"
+        " --out` wrote"
+    )
 
 
 def _object(path: Path, problems: list[str]) -> dict[str, Any]:

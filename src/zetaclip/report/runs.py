@@ -49,7 +49,10 @@ def footer_text() -> str:
     from .. import __version__
 
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing and sends nothing."
+    return (
+        f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing"
+        " and sends nothing."
+    )
 
 
 def _chart_sections(runs: Sequence[Run]) -> list[Section]:
@@ -62,8 +65,9 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
         made.append(Section("training", "Training", charts=training))
     if spectra:
         text = (
-            "<p>Each point is an eigenvalue of the probed matrix; the line is the fitted tail. Where random weights of the same "
-            "shape read the same exponent, the reading says little about what was learned.</p>"
+            "<p>Each point is an eigenvalue of the probed matrix; the line is the fitted tail."
+            " Where random weights of the same shape read the same exponent, the reading says"
+            " little about what was learned.</p>"
         )
         made.append(Section("spectra", "Spectrum of the probed weights", text, spectra))
     if rest:
@@ -73,7 +77,8 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
 
 def _one(run: Run, trust: Trust) -> list[Section]:
     head = (
-        f"<h1>{escape(run.name)} {_state(run)}</h1><p class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
+        f"<h1>{escape(run.name)} {_state(run)}</h1><p"
+        f" class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
         f"{_tiles(run)}{_warnings(run, trust)}"
     )
     return [
@@ -93,7 +98,10 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
     notes = ""
     if len(tasks) > 1:
         names = ", ".join(NAMES.get(task, task) for task in tasks)
-        notes = f"<p class='note plain'>These runs measure different things ({escape(names)}): compare only rows with the same one.</p>"
+        notes = (
+            f"<p class='note plain'>These runs measure different things ({escape(names)}): compare"
+            " only rows with the same one.</p>"
+        )
     head = f"<h1>{escape(_common(runs))}</h1><p class=sentence>{escape(sentence)}</p>{notes}"
     head += "".join(
         _warnings(run, trusts[run.name], named=True)
@@ -101,8 +109,10 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
         if run.problems or run.state in ("stopped", "failed")
     )
     listed = "".join(
-        f"<details><summary>{escape(run.name)}: {escape(summary(run))}</summary>{_lead(run)}{_ledger(run, trusts[run.name])}"
-        f"<h3>Configuration</h3><div class=columns>{facts(_config_rows(run))}</div><h3>How to repeat it</h3>{_repeat(run, place)}</details>"
+        f"<details><summary>{escape(run.name)}:"
+        f" {escape(summary(run))}</summary>{_lead(run)}{_ledger(run, trusts[run.name])}<h3>Configuration</h3><div"
+        f" class=columns>{facts(_config_rows(run))}</div><h3>How to repeat"
+        f" it</h3>{_repeat(run, place)}</details>"
         for place, run in enumerate(runs)
     )
     return [
@@ -174,9 +184,11 @@ def _tiles(run: Run) -> str:
         moved = start is not None and start != final_clip(run)
         tiles.append(
             (
-                f"{plain(start, 3)} → {plain(final_clip(run), 3)}"
-                if moved
-                else f"C = {plain(final_clip(run), 3)}",
+                (
+                    f"{plain(start, 3)} → {plain(final_clip(run), 3)}"
+                    if moved
+                    else f"C = {plain(final_clip(run), 3)}"
+                ),
                 "clipping norm",
             )
         )
@@ -226,7 +238,8 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
         said.append(f"<p class=note>{_who(run, named)}{escape(problem)}.</p>")
     if trust.verdict == "failed":
         said.append(
-            f"<p class=note>{_who(run, named)}The check of the ledger failed: {escape('; '.join(trust.reasons))}.</p>"
+            f"<p class=note>{_who(run, named)}The check of the ledger failed:"
+            f" {escape('; '.join(trust.reasons))}.</p>"
         )
     said += [f"<p class=note>{_who(run, named)}{escape(warning)}</p>" for warning in trust.warnings]
     if not named:
@@ -245,7 +258,10 @@ def _who(run: Run, named: bool) -> str:
 
 def _ledger(run: Run, trust: Trust) -> str:
     verdicts = {
-        "passed": "<p><span class=good>Verified.</span> ε and every clipping norm were recomputed from the ledger and agree.</p>",
+        "passed": (
+            "<p><span class=good>Verified.</span> ε and every clipping norm were recomputed from"
+            " the ledger and agree.</p>"
+        ),
         "failed": "<p><span class=bad>Not verified.</span></p>",
         "not checked": "<p>Not checked: {}.</p>",
         "no ledger": "<p>No ledger: {}.</p>",
@@ -284,18 +300,20 @@ def _repeat(run: Run, place: int = 0) -> str:
     )
     commit = (run.result or {}).get("commit")
     made = (
-        f"<p class=muted>Made with {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
+        "<p class=muted>Made with"
+        f" {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
         if told or commit
         else ""
     )
     config = json.dumps(run.config, indent=1, ensure_ascii=False)
     return (
-        "<p>Save the configuration below as <code>config.json</code>, then:</p>"
-        f"<pre>zetaclip train --config config.json --out again\nzetaclip verify again\nzetaclip report again</pre>{made}"
-        "<p class=muted>Sampling and noise are drawn anew, so the numbers will be close and not equal"
-        " (unless a seed was given).</p>"
-        f"<details><summary>config.json</summary><button type=button class=copy data-copy=config-{place}>Copy</button>"
-        f"<pre id=config-{place}>{escape(config)}</pre></details>"
+        "<p>Save the configuration below as <code>config.json</code>, then:</p><pre>zetaclip train"
+        " --config config.json --out again\nzetaclip verify again\nzetaclip report"
+        f" again</pre>{made}<p class=muted>Sampling and noise are drawn anew, so the numbers will"
+        " be close and not equal (unless a seed was"
+        " given).</p><details><summary>config.json</summary><button type=button class=copy"
+        f" data-copy=config-{place}>Copy</button><pre"
+        f" id=config-{place}>{escape(config)}</pre></details>"
     )
 
 

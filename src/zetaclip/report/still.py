@@ -1,4 +1,6 @@
-"""A chart for paper: drawn by matplotlib, always on white; as SVG, or as PNG where that would be too long."""
+"""A chart for paper: drawn by matplotlib, always on white; as SVG, or as PNG where that would be
+too long.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def picture(chart: Chart) -> str:
         warnings.filterwarnings(
             "ignore", message=r"Glyph \d+ .* missing from font"
         )  # the browser has it
-        # Margins by hand: a layout engine draws every picture twice, which is most of a page's time.
+        # Margins by hand: a layout engine draws every picture twice, which is most of a page's
+        # time.
         figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
         left = (

@@ -18,7 +18,10 @@ MAX_COLUMNS = 20
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what it is sorted by if that is a number. ``html`` is trusted, ``text`` is escaped."""
+    """What is shown, and what it is sorted by if that is a number.
+
+    ``html`` is trusted, ``text`` is escaped.
+    """
 
     text: str
     key: float | None = None
@@ -46,7 +49,8 @@ def table(
         lines.append(f"<tr>{''.join(cells)}</tr>")
     kind = " class=sortable" if sortable else ""
     return (
-        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption><span>{escape(caption)}</span></caption>'
+        "<div class=frame tabindex=0 role=group"
+        f' aria-label="{escape(caption)}"><table{kind}><caption><span>{escape(caption)}</span></caption>'
         f"<thead><tr>{labels}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

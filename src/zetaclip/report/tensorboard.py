@@ -22,7 +22,8 @@ _PROBE = {
 class Board:
     """Writes lines of metrics.jsonl, probes.jsonl and clips.jsonl as scalars over training steps.
 
-    Nothing but what those files hold is written, so a board reveals no more than the run folder does.
+    Nothing but what those files hold is written, so a board reveals no more than the run folder
+    does.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -68,7 +69,9 @@ class Board:
 
 
 def export(run: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Path:
-    """Writes a run folder's series for TensorBoard; into ``tensorboard`` inside it if no other folder is named."""
+    """Writes a run folder's series for TensorBoard; into ``tensorboard`` inside it if no other
+    folder is named.
+    """
     read = Follower(run).read()
     target = Path(folder) if folder is not None else read.path / "tensorboard"
     # A second export would lie over the first as a second curve.

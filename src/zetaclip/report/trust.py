@@ -1,4 +1,6 @@
-"""What a reviewer asks of a run: its ledger in brief, and whether everything can be recomputed from it."""
+"""What a reviewer asks of a run: its ledger in brief, and whether everything can be recomputed from
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Trust:
 def examine(run: Run, verify: bool = True) -> Trust:
     """Reads the ledger, and recomputes ε and every C of a finished run if asked to.
 
-    Edge cases: a ledger that can't be read is a failure with its reason. A run that still goes on has written
-    no final ledger, so nothing is checked. A run without privacy has none.
+    Edge cases: a ledger that can't be read is a failure with its reason. A run that still goes on
+    has written no final ledger, so nothing is checked. A run without privacy has none.
     """
     path = run.path / "ledger.jsonl"
     if not path.exists():
@@ -33,9 +35,11 @@ def examine(run: Run, verify: bool = True) -> Trust:
             return Trust("failed", ("an ε is stated, but there is no ledger.jsonl",))
         return Trust(
             "no ledger",
-            ("the run is not finished",)
-            if run.state != "finished"
-            else ("the method is not private",),
+            (
+                ("the run is not finished",)
+                if run.state != "finished"
+                else ("the method is not private",)
+            ),
         )
     try:
         facts, warnings = _brief(path)
@@ -67,7 +71,10 @@ def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
         ("steps", f"{ledger.steps} steps, {len(ledger)} releases"),
         (
             "records",
-            f"N = {head.num_examples} ({head.num_examples_source}), L = {plain(head.expected_batch_size)} expected per batch",
+            (
+                f"N = {head.num_examples} ({head.num_examples_source}), L ="
+                f" {plain(head.expected_batch_size)} expected per batch"
+            ),
         ),
     ]
     for event in events[:6]:

@@ -34,7 +34,9 @@ def metric_cell(name: str, value: float | None) -> str:
 
 
 def epsilon_text(value: float | None) -> str:
-    """Two decimals (more below 0.1), rounded up: a page must not promise more privacy than there is."""
+    """Two decimals (more below 0.1), rounded up: a page must not promise more privacy than there
+    is.
+    """
     if value is None:
         return "∞"
     places = 2 if value >= 0.1 else 4

@@ -1,7 +1,8 @@
 """What a run is asked to do: one flat, frozen table, from flags, a file, or code.
 
-Each field carries its own help text; the command line is made from this class, so a name, its meaning and its default have
-one home. ``None`` means "choose for me"; ``resolve`` (in ``recipe.py``) fills those in once the data are known.
+Each field carries its own help text; the command line is made from this class, so a name, its
+meaning and its default have one home. ``None`` means "choose for me"; ``resolve`` (in
+``recipe.py``) fills those in once the data are known.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Config:
     method_options: dict[str, Any] = _option({}, "options of the method")
     recipe: str = _option(
         "default",
-        "default: decoupled step size, linear decay, the method's own rate; paper: the paper's constant, coupled rate and "
-        "literal controller",
+        "default: decoupled step size, linear decay, the method's own rate; paper: the paper's"
+        " constant, coupled rate and literal controller",
         kind=str,
         choices=("default", "paper"),
     )
@@ -284,8 +285,9 @@ def _class_weight(value: Any) -> dict[str, float] | None:
     if isinstance(value, str):
         if "=" not in value:
             raise ConfigError(
-                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights that are counted from the data, as 'balanced' ones are, tell how "
-                "many records each class has, which ε does not cover: declare them from public knowledge"
+                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights that are counted from"
+                " the data, as 'balanced' ones are, tell how many records each class has, which ε"
+                " does not cover: declare them from public knowledge"
             )
         value = dict(part.rsplit("=", 1) for part in value.split(",") if "=" in part)
     try:
@@ -316,7 +318,8 @@ def _check_values(config: Config) -> None:
         raise ConfigError(f"delta must be between 0 and 1, not {config.delta:g}")
     if not 0 <= config.validation < 1:
         raise ConfigError(
-            f"validation is a share of the training records, at least 0 and below 1, not {config.validation:g}"
+            "validation is a share of the training records, at least 0 and below 1, not"
+            f" {config.validation:g}"
         )
     if config.weight_average is not None and not 0 < config.weight_average < 1:
         raise ConfigError(
@@ -353,7 +356,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_settings(words: Sequence[str]) -> dict[str, Any]:
-    """The values of ``--set key=value``, where key may be dotted and value is TOML, or else plain text."""
+    """The values of ``--set key=value``, where key may be dotted and value is TOML, or else plain
+    text.
+    """
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")

@@ -21,7 +21,8 @@ _ROWS = 250  # at a time: evaluation should not need more memory than a step
 class Task:
     """What a network's outputs mean, and what one number sums the run up.
 
-    A regression target is trained with its declared range as [-1, 1], so that the step size does not depend on the unit.
+    A regression target is trained with its declared range as [-1, 1], so that the step size does
+    not depend on the unit.
     """
 
     kind: str
@@ -81,7 +82,9 @@ class Task:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, split: Split, device: torch.device) -> Tensor:
-    """The network's outputs on all records, in pieces, on the CPU; the model is back in its mode afterwards."""
+    """The network's outputs on all records, in pieces, on the CPU; the model is back in its mode
+    afterwards.
+    """
     mode = model.training
     model.eval()
     try:

@@ -1,8 +1,10 @@
-"""The folder of a run: what lies where, written so that a kill at any moment leaves something usable.
+"""The folder of a run: what lies where, written so that a kill at any moment leaves something
+usable.
 
-Public: config.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl, ledger.jsonl, model.safetensors, result.json, and while
-the run goes on checkpoint/ (weights, optimizer, ledger and journal of releases: nothing that was not released).
-Secret: private/ (mode 0700), the keys of sampling and noise. Both folders go when the run is finished.
+Public: config.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl, ledger.jsonl,
+model.safetensors, result.json, and while the run goes on checkpoint/ (weights, optimizer, ledger
+and journal of releases: nothing that was not released). Secret: private/ (mode 0700), the keys of
+sampling and noise. Both folders go when the run is finished.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.saved = False  # whether this process has written a checkpoint, which comes before the first step
+        # whether this process has written a checkpoint, which comes before the first step
+        self.saved = False
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -83,7 +86,9 @@ class RunFolder:
         return {*inside, *(path for path in (*own, self.path, *self.path.parents) if path.exists())}
 
     def undo(self, before: set[Path]) -> None:
-        """Takes back a start that executed nothing: what ``listed`` now and did not ``before``. Anything else stays.
+        """Takes back a start that executed nothing: what ``listed`` now and did not ``before``.
+
+        Anything else stays.
 
         A folder that is not empty stays as well: somebody else has put something there.
         """
@@ -114,12 +119,15 @@ class RunFolder:
             ) from error
         if free < needed_bytes:
             raise FolderError(
-                f"{self.path}: {free / 2**20:.0f} MiB free, and the run needs about {needed_bytes / 2**20:.0f} MiB for its "
-                "checkpoints and results. Free some space or choose another --out"
+                f"{self.path}: {free / 2**20:.0f} MiB free, and the run needs about"
+                f" {needed_bytes / 2**20:.0f} MiB for its checkpoints and results. Free some space"
+                " or choose another --out"
             )
 
     def clear(self) -> None:
-        """Removes a run's own files, and nothing else that may lie here; secret keys as ``drop_state`` does. The lock stays: hold it."""
+        """Removes a run's own files, and nothing else that may lie here; secret keys as
+        ``drop_state`` does. The lock stays: hold it.
+        """
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         for path in (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*")):
@@ -133,7 +141,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def drop_state(self) -> None:
-        """Removes what only resuming needs; the secret keys are overwritten first, as far as a file system honours that."""
+        """Removes what only resuming needs; the secret keys are overwritten first, as far as a file
+        system honours that.
+        """
         for path in (self.path / "private").glob("*"):
             _blank(path)
         for name in ("private", "checkpoint"):
@@ -171,7 +181,9 @@ class RunFolder:
             file.write(text.encode())
 
     def append(self, name: str, lines: Iterable[dict[str, Any]]) -> None:
-        """Adds lines in one write each, so that a reader sees whole lines or, at the very end, a part of one."""
+        """Adds lines in one write each, so that a reader sees whole lines or, at the very end, a
+        part of one.
+        """
         text = "".join(
             json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n" for line in lines
         )

@@ -1,4 +1,6 @@
-"""The loop of a run, from its first step to its result: trains, evaluates, writes as it goes, and can be cut anywhere."""
+"""The loop of a run, from its first step to its result: trains, evaluates, writes as it goes, and
+can be cut anywhere.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
 
-# Seconds between two checkpoints, at least; and at most this share of the time goes into writing them.
+# Seconds between two checkpoints, at least; and at most this share of the time goes into writing
+# them.
 _SAVE_SECONDS = 5.0
 _SAVE_SHARE = 0.05
 # Telling ε takes a fraction of a second; short epochs would spend more on it than on training.
@@ -94,8 +97,8 @@ class Training:
             if not self.folder.executed:  # then there is nothing to go on with either
                 raise
             raise FolderError(
-                f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
-                f"room and go on with: {self.folder.resume_command}"
+                f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the"
+                f" last good one is kept. Make room and go on with: {self.folder.resume_command}"
             ) from error
         self.folder.saved = True
         self._saved_at = time.perf_counter()
@@ -117,7 +120,8 @@ class Training:
             private = isinstance(self.steps, PrivateSteps)
             if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
                 raise
-            # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
+            # The ordinary kind reads its file without checks of its own, and torch fails in many
+            # ways.
             reason = (
                 str(error)
                 if private
@@ -141,7 +145,8 @@ class Training:
         stop = steps.affordable()
         if stop == 0:
             raise ConfigError(
-                f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this noise; raise it, or --sigma"
+                f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this"
+                " noise; raise it, or --sigma"
             )
         self.save()
         together = isinstance(steps, PrivateSteps) and steps.engine.ranks is not None
@@ -170,7 +175,9 @@ class Training:
         return self._finish(stop)
 
     def _cut_before_its_line(self, stop: int) -> bool:
-        """Whether the run was cut between the last update of an epoch and the line of metrics that is due there."""
+        """Whether the run was cut between the last update of an epoch and the line of metrics that
+        is due there.
+        """
         done = self.steps.done
         at_end = done > 0 and (done % self.steps.per_epoch == 0 or done >= stop)
         return at_end and self.last.get("step") != done
@@ -179,7 +186,9 @@ class Training:
         self._clock = (time.perf_counter(), self.steps.probe_seconds)
 
     def _book(self) -> None:
-        """What has passed since the clock was started goes to training and probing: also into a checkpoint inside an epoch."""
+        """What has passed since the clock was started goes to training and probing: also into a
+        checkpoint inside an epoch.
+        """
         begun, probed = self._clock
         probe = self.steps.probe_seconds - probed
         self.seconds["probe"] += probe
@@ -231,7 +240,9 @@ class Training:
         return {"metric": found[self.steps.task.metric], **found}
 
     def _epsilon_so_far(self, final: bool) -> float | None:
-        """ε of what was released; None at epochs so short that telling it would take longer than training."""
+        """ε of what was released; None at epochs so short that telling it would take longer than
+        training.
+        """
         spent = self.seconds["accounting"]
         if not final and spent > _ACCOUNTING_SHARE * self.seconds["train"]:
             return None
@@ -318,11 +329,15 @@ def _in_flags(message: str, private: bool) -> str:
         return f"{message}. {_REKEY}"
     weights = "are lost" if "can't be read" in message else "can't be used here"
     counted = (
-        " What was executed is released and still counts; the journal in checkpoint/ names every step. "
+        " What was executed is released and still counts; the journal in checkpoint/ names every"
+        " step. "
         if private
         else " "
     )
-    return f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
+    return (
+        f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in"
+        " another folder"
+    )
 
 
 def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:

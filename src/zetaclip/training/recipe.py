@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..methods import Method
 
-# Expected batch size and epochs where none are given. The paper's where it says them; otherwise what fits the set's size.
+# Expected batch size and epochs where none are given. The paper's where it says them; otherwise
+# what fits the set's size.
 _LENGTHS = {
     "digits": (256, 30.0),
     "mnist": (256, 8.0),
@@ -30,7 +31,8 @@ _LENGTHS = {
     "heart": (32, 20.0),
     "ved": (256, 20.0),
 }
-# The rates of the paper's constant, coupled recipe are not in the paper; these are starting points by kind of data.
+# The rates of the paper's constant, coupled recipe are not in the paper; these are starting points
+# by kind of data.
 _PAPER_RATES = {
     "digits": 0.25,
     "mnist": 0.25,
@@ -45,7 +47,9 @@ _VALIDATION_SEED = 20240
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set of a run: loaded, skewed, and with a validation part in place of the test set if one was asked for."""
+    """The data set of a run: loaded, skewed, and with a validation part in place of the test set if
+    one was asked for.
+    """
     from ..data import dirichlet_skew, load
 
     own: dict[str, Any] = {
@@ -64,8 +68,9 @@ def load_data(config: Config) -> Dataset:
 def _with_validation(dataset: Dataset, share: float) -> Dataset:
     """A fixed random part of the training records stands in for the test set, which is not touched.
 
-    A public set has its published records at their places, so a permutation of the places does. Of own data each record is
-    held out by itself: one more must not move the others (see ``data.holdout``), and how many are left is not public.
+    A public set has its published records at their places, so a permutation of the places does. Of
+    own data each record is held out by itself: one more must not move the others (see
+    ``data.holdout``), and how many are left is not public.
     """
     import torch
 
@@ -176,19 +181,23 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:
         raise ConfigError(
-            f"batch_size {resolved.batch_size} is more than the {size} training records; q would exceed 1"
+            f"batch_size {resolved.batch_size} is more than the {size} training records; q would"
+            " exceed 1"
         )
     if not method.private:
         for name in ("epsilon", "sigma", "max_epsilon", "clip", "clipping"):
             if getattr(config, name) is not None:
                 raise ConfigError(
-                    f"method {config.method!r} is not private, so {name} means nothing for it; leave it out"
+                    f"method {config.method!r} is not private, so {name} means nothing for it;"
+                    " leave it out"
                 )
     return resolved
 
 
 def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
-    """The declared weight of each class, in the order of the network's outputs; None if none was declared."""
+    """The declared weight of each class, in the order of the network's outputs; None if none was
+    declared.
+    """
     if config.class_weight is None:
         return None
     if dataset.task == "regression":
@@ -198,13 +207,16 @@ def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
     for label in config.class_weight:
         if label not in names:
             raise ConfigError(
-                f"class_weight names {label!r}, which is no class; there are: {', '.join(names[:20])}"
+                f"class_weight names {label!r}, which is no class; there are:"
+                f" {', '.join(names[:20])}"
             )
     return [config.class_weight.get(name, 1.0) for name in names]
 
 
 def _paper_rate(dataset: Dataset, method: Method) -> float:
-    """The method's published rate; one of the SGD family moves with the kind of data, as DP-SGD's does."""
+    """The method's published rate; one of the SGD family moves with the kind of data, as DP-SGD's
+    does.
+    """
     own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)
     if method.paper_lr is None:
         return own if method.family == "sgd" else method.lr
@@ -219,7 +231,8 @@ def build_clipping(config: Config, method: Method) -> Any:
     spectral = kind == "spectral" or (kind is None and method.name == "ww-dp-sgd")
     if config.spectral and not spectral:
         raise ConfigError(
-            f"settings of the spectral controller were given, but method {method.name!r} does not use it"
+            f"settings of the spectral controller were given, but method {method.name!r} does not"
+            " use it"
         )
     try:
         if spectral:
@@ -252,7 +265,9 @@ def build_spectral(config: Config) -> Any:
 
 
 def _from_run(table: dict[str, Any], config: Config) -> Any:
-    """C taken from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run = FOLDER}``."""
+    """C taken from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run =
+    FOLDER}``.
+    """
     from .. import Replay
 
     kinds = ("replay", "schedule", "mean-of")
@@ -297,7 +312,9 @@ def mean_clip(changes: list[tuple[int, float]], steps: int) -> float:
 
 
 def rate_at(config: Config, step: int, steps: int) -> float:
-    """The learning rate of update number ``step`` of ``steps``: a function of public numbers, so that nothing needs saving."""
+    """The learning rate of update number ``step`` of ``steps``: a function of public numbers, so
+    that nothing needs saving.
+    """
     assert config.lr is not None
     done = step / steps
     if config.schedule == "linear":

@@ -1,4 +1,6 @@
-"""The lines and the summary that a run leaves: what was reached, what it cost, and everything needed to check it."""
+"""The lines and the summary that a run leaves: what was reached, what it cost, and everything
+needed to check it.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def compose(
 
 
 def seal(result: dict[str, Any]) -> str:
-    """A digest of everything else in result.json: tells an edited line, not a forger, who would make a new one."""
+    """A digest of everything else in result.json: tells an edited line, not a forger, who would
+    make a new one.
+    """
     whole = finite({name: value for name, value in result.items() if name != "seal"})
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
@@ -216,7 +220,9 @@ def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, 
 
 
 def clip_lines_every(planned_steps: int) -> int:
-    """A change of C has a line in clips.jsonl at each of so many steps: a long run keeps a thousand or two of them."""
+    """A change of C has a line in clips.jsonl at each of so many steps: a long run keeps a thousand
+    or two of them.
+    """
     return max(1, planned_steps // 1000)
 
 
@@ -240,20 +246,23 @@ def _notes(
         notes.append(f"preprocessing looked at private data, which ε does not cover: {looked}")
     if not dataset.public and not config.no_eval and dataset.test is not None:
         notes.append(
-            "the metrics are of held-out private records, which ε does not cover; --no-eval writes none"
+            "the metrics are of held-out private records, which ε does not cover; --no-eval writes"
+            " none"
         )
     if config.no_eval:
         notes.append("nothing was evaluated (--no-eval)")
     if config.non_private_diagnostics:
         share = ", of rank 0's share" if ranks_of(steps) > 1 else ""
         notes.append(
-            f"diagnostics.jsonl holds batch losses, batch sizes and clip fractions{share}, which ε does not cover"
+            f"diagnostics.jsonl holds batch losses, batch sizes and clip fractions{share}, which ε"
+            " does not cover"
         )
     if config.seed is not None and steps.method.private:
         notes.append("the seed is known: whoever has it can remove the noise")
     if stop < steps.total:
         notes.append(
-            f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon = {config.max_epsilon:g}"
+            f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon ="
+            f" {config.max_epsilon:g}"
         )
     if config.weight_average is not None:
         notes.append(
@@ -291,7 +300,9 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit of the source tree that is running, if it is one; "+" marks changes to the package on top."""
+    """The commit of the source tree that is running, if it is one; "+" marks changes to the package
+    on top.
+    """
     package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:
@@ -327,16 +338,21 @@ def summary(result: dict[str, Any]) -> str:
             else f"ε = {group['epsilon']:.3g}"
         )
         lines.append(
-            f"per {group['unit']} (at most {group['records']} records): {bound}, δ = {group['delta']:.3g}"
+            f"per {group['unit']} (at most {group['records']} records): {bound}, δ ="
+            f" {group['delta']:.3g}"
         )
     if result["clip"]:
         clip = result["clip"]
-        text = f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median {clip['median']:.3g}"
+        text = (
+            f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median"
+            f" {clip['median']:.3g}"
+        )
         if result["probes"]:
             probes = result["probes"]
             text += (
-                f"; {probes['count']} probes of {', '.join(probes['layers'])}, {100 * probes['in_zone_share']:.0f} % in the zone, "
-                f"{probes['weak_fits']} weak fits"
+                f"; {probes['count']} probes of {', '.join(probes['layers'])},"
+                f" {100 * probes['in_zone_share']:.0f} % in the zone, {probes['weak_fits']} weak"
+                " fits"
             )
         lines.append(text)
     seconds = result["seconds"]
@@ -346,8 +362,9 @@ def summary(result: dict[str, Any]) -> str:
         else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
     )
     lines.append(
-        f"{result['method']} on {result['data']}: {result['steps']} steps{rate}; {seconds['total']:.1f} s "
-        f"(train {seconds['train']:.1f}, eval {seconds['eval']:.1f}, probe {seconds['probe']:.2f})"
+        f"{result['method']} on {result['data']}: {result['steps']} steps{rate};"
+        f" {seconds['total']:.1f} s (train {seconds['train']:.1f}, eval {seconds['eval']:.1f},"
+        f" probe {seconds['probe']:.2f})"
     )
     lines += [f"note: {note}" for note in result["notes"]]
     return "\n".join(lines)

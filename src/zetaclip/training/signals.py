@@ -24,7 +24,9 @@ class Signals:
 
     @contextmanager
     def noted(self, patient: bool = False) -> Iterator[None]:
-        """A second signal ends at once, unless ``patient``: a launcher passes on what the terminal has sent to all already."""
+        """A second signal ends at once, unless ``patient``: a launcher passes on what the terminal
+        has sent to all already.
+        """
 
         def note(number: int, frame: Any) -> None:
             if self.asked and not patient:

@@ -1,4 +1,6 @@
-"""The start and the end of a run: what its folder may hold, what is set up, and what is left behind if it fails."""
+"""The start and the end of a run: what its folder may hold, what is set up, and what is left behind
+if it fails.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,18 @@ def train(
 ) -> dict[str, Any]:
     """Trains what ``config`` says into the folder ``out`` and returns its result.
 
-    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly, and is refused where there is none; ``rekey``
-    goes on with fresh ones, and everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
-    ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
+    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly, and is refused
+    where there is none; ``rekey`` goes on with fresh ones, and everything that was executed stays
+    in the ledger. ``force`` discards what the folder holds. ``series`` is called with ("metrics" |
+    "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be
+    read.
 
-    **Guarantee.** The folder tells no more about the training records than the ledger says, apart from the time that things took,
-    unless ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
-    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise. A start that fails
+    **Guarantee.** The folder tells no more about the training records than the ledger says, apart
+    from the time that things took,
+    unless ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are
+    about held-out records, which ε
+    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused
+    otherwise. A start that fails
     before anything was executed leaves no files behind, so that the folder is free for the next.
     """
     others = ranks()
@@ -78,14 +85,17 @@ def train(
 
 
 def _check_free(folder: RunFolder, resume: bool, force: bool) -> None:
-    """Whether what the folder holds is what was asked for: nothing for a new run, one that can go on for ``resume``."""
+    """Whether what the folder holds is what was asked for: nothing for a new run, one that can go
+    on for ``resume``.
+    """
     if folder.finished and not force:
         raise FolderError(
             f"{folder.path} holds a finished run; choose another --out, or --force to replace it"
         )
     if folder.begun and not resume and not force:
         raise FolderError(
-            f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
+            f"{folder.path} holds a run that is not finished: --resume goes on with it, --force"
+            " discards it"
         )
     if resume and not folder.begun:
         # A wrong name, most likely: a new run would train something else than was asked for.
@@ -94,7 +104,8 @@ def _check_free(folder: RunFolder, resume: bool, force: bool) -> None:
         )
     if resume and not folder.executed and (folder / "metrics.jsonl").exists():
         raise FolderError(
-            f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
+            f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed."
+            " Start a new run in another folder"
         )
 
 
@@ -117,7 +128,8 @@ def _run(
     config = resolve(config, dataset, method)
     if leader.ranks is not None and not method.private:
         raise ConfigError(
-            f"method {config.method!r} is not private: only private sums are added up over ranks. Train it in one process"
+            f"method {config.method!r} is not private: only private sums are added up over ranks."
+            " Train it in one process"
         )
     if config.threads is None:
         config = config.changed(threads=torch.get_num_threads())
@@ -171,9 +183,11 @@ def _run(
 
 @contextmanager
 def _failures_noted(folder: RunFolder, status: Status, before: set[Path] | None) -> Iterator[None]:
-    """What goes wrong is noted in the status; a start that saved nothing, and so executed nothing, is taken back to ``before``.
+    """What goes wrong is noted in the status; a start that saved nothing, and so executed nothing,
+    is taken back to ``before``.
 
-    Otherwise the next start would find a run that is not finished, and resuming it would only fail in the same way again.
+    Otherwise the next start would find a run that is not finished, and resuming it would only fail
+    in the same way again.
     """
     try:
         yield
@@ -194,8 +208,8 @@ def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
     reason = error.strerror or str(error)
     if folder.begun:
         return FolderError(
-            f"{folder.path}: the run's files can't be written ({reason}); the last good state is kept. Make room and go on with: "
-            f"{folder.resume_command}"
+            f"{folder.path}: the run's files can't be written ({reason}); the last good state is"
+            f" kept. Make room and go on with: {folder.resume_command}"
         )
     return FolderError(
         f"cannot write to {folder.path}: {reason}. Make room, or choose another --out"
@@ -203,7 +217,9 @@ def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
 
 
 def _needed_bytes(model: nn.Module) -> int:
-    """Two checkpoints with an optimizer's two moments each, the average, the weights; and some for the logs."""
+    """Two checkpoints with an optimizer's two moments each, the average, the weights; and some for
+    the logs.
+    """
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     return 10 * size + 16 * 2**20
 
@@ -229,7 +245,9 @@ def check_device(name: str) -> None:
 
 
 def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False) -> None:
-    """What is asked for now must be what the folder's run was asked for; an open choice agrees with anything."""
+    """What is asked for now must be what the folder's run was asked for; an open choice agrees with
+    anything.
+    """
     saved = json.loads((folder / "config.json").read_text())
     differing = [
         f"{name} ({saved.get(name)!r} there, {value!r} here)"
@@ -241,8 +259,8 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
     ]
     if differing:
         raise FolderError(
-            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it with its own settings "
-            "(--out and --resume are enough), or start a new run elsewhere"
+            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it"
+            " with its own settings (--out and --resume are enough), or start a new run elsewhere"
         )
 
 
@@ -258,8 +276,9 @@ def _threads(wanted: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# What these say is about settings, the run's folder and the ledger. Any other error may tell of records: a batch's size, a label,
-# the path of an image; or, if a checkpoint does not fit, the digest of the data.
+# What these say is about settings, the run's folder and the ledger. Any other error may tell of
+# records: a batch's size, a label, the path of an image; or, if a checkpoint does not fit, the
+# digest of the data.
 _ABOUT_NO_RECORD = (AccountingError, ConfigError, FolderError, LedgerError, NoGuarantee)
 
 

@@ -1,7 +1,9 @@
-"""Who takes the updates: the private engine, or an ordinary optimizer. Both look the same to the loop.
+"""Who takes the updates: the private engine, or an ordinary optimizer.
 
-``updates(until)`` trains to the end of the epoch, or until that many updates are done, and yields after each of them.
-``save`` and ``load`` carry everything that the rest of the run depends on.
+Both look the same to the loop.
+
+``updates(until)`` trains to the end of the epoch, or until that many updates are done, and yields
+after each of them. ``save`` and ``load`` carry everything that the rest of the run depends on.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from ..methods import Budget, Method, Plan
 
 
-# What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
+# What is wished for after an update: the number of a signal that asks to stop, and this if the run
+# should be saved.
 SAVE = 128
 
 
@@ -61,7 +64,10 @@ class Diagnostics:
 
 
 class _NotingRule:
-    """A clip rule that also notes which share of a chunk it clipped. Everything else is the rule's own."""
+    """A clip rule that also notes which share of a chunk it clipped.
+
+    Everything else is the rule's own.
+    """
 
     def __init__(self, rule: Any, notes: Diagnostics) -> None:
         self._rule, self._notes = rule, notes
@@ -130,7 +136,9 @@ class _Steps:
         return rate
 
     def backward(self, x: Tensor, y: Tensor, divisor: int = 1) -> None:
-        """Of the sum over these records: in a private step, no digit of one's gradient hangs on how many others there are."""
+        """Of the sum over these records: in a private step, no digit of one's gradient hangs on how
+        many others there are.
+        """
         loss = self.loss(x, y)
         (loss if divisor == 1 else loss / divisor).backward()
         if self.diagnostics is not None:
@@ -227,7 +235,8 @@ class PrivateSteps(_Steps):
         )
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
-            # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
+            # Better now than after the training: an ε that this accountant can't tell is an error
+            # that says what to do.
             planned = (self.engine.planned_events(0, self.total), config.delta, config.accountant)
             on_first_rank(lambda: epsilon(*planned), "the question what the noise costs")
 

@@ -1,4 +1,7 @@
-"""``train`` on several ranks. Rank 0 does what one process does; the others take the same updates and write nothing."""
+"""``train`` on several ranks.
+
+Rank 0 does what one process does; the others take the same updates and write nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _WHAT = "the start of the run"
 
 
 class Leader:
-    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do. Without others it is not said."""
+    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do.
+
+    Without others it is not said.
+    """
 
     def __init__(self, ranks: Ranks | None) -> None:
         self.ranks = ranks
@@ -46,7 +52,10 @@ class Leader:
 
 
 def follow(ranks: Ranks) -> dict[str, Any]:
-    """Trains along, as rank 0 says. Returns its result if the run was finished before, and nothing otherwise."""
+    """Trains along, as rank 0 says.
+
+    Returns its result if the run was finished before, and nothing otherwise.
+    """
     word = ranks.send(None, _WHAT)
     if "error" in word:
         raise RankError(f"rank 0: {word['error']}", told=True)

@@ -1,6 +1,8 @@
-"""Checks a run folder against itself: ε from its ledger, every C from its probes, every file from its digest.
+"""Checks a run folder against itself: ε from its ledger, every C from its probes, every file from
+its digest.
 
-It finds what was changed by hand and what does not fit together. It can't find a run that was made up as a whole.
+It finds what was changed by hand and what does not fit together. It can't find a run that was made
+up as a whole.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ _SLACK = 1e-6
 def verify(path: str | Path) -> list[str]:
     """What is wrong with a finished run; an empty list if everything fits.
 
-    **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own accountant gives for the rows of
-    ``ledger.jsonl``, the ε of the other accountants and of a group likewise, every step has its row, and each C that the spectral controller set follows from the eigenvalues in ``probes.jsonl``.
+    **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own
+    accountant gives for the rows of
+    ``ledger.jsonl``, the ε of the other accountants and of a group likewise, every step has its
+    row, and each C that the spectral controller set follows from the eigenvalues in
+    ``probes.jsonl``.
     """
     folder = RunFolder(path)
     if not folder.path.is_dir():
@@ -51,7 +56,8 @@ def verify(path: str | Path) -> list[str]:
     except FileNotFoundError as error:
         name = Path(error.filename).name
         return [
-            f"{name} is missing: {'the run is not finished' if name == 'result.json' else 'not a run folder'}"
+            f"{name} is missing:"
+            f" {'the run is not finished' if name == 'result.json' else 'not a run folder'}"
         ]
     except (ValueError, ConfigError, AttributeError) as error:
         return [f"result.json or config.json can't be read: {error}"]
@@ -100,7 +106,8 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         )
     if last.get("step") != result.get("steps"):
         problems.append(
-            f"the last metrics are those of step {last.get('step')}, and the run ended at step {result.get('steps')}"
+            f"the last metrics are those of step {last.get('step')}, and the run ended at step"
+            f" {result.get('steps')}"
         )
     return problems
 
@@ -141,7 +148,8 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     said = result.get("epsilon")
     if not _close(said, found):
         problems.append(
-            f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ = {config.delta:g})"
+            f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ ="
+            f" {config.delta:g})"
         )
     if result.get("delta") != config.delta:
         problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
@@ -156,7 +164,8 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         )
     if not skips and (missing := sorted(set(range(last)) - summed)):
         problems.append(
-            f"the ledger has no sum for {len(missing)} of {last} steps, the first of them {missing[0]}"
+            f"the ledger has no sum for {len(missing)} of {last} steps, the first of them"
+            f" {missing[0]}"
         )
     return problems + _exactness(result, ledger) + _stated(result, config, ledger)
 
@@ -167,13 +176,14 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
     without = sum(not row.exact for row in noisy)
     if without:
         return [
-            f"{without} of {len(noisy)} releases lie on no grid: they were made by a version whose noise could be attacked "
-            "through its last digits. Train again"
+            f"{without} of {len(noisy)} releases lie on no grid: they were made by a version whose"
+            " noise could be attacked through its last digits. Train again"
         ]
     size = result.get("parameters")
     if not isinstance(size, int):
         return [
-            "result.json does not say how many parameters were trained, so the grid can't be checked"
+            "result.json does not say how many parameters were trained, so the grid can't be"
+            " checked"
         ]
     # A rule's own query ("sum: count") is a few numbers, not the network.
     coarse = [
@@ -183,13 +193,16 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
     ]
     if coarse:
         return [
-            f"step {coarse[0].step}: a grid of {coarse[0].grid:g} is too coarse for {size} parameters"
+            f"step {coarse[0].step}: a grid of {coarse[0].grid:g} is too coarse for {size}"
+            " parameters"
         ]
     return []
 
 
 def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
-    """The figures beside ε that a reader may quote: what the configuration asked for, and what the ledger's rows are."""
+    """The figures beside ε that a reader may quote: what the configuration asked for, and what the
+    ledger's rows are.
+    """
     from ..accounting import ACCOUNTANTS
 
     head, events = ledger.header, ledger.events()
@@ -231,7 +244,8 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
     if group := result.get("group"):
         if group.get("delta") != config.delta:
             problems.append(
-                f"δ of a {group.get('unit')}: result.json says {group.get('delta')}, config.json {config.delta}"
+                f"δ of a {group.get('unit')}: result.json says {group.get('delta')}, config.json"
+                f" {config.delta}"
             )
         if group.get("epsilon") is not None:
             found = _group_epsilon(tuple(events), config.delta, group.get("records"))
@@ -299,7 +313,8 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
                 said = line["layers"][name]["zeta"]
                 if fit.ok and not _close(said, fit.zeta):
                     problems.append(
-                        f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not {said}"
+                        f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not"
+                        f" {said}"
                     )
             state = controller.update(Reading(line["step"], fits, shapes, spectra), state)
             if not _close(line["clip"], state.clip):
@@ -335,13 +350,17 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
             and not _close(row.clip, unit * clips[row.step])
         ):
             return [
-                f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C = {clips[row.step]:.6g}"
+                f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C ="
+                f" {clips[row.step]:.6g}"
             ]
     return []
 
 
 def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """What result.json says of C, against the lines that tell each change of it. Of a long run not all changes are kept: nothing is said then."""
+    """What result.json says of C, against the lines that tell each change of it.
+
+    Of a long run not all changes are kept: nothing is said then.
+    """
     said = result.get("clip")
     if said is None:
         return []
@@ -383,5 +402,6 @@ def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
     if row is None or _close(row.clip, said["initial"]):
         return []
     return [
-        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum was clipped at {row.clip:.6g}"
+        f"C: result.json says that it began at {said['initial']}, the ledger that the first sum was"
+        f" clipped at {row.clip:.6g}"
     ]
