@@ -1,4 +1,4 @@
-"""``PrivateClassifier`` and ``PrivateRegressor``: private training behind scikit-learn's interface."""
+"""``PrivateClassifier`` and ``PrivateRegressor``: private training for scikit-learn."""
 
 from .integrations.sklearn import PrivateClassifier, PrivateRegressor
 

@@ -1,10 +1,10 @@
-"""The paper claim by claim: what it says, what we measured, and whether it holds.
+"""The paper claim by claim: what it says, what was measured, and whether it holds.
 
-Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that
-the page can be made again, and checked, at any time. Tables of the full protocol speak first, those
-of the lite profile where they have nothing to say. A claim holds only if every cell that was run
+Verdicts are computed from ``results/*/table.json`` by the rule of each claim, so that the page can
+be made again, and checked, at any time. Tables of the paper profile come first; those of the lite
+profile are used for claims that they don't cover. A claim holds only if every cell that was run
 supports it; cells that were not run are counted beside it. Rows are compared by the differences of
-their common seeds; a difference whose interval holds zero can't tell.
+their common seeds. A difference whose interval contains zero decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word, what was measured, and whether results of a lite profile are behind it."""
+    """The verdict on a claim.
+
+    Args:
+        word: One of ``HOLDS``, ``FAILS``, ``UNDECIDED`` and ``UNTESTED``.
+        measured: What was measured.
+        profiles: The profiles of the results.
+    """
 
     word: str
     measured: str = ""
@@ -36,22 +42,31 @@ class Verdict:
 
 
 def write(out: str, page: str) -> None:
-    """Writes the page of claims from the tables in a results folder."""
+    """Writes the page of claims.
+
+    Args:
+        out: The results folder.
+        page: The file to write.
+
+    Raises:
+        CommandError: The folder has no tables.
+    """
     if not any(tables_of(Path(out), name) for name in names()):
         raise CommandError(
-            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or say where they are"
-            " with --out"
+            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or give their folder with"
+            " --out"
         )
     write_text(Path(page), markdown(Path(out)))
 
 
 def _counted(number: int, word: str) -> str:
-    """The verdict as a verb of so many claims."""
+    """A count with the verdict as a verb: "1 holds", "3 hold"."""
     plural = {HOLDS: "hold", FAILS: "do not hold"}
     return f"{number} {word if number == 1 else plural.get(word, word)}"
 
 
 def markdown(out: Path) -> str:
+    """The page of claims."""
     claims = read_toml(FOLDER / "_claims.toml")["claims"]
     verdicts = {claim["id"]: judge(claim, out) for claim in claims}
     words = [verdict.word for verdict in verdicts.values()]
@@ -96,7 +111,7 @@ def markdown(out: Path) -> str:
 
 
 def _caveat(verdicts: Sequence[Verdict]) -> list[str]:
-    """How far the verdicts reach; to be read before them."""
+    """What limits the verdicts, to be read before them."""
     if any("paper" in verdict.profiles for verdict in verdicts):
         return []
     return [
@@ -112,7 +127,7 @@ def _caveat(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
-    """The verdict on one claim."""
+    """The verdict on one claim, from the tables in ``out``."""
     if claim["rule"] == "epsilon":
         return _epsilon(claim)
     verdicts = [
@@ -149,8 +164,7 @@ def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
     return Verdict(word, text, frozenset({table["profile"]}))
 
 
-# Whether a cell supports the claim (None: it can't tell), and what was measured; None where nothing
-# was.
+# Whether a cell supports the claim (None: undecided), and what was measured; None if nothing was.
 Cell = tuple[bool | None, str] | None
 
 
@@ -168,7 +182,7 @@ def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, plac
 
 
 def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than the baseline, and no control is. A control that has no interval could be."""
+    """Better than the baseline, and no control is; a control without an interval could be."""
     own = _better(claim, table, group, place)
     if own is None:
         return None
@@ -185,9 +199,7 @@ def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than each of the rows ``against``: if not given, than all private ones of the paper's
-    table.
-    """
+    """Better than each of the rows ``against``; default: all private rows of the paper's table."""
     own = _values(table, group, claim["row"], place)
     if not own:
         return None
@@ -231,19 +243,19 @@ def _published_rivals(claim: Mapping[str, Any], table: Mapping[str, Any], group:
 
 
 def _sign(difference: Difference, good: int) -> bool | None:
-    """True: better; False: worse; None: the interval holds zero, or there is none."""
+    """True: better; False: worse; None: the interval contains zero, or there is none."""
     if difference.low is None or difference.high is None or difference.low <= 0 <= difference.high:
         return None
     return good * difference.mean > 0
 
 
 def _tied(difference: Difference) -> bool:
-    """The same in each of several seeds: the two rows are one training."""
+    """Whether two rows are equal in each of several seeds: they are the same training."""
     return difference.n > 1 and difference.low == difference.high == 0
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The whole 95 % interval over seeds is below the limit. One that holds the limit can't tell."""
+    """Whether the 95 % interval over seeds is below the limit; None if it contains the limit."""
     if not _means(table, group, [claim["row"]], place):
         return None
     cell = _cell(table, group, claim["row"], place)
@@ -260,7 +272,7 @@ def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place
 
 
 def _monotone(sign: int) -> Any:
-    """Along the rows, every step goes one way."""
+    """A rule: along the rows, the values only rise (or fall)."""
 
     def rule(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
         means = _means(table, group, claim["rows"], place)
@@ -278,8 +290,7 @@ def _monotone(sign: int) -> Any:
 
 
 def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The means of one list of rows range less than those of another, and stay near that of one
-    row.
+    """The means of some rows range less than those of others, and stay near the mean of one row.
 
     A range alone would prove too little: seven points are less than eleven, and still not
     comparable.
@@ -341,15 +352,13 @@ def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping
 
 
 def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[str, float]:
-    """By seed; none if one of them diverged."""
+    """Values by seed; none if one of them diverged."""
     cell = _cell(table, group, row, place)
     return dict(cell.get("values", {})) if cell and not cell.get("diverged") else {}
 
 
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
-    """The means of these rows; none at all if one of them has not been run, or has a seed that
-    diverged.
-    """
+    """The means of these rows; none if one of them has not been run or has a diverged seed."""
     cells = [_cell(table, group, row, place) for row in rows]
     means = [
         cell["ours"]["mean"]

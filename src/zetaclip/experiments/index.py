@@ -1,4 +1,4 @@
-"""The first page of a results folder: every experiment, how much of it is there, and what is not."""
+"""The first page of a results folder: every experiment, and how much of it has been run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from .tables import grid, open_part
 
 
 def write(store: Store) -> None:
-    """``README.md`` out of the tables that the folder holds, and the names of the experiments that
-    have none.
-    """
+    """Writes ``README.md`` from the tables in the folder, and lists experiments without one."""
     lines, missing, begun, whole = [], [], set(), False
     for path in sorted(store.out.glob("*/table.json")):
         folder = path.parent.name
@@ -74,6 +72,6 @@ def _line(folder: str, table: Mapping[str, Any]) -> list[str]:
 
 
 def _missing(folder: str, table: Mapping[str, Any]) -> list[str]:
-    """A table from before these were kept has none."""
+    """What is not run, if the table says so; older tables don't."""
     texts = [*map(open_part, table.get("missing", [])), *table.get("left_out", [])]
     return [f"- {folder}: {text}" for text in texts]

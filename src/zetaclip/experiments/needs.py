@@ -1,4 +1,4 @@
-"""Which data sets are at hand."""
+"""Which data sets of an experiment can't be found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .plan import PlannedRun
 
 
 def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
-    """The data sets of these runs that can't be found, with what to do about each."""
+    """The data sets of these runs that can't be found, each with what to do about it."""
     from ..data import places
     from ..data.registry import ALIASES
 

@@ -27,7 +27,16 @@ def markdown(
     skipped: Sequence[str],
     pictures: Sequence[str],
 ) -> str:
-    """The page of one experiment."""
+    """The page of one experiment.
+
+    Args:
+        plan: The plan.
+        table: The content of table.json.
+        failures: Sentences about runs that failed.
+        rates: The chosen learning rates, by name.
+        skipped: Sentences about runs that were left out.
+        pictures: The names of the plots.
+    """
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
     if plan.profile == "lite":
@@ -58,8 +67,9 @@ def markdown(
 
 
 def _commits(told: str) -> str:
-    """Of the code that made the runs, shortened as git does; the whole names stand in
-    ``table.json`` and in the CSV.
+    """The commits of the code, shortened as git does.
+
+    ``table.json`` and the CSV have the full names.
     """
     commits = told.split(", ")
     shown = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in commits)
@@ -72,7 +82,7 @@ def _commits(told: str) -> str:
 
 
 def _recorded(table: Mapping[str, Any]) -> str:
-    """Runs whose folders are not here, and so can't be verified again."""
+    """How many runs have no folder here, and so can't be verified again."""
     count, older = table["runs"]["recorded"], table["runs"]["unsigned"]
     if not count:
         return ""
@@ -83,6 +93,7 @@ def _recorded(table: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
+    """A number with so many decimals."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
@@ -120,9 +131,7 @@ def _values(
 
 
 def _measure(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: int) -> Measure:
-    """What a column shows in these lines: "metric" is what their data set is measured by, if it is
-    one for all.
-    """
+    """What a column shows in these lines; "metric" becomes their metric, if it is the same."""
     name = table["column_details"][place]["measure"]
     told = {line["cells"][place]["metric"] for line in lines if line["cells"][place]} - {None}
     return MEASURES[told.pop() if len(told) == 1 else name]
@@ -139,9 +148,8 @@ def _value(cell: Mapping[str, Any] | None, digits: int) -> str:
     ours, theirs = cell["ours"], cell["published"]
     lost = f"{cell['diverged']} of {cell['finished']} diverged" if cell["diverged"] else ""
     if ours is None:
-        text = lost or (
-            "–" if cell["finished"] else "not run"
-        )  # plain training has no C, the baseline no overhead
+        # Training without privacy has no C, and the baseline has no overhead.
+        text = lost or ("–" if cell["finished"] else "not run")
     else:
         text = number(ours["mean"], digits) + (
             f" ± {number(ours['std'], digits)}" if ours["std"] is not None else ""
@@ -188,7 +196,7 @@ def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
     if cell is None or not cell["difference"]:
         return ""
     text, pairs = difference_text(cell["difference"], digits), cell["difference"]["n"]
-    # Two rows may share more seeds than all of them do, and a mean is over what all have.
+    # Two rows may share more seeds than all rows do, and the mean is over the seeds of all.
     return f"{text} ({pairs} seeds)" if pairs > cell["ours"]["n"] else text
 
 
@@ -210,7 +218,7 @@ def _budgets(
     shown = ", ".join(f"{delta:g}" for delta in sorted(deltas))
     caption = f"ε from the ledgers, at δ = {shown}, for adding or removing one record"
     alike = [sorted({cells[1 + number] for cells in body} - {"–"}) for number in range(len(places))]
-    if all(len(values) <= 1 for values in alike):  # then a sentence says it
+    if all(len(values) <= 1 for values in alike):  # one sentence is enough
         told = [
             f"{condition}: {values[0]}" if condition else values[0]
             for condition, values in zip(places, alike)
@@ -237,22 +245,18 @@ def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
 def _used(
     plan: Plan, rates: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """The learning rates behind a table: what each is called, and how it was chosen."""
+    """The learning rates of a table: their names, and how they were chosen."""
     return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
 
 
 def edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    """How many of the learning rates that are used lie at the edge of their grid, and how many
-    there are.
-    """
+    """How many of the learning rates are at the edge of their grid, and how many there are."""
     used = _used(plan, rates)
     return sum(bool(entry["at_edge_of_grid"]) for _, entry in used), len(used)
 
 
 def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A rate at the edge of its grid may be far from the best one: that must be read before the
-    numbers.
-    """
+    """The warning about rates at the edge of their grid, which must come before the numbers."""
     ends, count = edges(plan, rates)
     if not ends:
         return []
@@ -290,7 +294,7 @@ def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _tuned_at(plan: Plan) -> str:
-    """The noise under which the rates were chosen, by data set: one for all columns of a table."""
+    """The noise with which the rates were chosen, by data set."""
     found = {}
     for tuning in plan.tunings:
         config = tuning.runs[0].config
@@ -321,6 +325,7 @@ def open_part(part: Mapping[str, Any]) -> str:
 
 
 def time_left(part: Mapping[str, Any]) -> str:
+    """The time of what is left, in words."""
     if part["seconds"] is None:
         return "time not known (`--dry-run` measures it)"
     return f"about {duration(part['seconds'])} of one worker"

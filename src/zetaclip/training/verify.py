@@ -1,8 +1,7 @@
-"""Checks a run folder against itself: ε from its ledger, every C from its probes, every file from
-its digest.
+"""Checks a run folder against itself: ε from its ledger, every C from its probes, file digests.
 
-It finds what was changed by hand and what does not fit together. It can't find a run that was made
-up as a whole.
+It finds what was changed by hand and what is inconsistent. It can't detect a run that was made up
+as a whole.
 """
 
 from __future__ import annotations
@@ -32,18 +31,25 @@ from .result import (
 if TYPE_CHECKING:
     from ..ledger import Event, Ledger
 
-# Accountants are deterministic, but their libraries' last digits may differ between versions.
+# Accountants are deterministic, but the last digits may differ between versions of libraries.
 _SLACK = 1e-6
 
 
 def verify(path: str | Path) -> list[str]:
-    """What is wrong with a finished run; an empty list if everything fits.
+    """What is wrong with a finished run.
 
-    **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own
-    accountant gives for the rows of
-    ``ledger.jsonl``, the ε of the other accountants and of a group likewise, every step has its
-    row, and each C that the spectral controller set follows from the eigenvalues in
-    ``probes.jsonl``.
+    Args:
+        path: The run folder.
+
+    Returns:
+        A sentence per problem; an empty list if everything agrees.
+
+    **Guarantee.** If the list is empty, the ε in ``result.json`` is what the run's accountant gives
+    for the rows of ``ledger.jsonl``. The same holds for the ε of the other accountants and of a
+    group. Every step has its row, and each C that the spectral controller set follows from the
+    eigenvalues in ``probes.jsonl``.
+
+    **Edge cases.** A folder that is no finished run is reported as a problem, not raised.
     """
     folder = RunFolder(path)
     if not folder.path.is_dir():
@@ -98,9 +104,8 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
     )
     wanted = {name: last[name] for name in METRICS if name in last}
-    if json.dumps(result.get("metrics"), sort_keys=True) != json.dumps(
-        wanted, sort_keys=True
-    ):  # NaN is NaN here
+    # As text, because NaN does not equal NaN.
+    if json.dumps(result.get("metrics"), sort_keys=True) != json.dumps(wanted, sort_keys=True):
         problems.append(
             f"result.json says {result.get('metrics')} for the metrics, metrics.jsonl says {wanted}"
         )
@@ -154,9 +159,8 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     if result.get("delta") != config.delta:
         problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
     summed = {row.step for row in ledger.rows() if "sum" in row.query}
-    skips = (
-        config.empty == "skip"
-    )  # the paper's own form: an empty batch takes a number, but has no row
+    # With the paper's own form, an empty batch has a number but no row.
+    skips = config.empty == "skip"
     last = len(summed) if skips else max((row.step for row in ledger.rows()), default=-1) + 1
     if result.get("steps") != last:
         problems.append(
@@ -164,20 +168,20 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         )
     if not skips and (missing := sorted(set(range(last)) - summed)):
         problems.append(
-            f"the ledger has no sum for {len(missing)} of {last} steps, the first of them"
+            f"the ledger has no sum for {len(missing)} of {last} steps; the first missing step is"
             f" {missing[0]}"
         )
     return problems + _exactness(result, ledger) + _stated(result, config, ledger)
 
 
 def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
-    """Every noisy release lies on a grid that is fine enough for the network that it trained."""
+    """Checks that every noisy release is on a grid that is fine enough for the trained network."""
     noisy = [row for row in ledger.rows() if row.noise_multiplier > 0]
     without = sum(not row.exact for row in noisy)
     if without:
         return [
-            f"{without} of {len(noisy)} releases lie on no grid: they were made by a version whose"
-            " noise could be attacked through its last digits. Train again"
+            f"{without} of {len(noisy)} releases are not on a grid: they were made by a version"
+            " whose noise could be attacked through its last digits. Train again"
         ]
     size = result.get("parameters")
     if not isinstance(size, int):
@@ -200,9 +204,7 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
 
 
 def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
-    """The figures beside ε that a reader may quote: what the configuration asked for, and what the
-    ledger's rows are.
-    """
+    """Checks the numbers beside ε that a reader may quote, against configuration and ledger."""
     from ..accounting import ACCOUNTANTS
 
     head, events = ledger.header, ledger.events()
@@ -235,7 +237,7 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         )
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
-            problems.append(f"ε by {name!r}: there is no such accountant")
+            problems.append(f"ε by {name!r}: there is no accountant of this name")
         elif said is not None:
             try:
                 numbers[f"ε by {name}"] = (said, _epsilon(tuple(events), config.delta, name))
@@ -262,11 +264,11 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
 
 
 def _drawn(config: Config) -> float:
-    """How many times the batch are drawn as candidates (dp-is)."""
+    """How many times the batch size is drawn as candidates (dp-is)."""
     return float(config.method_options.get("cap", 1.0))
 
 
-# Many runs of an experiment have the same steps; a search over them takes seconds.
+# Many runs of an experiment have the same steps, and each computation takes seconds.
 @functools.lru_cache(maxsize=256)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float | None:
     from ..accounting import epsilon
@@ -286,7 +288,7 @@ def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> flo
 
 
 def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    """Fits every tail again from its eigenvalues and lets a fresh controller work out C."""
+    """Fits every tail again from its eigenvalues, and recomputes C with a new controller."""
     import torch
 
     from ..spectrum import Reading, fit_tail
@@ -326,20 +328,20 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
             return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
     try:
         if result.get("probes") != probe_summary(lines):
-            problems.append("what result.json says of the probes is not what probes.jsonl has")
+            problems.append("the summary of the probes in result.json differs from probes.jsonl")
     except (KeyError, TypeError) as error:
-        problems.append(f"probes.jsonl can't be summed up: {error!r}")
+        problems.append(f"probes.jsonl can't be summarised: {error!r}")
     return problems + _used(folder, result, lines)
 
 
 def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
-    """The C that the probes say is the one that the ledger's noise was scaled by."""
+    """Checks that the ledger's noise was scaled by the C of the probes."""
     from ..ledger import Ledger
 
     try:
         rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
     except (FileNotFoundError, LedgerError):
-        return []  # said already
+        return []  # already reported
     clips = clip_path(lines[0]["clip_before"], lines, int(result.get("steps", 0)))
     first = clips[0] if clips else 1.0
     unit = next((row.clip / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
@@ -357,9 +359,9 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
 
 
 def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """What result.json says of C, against the lines that tell each change of it.
+    """Checks what result.json says about C against the lines that record its changes.
 
-    Of a long run not all changes are kept: nothing is said then.
+    A long run does not keep all changes; then nothing is checked.
     """
     said = result.get("clip")
     if said is None:
@@ -377,7 +379,7 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         }
         differing = [name for name, value in wanted.items() if not _close(said[name], value)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        return [f"what result.json says of C can't be checked: {error!r}"]
+        return [f"what result.json says about C can't be checked: {error!r}"]
     return [
         f"C: result.json says {said[name]} ({name}), the lines that change it give {wanted[name]}"
         for name in differing
@@ -385,7 +387,7 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
 
 
 def _first(folder: RunFolder, said: dict[str, Any]) -> list[str]:
-    """The bound of the first sum is the C that the run began with, by every rule that has a name."""
+    """Checks that the bound of the first sum is the C that the run started with."""
     from ..ledger import Ledger
 
     try:

@@ -1,6 +1,6 @@
 """``train`` on several ranks.
 
-Rank 0 does what one process does; the others take the same updates and write nothing.
+Rank 0 does what a single process does. The others take the same updates and write nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _WHAT = "the start of the run"
 
 
 class Leader:
-    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do.
+    """Tells the other ranks once what to train, or that there is nothing to do.
 
-    Without others it is not said.
+    Args:
+        ranks: The process group; None for a single process, which tells nobody.
     """
 
     def __init__(self, ranks: Ranks | None) -> None:
@@ -35,13 +36,22 @@ class Leader:
         self._sent = False
 
     def start(self, config: Config, out: Any, going_on: bool, rekey: bool) -> None:
+        """Tells the others to train.
+
+        Args:
+            config: The settings, all of them chosen.
+            out: The run folder.
+            going_on: Whether a checkpoint is loaded.
+            rekey: Whether it is loaded with new random streams.
+        """
         self._say({"config": asdict(config), "out": str(out), "going_on": going_on, "rekey": rekey})
 
     def finished(self, result: dict[str, Any]) -> None:
+        """Tells the others that the run was finished before."""
         self._say({"result": result})
 
     def stop(self, error: BaseException) -> None:
-        """Where the others have not been started yet; later on they find out by themselves."""
+        """Tells the others about an error before they have started; later they notice it."""
         with suppress(RankError):
             self._say({"error": str(error)})
 
@@ -52,9 +62,13 @@ class Leader:
 
 
 def follow(ranks: Ranks) -> dict[str, Any]:
-    """Trains along, as rank 0 says.
+    """Trains as rank 0 says.
 
-    Returns its result if the run was finished before, and nothing otherwise.
+    Returns:
+        The result if the run was finished before, else an empty dict.
+
+    Raises:
+        RankError: Rank 0 has failed.
     """
     word = ranks.send(None, _WHAT)
     if "error" in word:
