@@ -2,22 +2,27 @@
 
     python bench/noise.py
 
-A release is a whole number of a public grid: the rounded sum plus rounded noise. If the noise were
+A release is a whole number on a public grid: the rounded sum plus rounded noise. If the noise were
 an exact Gaussian, that would be the Gaussian mechanism followed by rounding. It is not quite: a
 draw has 52 bits for its radius (and an exponent that is drawn as well), 54 for its angle, and its
-arithmetic rounds. Here that is turned into a bound for the probability of every cell of the grid.
+arithmetic rounds. This script turns that into a bound for the probability of every cell of the
+grid.
 
-Couple each draw with a continuous one whose leading bits it has. Then they differ by at most
+Couple each draw with a continuous one that has the same leading bits. Then they differ by at most
 
-    2^-52 / r   (radius)   +   r (π/2) 2^-53   (angle)   +   (a + 1) 2^-53 |x|   (arithmetic, and
-    scaling)
+    2^-52 / r           (radius)
+    + r (π/2) 2^-53     (angle)
+    + (a + 1) 2^-53 |x| (arithmetic and scaling)
 
 where r is the radius of the pair and a is measured against 50 digits. A cell [x, x + h) gains or
 loses only what crosses its two borders, so its probability is off by a factor of at most 1 ± ρ(x),
-ρ(x) = 2 E[difference | x] / h. With ρ the largest out to 9σ and v = E[ρ(x)²] for a normal x, the
-privacy loss of one release with D coordinates moves by at most ρ√D/σ + √(8 D v ln(1/δ₀)) + (4/3) ρ
-ln(1/δ₀), but for a chance of δ₀ (Bernstein). Over T releases the middle term grows by √T, the
-others by T.
+ρ(x) = 2 E[difference | x] / h. Let ρ be the largest value up to 9σ, and v = E[ρ(x)²] for a normal
+x. Then the privacy loss of one release with D coordinates changes by at most
+
+    ρ√D/σ + √(8 D v ln(1/δ₀)) + (4/3) ρ ln(1/δ₀)
+
+except with probability δ₀ (Bernstein). Over T releases the middle term grows by √T, the others by
+T.
 """
 
 from __future__ import annotations
@@ -41,9 +46,7 @@ MISSED = 1e-9
 
 
 def arithmetic_error(groups: int = 300) -> float:
-    """The largest relative error of a draw against 50 digits, in units of 2^-53; pairs beyond 4
-    included.
-    """
+    """The largest relative error of a draw against 50 digits, in units of 2^-53."""
     key = bytes(range(32))
     values = normals(key, 64 * groups).reshape(groups, 2, 32)
     words = _numpy.stream(key, 0, groups, _numpy.NOISE).astype(object).reshape(groups, 4, 32)
@@ -54,7 +57,7 @@ def arithmetic_error(groups: int = 300) -> float:
                 low, high, angle_low, angle_high = (int(part) for part in words[group, :, pair])
                 radius, angle = high << 32 | low, angle_high << 32 | angle_low
                 if radius >> 52 == 0:
-                    continue  # its exponent comes from elsewhere, its arithmetic is the same
+                    continue  # another source of the exponent, the same arithmetic
                 u = mpmath.mpf(radius % 2**52 + 2**52) * mpmath.mpf(2) ** (
                     (radius >> 52).bit_length() - 65
                 )
@@ -78,6 +81,7 @@ def cell_error(x: np.ndarray, width: float, arithmetic: float) -> np.ndarray:
 
 
 def main() -> None:
+    """Prints the bound by number of coordinates and noise."""
     arithmetic = arithmetic_error()
     print(f"largest error of a draw: {arithmetic:.2f} units of 2^-53; the bound below takes 4\n")
     assert arithmetic <= 4
@@ -104,7 +108,7 @@ def main() -> None:
             )
     head = ["coordinates", "σ", "cell, in units of the noise", "cell's probability off by at most"]
     print(table([*head, f"added to ε of one release, but for {MISSED:g}"], rows))
-    print("\nTails: a draw reaches 10.26; a Gaussian lies beyond that with a chance of 1e-24.")
+    print("\nTails: a draw reaches 10.26; a Gaussian exceeds that with probability 1e-24.")
 
 
 if __name__ == "__main__":
