@@ -512,7 +512,7 @@ def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     path = tmp_path / "step=10.ckpt"
     path.with_name(path.name + ".private").unlink()
     again, told = Net(), privacy(seed=None)
-    with pytest.warns(UserWarning, match="goes on with fresh noise and batches"):
+    with pytest.warns(UserWarning, match="continues with fresh noise and batches"):
         trainer(tmp_path, told).fit(again, loader(), ckpt_path=path)
     assert not torch.equal(flat(whole), flat(again))
     assert told.engine.ledger.steps == 16 + 6 and told.engine.updates == 16

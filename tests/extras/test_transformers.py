@@ -725,7 +725,7 @@ def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     (tmp_path / "checkpoint-6.private").unlink()
     again = llama()
     made = trainer(tmp_path, again, privacy(seed=None), **{**SAVED, "save_strategy": "no"})
-    with pytest.warns(UserWarning, match="goes on with fresh noise"):
+    with pytest.warns(UserWarning, match="continues with fresh noise"):
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert not torch.equal(flat(whole), flat(again)) and made.engine.ledger.steps == 10 + 4
 

@@ -30,8 +30,8 @@ def write(store: Store) -> None:
     for name in spec.names():
         if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
             missing.append(
-                f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long"
-                " it takes"
+                f"- {name}: not started, `zetaclip reproduce {name}`; `--dry-run` estimates the"
+                " time"
             )
     write_text(store.out / "README.md", _page(lines, missing, whole))
 
@@ -41,7 +41,7 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
         "# Results",
         "",
         (
-            "Written by `zetaclip reproduce`. Each experiment's folder holds its table, one CSV"
+            "Written by `zetaclip reproduce`. Each experiment's folder contains its table, one CSV"
             " line per run, and its plots."
         ),
         "",
@@ -53,8 +53,8 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
         page += [
             (
                 "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the"
-                " published EMNIST split and ImageNet-100 want a GPU) has not been run: `zetaclip"
-                " reproduce NAME --profile paper`, and `--dry-run` tells how long it takes."
+                " published EMNIST split and ImageNet-100 need a GPU) has not been run: `zetaclip"
+                " reproduce NAME --profile paper`; `--dry-run` estimates the time."
             ),
             "",
         ]

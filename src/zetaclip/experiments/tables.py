@@ -60,7 +60,7 @@ def markdown(
         page += _differences(table, lines, columns)
         page += _budgets(table, lines, columns)
     page += [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
-    page += _notes(plan, table)
+    page += _notes(plan)
     page += _rates(plan, rates)
     page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
@@ -88,7 +88,8 @@ def _recorded(table: Mapping[str, Any]) -> str:
         return ""
     told = "verified when they were written; their folders are not here"
     if older:
-        told += f"; {older} were taken over from an older table, without the digests of their files"
+        were, their = ("was", "its") if older == 1 else ("were", "their")
+        told += f"; {older} {were} taken from an older table, without the digests of {their} files"
     return f", {count} of them from `records.jsonl` ({told})"
 
 
@@ -118,8 +119,8 @@ def _values(
         caption += "; (2/5): over the two of five seeds that all the rows have"
     if any(cell["diverged"] for cell in cells):
         caption += (
-            "; a seed that diverged has no value: the mean is that of the others, and nothing is"
-            " concluded from it"
+            "; a seed that diverged has no value: the mean is over the other seeds, and the cell"
+            " counts as neither better nor worse"
         )
     if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
@@ -235,7 +236,7 @@ def _budget(pair: Sequence[float] | None) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
+def _notes(plan: Plan) -> list[str]:
     notes = [*plan.experiment.notes]
     if plan.experiment.source:
         notes.append(f"Published cells: `{plan.experiment.source}` of the paper.")
@@ -262,10 +263,10 @@ def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return []
     return [
         (
-            f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better"
-            " one may lie outside or, since rates are chosen at half the length, between its"
-            " points (`rates`). A row may stand where its grid does rather than where its method"
-            " does."
+            f"**Learning rates at the edge of their grid: {ends} of {count}** (below). A better"
+            " rate may be outside the grid or, because rates are chosen at half the length, between"
+            " its points (`rates`). So the rank of a row may be due to its grid and not to its"
+            " method."
         ),
         "",
     ]

@@ -130,7 +130,7 @@ class Privacy(Callback):
         trainer.strategy.optimizers = [self._optimizer]
         _replace_loader(trainer, self._updates)
         if self._resumed is not None:
-            self._resume(trainer, pl_module, self._resumed)
+            self._resume(trainer, self._resumed)
             self._resumed = None
         self._updates.limit = self.terms.allowed(self.engine, steps)
         if self._updates.limit is not None and self.engine.updates >= self._updates.limit:
@@ -234,7 +234,7 @@ class Privacy(Callback):
         self._secrets.clear()  # of a checkpoint that was never written
         self._secrets[public["identity"]] = (run, secret)
 
-    def _resume(self, trainer: Trainer, pl_module: LightningModule, loaded: dict[str, Any]) -> None:
+    def _resume(self, trainer: Trainer, loaded: dict[str, Any]) -> None:
         assert self._updates is not None
         if _KEY not in loaded:
             warnings.warn(

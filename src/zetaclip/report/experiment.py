@@ -342,8 +342,8 @@ def _tables(experiment: Experiment) -> list[str]:
             )
         if any(cell is not None and cell.diverged for line in lines for cell in line.cells):
             caption += (
-                " A seed that diverged has no value: the mean is over the other seeds, and no cell"
-                " of it counts as better or worse."
+                " A seed that diverged has no value: the mean is over the other seeds, and the cell"
+                " counts as neither better nor worse."
             )
         made.append(f"<h3>{escape(group)}</h3>" if group else "")
         made.append(

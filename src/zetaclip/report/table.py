@@ -23,15 +23,11 @@ class Cell:
     Args:
         text: What is shown; it is escaped.
         key: The number to sort by, if any.
-        strong: Whether the cell is bold.
-        title: The tooltip.
         html: Trusted HTML to show instead of ``text``.
     """
 
     text: str
     key: float | None = None
-    strong: bool = False
-    title: str = ""
     html: str = ""
 
 
@@ -72,14 +68,12 @@ def _head(label: str, sortable: bool) -> str:
 
 
 def _content(cell: Cell) -> str:
-    inner = cell.html or escape(cell.text)
-    return f"<strong>{inner}</strong>" if cell.strong else inner
+    return cell.html or escape(cell.text)
 
 
 def _data(cell: Cell, right: bool) -> str:
     key = "" if cell.key is None else f' data-key="{cell.key!r}"'
-    title = f' title="{escape(cell.title)}"' if cell.title else ""
-    return f"<td{key}{' class=number' * right}{title}>{_content(cell)}</td>"
+    return f"<td{key}{' class=number' * right}>{_content(cell)}</td>"
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:

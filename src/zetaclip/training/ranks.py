@@ -79,13 +79,13 @@ def follow(ranks: Ranks) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads or before)
     try:
-        _follow(ranks, config, folder, word["going_on"], word["rekey"])
+        _follow(config, folder, word["going_on"], word["rekey"])
     finally:
         torch.set_num_threads(before)
     return {}
 
 
-def _follow(ranks: Ranks, config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
+def _follow(config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
     dataset = load_data(config)
     method = build_method(config)
     model = build_model(config, dataset)
