@@ -163,7 +163,7 @@ def test_the_page_says_what_it_must(done):
 
 def test_a_page_tells_what_its_runs_can_not_prove():
     signed, older = ({"runs": {"recorded": 5, "unsigned": count}} for count in (0, 3))
-    assert "digests" not in tables._recorded(signed) and "3 were taken over" in tables._recorded(
+    assert "digests" not in tables._recorded(signed) and "3 were taken from" in tables._recorded(
         older
     )
     commit = "0123456789abcdef"
