@@ -1,10 +1,11 @@
-"""What a private step takes when freed memory is kept in the process, over what it takes when glibc gives it back.
+"""The time of a private step if freed memory is kept, over its time if glibc returns it.
 
     python bench/allocation.py
     python bench/allocation.py --models resnet cnn --rounds 7
 
-`zetaclip train` keeps it (`zetaclip.cli._main.allocation`). Each measurement is a process of its own, since the setting can't be taken back; the two
-take turns, and the figure is the median over rounds of the ratio within a round. Page faults are those of a step.
+`zetaclip train` keeps it (`zetaclip.cli.allocation`). Each measurement has its own process, because
+the setting can't be undone. The two take turns, and the figure is the median over rounds of the
+ratio within a round. Page faults are those of a step.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ SECONDS = 4.0
 
 
 def measure(name: str, keep: bool) -> dict[str, float]:
-    """Of one step in this process: milliseconds, page faults; and the peak of resident memory in MiB."""
+    """Milliseconds and page faults of one step, and the peak of resident memory in MiB."""
     import torch
 
     if keep and not keep_freed_memory():
         raise SystemExit(
-            "freed memory can't be kept here: no glibc, or its settings are in the environment"
+            "freed memory can't be kept: there is no glibc, or the environment has settings for it"
         )
     torch.manual_seed(0)
     model = MODELS[name]
@@ -55,6 +56,7 @@ def measure(name: str, keep: bool) -> dict[str, float]:
 
 
 def apart(name: str, keep: bool) -> dict[str, float]:
+    """The measurement in its own process."""
     words = [sys.executable, "-W", "ignore", __file__, "--one", name, *(["--keep"] if keep else [])]
     found: dict[str, float] = json.loads(
         subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -63,6 +65,7 @@ def apart(name: str, keep: bool) -> dict[str, float]:
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

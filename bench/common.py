@@ -1,4 +1,4 @@
-"""What the scripts share: one thread, tables, and a line that says where numbers were made."""
+"""What the scripts share: one thread, tables, and where numbers were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 
 def one_thread() -> None:
-    """Call it before torch is imported: a second thread would measure the machine's other tenants."""
+    """Limits torch to one thread; call it before torch is imported.
+
+    With a second thread, other work on the machine would be measured too.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MKL_NUM_THREADS", "1")
     import torch
@@ -49,7 +52,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """By linear interpolation, as numpy does it."""
+    """The quantile by linear interpolation, as numpy computes it."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -58,6 +61,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def write_json(path: str | None, values: dict[str, Any]) -> None:
+    """Writes the values with the surroundings; nothing without a path."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(

@@ -1,8 +1,8 @@
 """One training step of one model: without privacy, with zetaclip, and with Opacus's three modes.
 
-Every contender gets a network of its own, the same batch and plain SGD, and returns a function that takes one
-step: forward, backward, clip, noise, update. zetaclip's step goes through its loader with q = 1, as a user's
-loop does; Opacus's is handed the batch, so the fetching of a batch is in our time and not in theirs.
+Every contender gets its own network, the same batch and plain SGD, and returns a function that
+takes one step: forward, backward, clip, noise, update. zetaclip's step uses its loader with q = 1,
+as a user's loop does. Opacus's step is given the batch, so fetching a batch is in our time only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Step = Callable[[], None]
 
 
 def plain(model: Model, x: Tensor, y: Tensor) -> Step:
+    """A step without privacy."""
     network = model.make()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
@@ -34,6 +35,7 @@ def plain(model: Model, x: Tensor, y: Tensor) -> Step:
 
 
 def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Step:
+    """A step with zetaclip."""
     from zetaclip import PrivacyEngine
 
     network = model.make()
@@ -83,6 +85,7 @@ def opacus_private(
 
 
 def opacus(model: Model, x: Tensor, y: Tensor, mode: str) -> Step:
+    """A step with a mode of Opacus."""
     loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
     network, optimizer, _, criterion = opacus_private(model.make(), loader, mode)
 
@@ -103,7 +106,7 @@ def make(kind: str, model: Model, x: Tensor, y: Tensor) -> Step:
 
 
 def replaced_by_opacus(model: Model) -> bool:
-    """Whether Opacus refuses the network as it is and gets a version with layers replaced by its own fixer."""
+    """Whether Opacus refuses the network and gets a version repaired by its own fixer."""
     from opacus.validators import ModuleValidator
 
     return bool(ModuleValidator.validate(model.make()))

@@ -3,11 +3,12 @@
     python bench/kernels.py                   # convolutions and sequences
     python bench/kernels.py --only convolutions --repeats 9
 
-For a list of convolutions: forward, input gradient and summed weight gradient (what ordinary training pays), then the
-three ways to get every example's share: *folded*, *shifted* and *Gram*, each with its norms and its weighted
-sum, because that is what a private step needs of it. "rule" is the way that the rule would choose by the shapes,
-"best" the fastest of this run. For matrices over sequences: norms by Gram matrices and by materialised gradients.
-A constant is good if "rule over best" stays near 1; it never changes a result, only the time.
+For a list of convolutions: forward, input gradient and summed weight gradient (the cost of ordinary
+training), then the three ways to compute per-record gradients: *folded*, *shifted* and *Gram*. Each
+includes its norms and its weighted sum, which a private step needs. "rule" is the way that the rule
+would choose by the shapes, "best" the fastest of this run. For matrices over sequences: norms by
+Gram matrices and by materialised gradients. A constant is good if "rule over best" stays near 1. It
+never changes a result, only the time.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ SEQUENCES = (
 
 
 def milliseconds(function: Callable[[], Any], repeats: int) -> float:
+    """The median time of a call."""
     function()
     times = []
     for _ in range(repeats):
@@ -97,6 +99,7 @@ def used(make: Callable[[], Contribution], shape: torch.Size, batch: int) -> Cal
 
 
 def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
+    """The table of convolutions, and its figures."""
     rows, figures = [], []
     for inputs, outputs, kernel, stride, image, batch in CONVOLUTIONS:
         padding = kernel // 2 if kernel != 4 else 0
@@ -111,7 +114,7 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             "shifted": lambda: _shifted(x, g, geometry, shape),
             "Gram": lambda: ConvGram(x, g, geometry),
         }
-        # Far from where they belong the Gram and the folded way take seconds, and prove nothing.
+        # For unsuitable shapes the Gram and the folded way take seconds and show nothing.
         positions = y[0, 0].numel()
         if (
             positions * positions * (inputs * kernel**2 + outputs)
@@ -136,7 +139,7 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()
         }
         chosen = convolution_contribution(x, g, geometry)
-        # A layer whose gradients are made in pieces uses one of the two kernels for them.
+        # A layer whose gradients are computed in parts uses one of the two kernels for them.
         rule = (
             "Gram"
             if type(chosen) is ConvGram
@@ -172,6 +175,7 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
 
 
 def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
+    """The table of matrices over sequences, and its figures."""
     rows, figures = [], []
     for positions, inputs, outputs, batch in SEQUENCES:
         x, g = torch.randn(batch, positions, inputs), torch.randn(batch, positions, outputs)
@@ -187,7 +191,7 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         }
         rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"
         best = min(times, key=lambda way: times[way])
-        # At which MEMORY_COST the rule would be indifferent here: the constant should lie on the right side of it.
+        # The MEMORY_COST at which the rule would change its choice for this shape.
         edge = positions**2 * (inputs + outputs) / (inputs * outputs)
         name = f"{positions} x ({inputs} to {outputs}), batch {batch}"
         rows.append(
@@ -207,6 +211,7 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
 
 
 def main() -> None:
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("convolutions", "sequences"))
     parser.add_argument("--repeats", type=int, default=5)
@@ -215,7 +220,8 @@ def main() -> None:
     torch.manual_seed(0)
     found: dict[str, Any] = {"MEMORY_COST": MEMORY_COST, "SHIFTED_FROM": SHIFTED_FROM}
     print(
-        f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST}, SHIFTED_FROM = {SHIFTED_FROM}.\n"
+        f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST},"
+        f" SHIFTED_FROM = {SHIFTED_FROM}.\n"
     )
     with torch.no_grad():
         for part, measure in (("convolutions", convolutions), ("sequences", sequences)):

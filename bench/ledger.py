@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python bench/ledger.py
 
-Every figure is one run in this process; imports of the accounting libraries are timed on their own.
+Every figure is one run in this process. Imports of the accounting libraries are timed separately.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ MILLION = 10**6
 
 
 def timed(what: str, work: Callable[[], T]) -> T:
+    """Runs the work, prints its time, and returns its result."""
     start = time.perf_counter()
     result = work()
     shown = f"  -> {result:.4f}" if isinstance(result, float) else ""
@@ -28,10 +29,12 @@ def timed(what: str, work: Callable[[], T]) -> T:
 
 
 def rows(count: int) -> Iterator[Row]:
+    """Ledger rows of a long run."""
     return (Row(batch, batch, "gradient", 1.0, 1.1, 1.1, 0.001, "a") for batch in range(count))
 
 
 def append_all(made: list[Row]) -> Ledger:
+    """A ledger with these rows."""
     ledger = Ledger(Header(1_000_000, "declared", 1000.0, "pld", "DP-SGD"))
     for row in made:
         ledger.append(row)
@@ -39,11 +42,12 @@ def append_all(made: list[Row]) -> Ledger:
 
 
 def main() -> None:
+    """Prints the times."""
     made = timed("make 10^6 rows", lambda: list(rows(MILLION)))
     ledger = timed("append them", lambda: append_all(made))
     events = timed("events() over them", ledger.events)
     timed("state_dict()", ledger.state_dict)
-    # The first ε by each library pays for importing it.
+    # The first ε by each library includes its import.
     timed(
         "import opacus, and a small ε by RDP", lambda: epsilon([Event(0.01, 1.1, 10)], 1e-5, "rdp")
     )
@@ -65,7 +69,7 @@ def main() -> None:
                 lambda n=steps: epsilon([Event(0.001, 1.1, n)], 1e-5),
             )
     for warning in caught:
-        print(f"  which had said: {warning.message}")
+        print(f"  warning: {warning.message}")
     for accountant in ("rdp", "prv", "pld"):
         timed(
             f"σ for ε = 3 by {accountant.upper()}, 1880 steps, q = 256/60000",

@@ -1,12 +1,12 @@
-"""An epoch of MNIST-sized data end to end: Poisson loading, private step and loop, against Opacus's.
+"""An epoch of MNIST-sized data: Poisson loading, private step and loop, compared with Opacus.
 
     python bench/loader.py                  # a quarter of an epoch
     python bench/loader.py --share 1        # a whole one
 
-The data are 60000 random images of 1x28x28 in a TensorDataset, the batch is 256, the network is that of Opacus's MNIST
-example. Three loops take turns of ten batches: an ordinary DataLoader without privacy, zetaclip, and Opacus's
-DPDataLoader with whichever of its modes is fastest here. "Loading" is the time inside ``next()`` of each
-loader, "all" is loading and step together.
+The data are 60000 random images of 1x28x28 in a TensorDataset, the batch is 256, the network is
+that of Opacus's MNIST example. Three loops take turns of ten batches: an ordinary DataLoader
+without privacy, zetaclip, and Opacus's DPDataLoader in its fastest mode. "Loading" is the time
+inside ``next()`` of each loader, "all" is loading and step together.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Loop:
         self.whole: list[float] = []
 
     def run(self, batches: int) -> None:
+        """Trains on so many batches."""
         for _ in range(batches):
             start = time.perf_counter()
             batch = next(self.batches, None)
@@ -61,16 +62,19 @@ class Loop:
             self.whole.append(time.perf_counter() - start)
 
     def forget(self) -> None:
+        """Drops the times so far."""
         self.loading, self.whole = [], []
 
 
 def plain(model: Model, data: TensorDataset) -> Loop:
+    """The loop without privacy."""
     network = model.make()
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     return Loop(network, torch.optim.SGD(network.parameters(), lr=0.01), loader, F.cross_entropy)
 
 
 def ours(model: Model, data: TensorDataset) -> Loop:
+    """The loop with zetaclip."""
     from zetaclip import PrivacyEngine
 
     network = model.make()
@@ -87,6 +91,7 @@ def ours(model: Model, data: TensorDataset) -> Loop:
 
 
 def opacus(model: Model, data: TensorDataset, mode: str) -> Loop:
+    """The loop with a mode of Opacus."""
     loader = DataLoader(data, batch_size=BATCH)
     network, optimizer, loader, criterion = opacus_private(
         model.make(), loader, mode, poisson_sampling=True
@@ -95,6 +100,7 @@ def opacus(model: Model, data: TensorDataset, mode: str) -> Loop:
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--share", type=float, default=0.25, help="of an epoch of 235 batches (default 0.25)"

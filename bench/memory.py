@@ -1,12 +1,13 @@
-"""What privacy costs in memory: peak of a private step over that of an ordinary one, at equal physical batch.
+"""Memory of privacy: the peak of a private step over that of an ordinary one, same physical batch.
 
     python bench/memory.py                        # all six models
     python bench/memory.py --models cnn --no-peers
 
-Every figure comes from a process of its own: it takes a step on two records with a throw-away network (so that code is
-loaded and the kernels' own buffers exist), builds the network, the data and the optimizer, notes its resident
-memory, resets the operating system's high-water mark, works through four physical batches, and reads the mark. The peak is the difference: activations, gradients
-and whatever privacy adds. The last columns repeat it for zetaclip with a logical batch of 1 and of 4 physical batches.
+Every figure comes from its own process. It takes a step on two records with another network, so
+that code and the kernels' buffers are loaded. It builds the network, the data and the optimizer,
+notes its resident memory, resets the operating system's high-water mark, processes four physical
+batches, and reads the mark. The peak is the difference: activations, gradients and what privacy
+adds. The last columns repeat it for zetaclip with a logical batch of 1 and of 4 physical batches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ one_thread()
 from contenders import PEERS, make, ours, reason
 from networks import MODELS, TABLE
 
-# Physical batches that every figure has seen: four steps of one, or one step of four.
+# Physical batches per figure: four steps of one, or one step of four.
 CHUNKS = 4
 TITLES = {
     "ours": "zetaclip",
@@ -45,7 +46,7 @@ def _status(field: str) -> float:
 
 
 def child(name: str, kind: str, chunks: int) -> float:
-    """Peak MiB of one contender above the state after building; runs in a process of its own."""
+    """Peak MiB of one contender above the state after building; runs in its own process."""
     import torch
 
     model = MODELS[name]
@@ -54,14 +55,15 @@ def child(name: str, kind: str, chunks: int) -> float:
     x, y = model.data(model.batch * chunks)
     step = ours(model, x, y, model.batch) if chunks > 1 else make(kind, model, x, y)
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     for _ in range(CHUNKS // chunks):
         step()
     return max(0.0, _status("VmHWM") - before)
 
 
 def measure(name: str, kind: str, chunks: int = 1) -> float | str:
-    # Large blocks are given back when they are freed; otherwise the figure would also hold what malloc keeps.
+    """The peak in MiB, or why there is none."""
+    # Large blocks are returned when they are freed; else the figure would contain malloc's reserve.
     environment = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -77,6 +79,7 @@ def measure(name: str, kind: str, chunks: int = 1) -> float | str:
 
 
 def as_table(results: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
     kinds = [kind for kind in TITLES if any(kind in row for row in results.values())]
     rows = []
     for name, row in results.items():
@@ -101,6 +104,7 @@ def as_table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
     parser.add_argument(

@@ -3,10 +3,11 @@
     python bench/methods.py                              # the CNN and the MLP
     python bench/methods.py --models cnn --methods dp-sam quantile --seconds 20
 
-A step is a whole update: forward, backward, clip, noise, update and whatever the method does besides, on one thread; with two
-passes it is both. In every turn each method takes some steps right after DP-SGD has, or right before, by turns, so that a
-machine that slows down slows both. A figure is the median over the turns of the ratio of the two. A spectral probe,
-which happens every 50 steps, is timed by itself and spread over them.
+A step is a whole update on one thread: forward, backward, clip, noise, update and what else the
+method does; with two passes it is both. In every turn each method takes some steps right before or
+right after DP-SGD, so that a machine that slows down slows both. A figure is the median over the
+turns of the ratio of the two. A spectral probe, which happens every 50 steps, is timed separately
+and spread over them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import PrivacyEngine, methods
 
-# A machine's clock and its other users change within tenths of a second: short turns, and many of them.
+# The clock and the load of a machine change within tenths of a second, so turns are short and many.
 TURN_SECONDS = 0.01
 LEAST_TURNS = 15
 clock = time.perf_counter
-# Enough planned updates for any number of turns; a decay that is still noise at the end; a first stage of one step.
+# Enough planned updates for any number of turns. The options keep noise until the end of a decay,
+# and make a first stage one step long.
 EPOCHS = 20_000
 OPTIONS: dict[str, dict[str, Any]] = {
     "adp-adamw": {"ratio": 0.99999},
@@ -51,7 +53,7 @@ GOALS |= {"dp-sam": 2.1, "dp-sam same": 2.1, "dp-is": 1.3, "adaclip": None, "ada
 
 
 def make(name: str, model: Model, x: Tensor, y: Tensor) -> tuple[Callable[[], None], float]:
-    """A function that takes one update, and seconds to add to each for a probe that comes seldom."""
+    """A function that takes one update, and the seconds of a rare probe spread over updates."""
     method = methods.get(name.split()[0], **OPTIONS.get(name, {}))
     torch.manual_seed(0)
     network = model.make()
@@ -101,7 +103,7 @@ def measure(model: Model, names: list[str], seconds: float) -> dict[str, list[tu
     made = {name: make(name, model, x, y) for name in names}
     repeats = {}
     for name, (step, _) in made.items():
-        for _ in range(3):  # what only the first steps do
+        for _ in range(3):  # warm-up
             step()
         start = clock()
         step()
@@ -124,6 +126,7 @@ def measure(model: Model, names: list[str], seconds: float) -> dict[str, list[tu
 
 
 def summarise(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    """Medians and quartiles by method."""
     summary: dict[str, Any] = {}
     for name, pairs in times.items():
         ratios = [own / base for own, base in pairs]
@@ -137,6 +140,7 @@ def summarise(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
 
 
 def as_table(results: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
     models = list(results)
     rows = []
     for name in results[models[0]]:
@@ -153,6 +157,7 @@ def as_table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=["cnn", "mlp"], metavar="NAME"
@@ -162,12 +167,12 @@ def main() -> None:
         "--seconds",
         type=float,
         default=6.0,
-        help="about so long for each method and network (default: 6)",
+        help="time for each method and network (default: 6)",
     )
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="time of this process alone, for a machine that others use too",
+        help="measure CPU time, for a machine with other load",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """The networks of the speed and memory tables, each with the shape of its data and its batch.
 
-``TABLE`` names the six of the table in the README; ``MODELS`` holds some more for closer looks.
+``TABLE`` names the six of the table in the README; ``MODELS`` has more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class ConvNet(nn.Module):
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
@@ -39,6 +40,7 @@ class Perceptron(nn.Module):
         self.fc3 = nn.Linear(256, 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
@@ -53,6 +55,7 @@ class MnistExample(nn.Module):
         self.fc2 = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2, 1)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2, 1)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
@@ -73,6 +76,7 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(convolution, nn.GroupNorm(groups, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
         y = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -93,6 +97,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(widths[-1], 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         return self.fc(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
@@ -106,6 +111,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         return self.head(self.encoder(x).mean(1))
 
 
@@ -120,6 +126,7 @@ class Model:
     batch: int
 
     def data(self, records: int) -> tuple[Tensor, Tensor]:
+        """Random records and labels."""
         return torch.randn(records, *self.shape), torch.randint(0, self.classes, (records,))
 
 
@@ -144,7 +151,7 @@ MODELS = {
         10,
         32,
     ),
-    # torch's default feed-forward width of 2048 is 16 times d here; 4 times is what people usually build.
+    # torch's default feed-forward width of 2048 is 16 times d here; 4 times is usual.
     "transformer-512": Model(
         "the same with feed-forward 512", lambda: Encoder(512), (48, 128), 10, 64
     ),

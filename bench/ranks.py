@@ -1,15 +1,20 @@
-"""Two ranks with one thread each against one process with one thread: time of a logical step, and bytes that are sent.
+"""Two ranks with one thread each, compared with one process: time of a logical step, bytes sent.
 
     python bench/ranks.py
     python bench/ranks.py --models resnet resnet18 --turns 15 --ranks 2
     python bench/ranks.py --batches 128 512
 
-Both draw Poisson batches of the same q from the same data, so a step has the same expected number of records. In every turn
-one process trains an epoch of ten steps while the ranks wait, then the ranks train one while it waits. The ratio is that of the
-medians over turns, the range spans the 10th to the 90th percentile of the ratios of single turns. The epoch's comparison of
-weights is in the ranks' time. A batch larger than the bench's own goes through in physical batches of that size, in all processes. It needs as many free cores as ranks; on fewer it measures the scheduler. "Ceiling" is the same ratio for
-as many processes that share the records, work at the same time and never speak: what cores that share memory and clock allow. The
-processor time of the busiest rank, against that of one process, says less and hardly depends on who else uses the machine.
+Both draw Poisson batches of the same q from the same data, so a step has the same expected number
+of records. In every turn one process trains an epoch of ten steps while the ranks wait, then the
+ranks train one while it waits. The ratio is that of the medians over turns; the range is the 10th
+to the 90th percentile of the ratios of single turns. The ranks' time includes the comparison of
+weights at the end of an epoch. A batch larger than the model's own is processed in physical batches
+of that size, in all processes. The bench needs as many free cores as ranks; with fewer it measures
+the scheduler.
+
+"Ceiling" is the same ratio for as many processes that share the records, work at the same time and
+never communicate: the limit of cores that share memory and clock. "Less processor time" compares
+the busiest rank with one process. It says less, but hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -34,7 +39,16 @@ STEPS = 10  # of an epoch
 
 
 def serve(rank: int, ranks: int, name: str, batch: int, pipe: Any, joined: bool) -> None:
-    """One process: an epoch whenever it is asked for, and how long that took. Not joined: with its share of the records, alone."""
+    """One process: trains an epoch on request, and sends how long it took.
+
+    Args:
+        rank: Its rank.
+        ranks: How many there are.
+        name: The model.
+        batch: The expected logical batch size.
+        pipe: Where requests come from.
+        joined: Whether the processes train together; else each has its share of the records.
+    """
     from zetaclip import PrivacyEngine
 
     torch.set_num_threads(1)
@@ -84,6 +98,7 @@ def serve(rank: int, ranks: int, name: str, batch: int, pipe: Any, joined: bool)
 
 
 def start(ranks: int, name: str, batch: int, joined: bool = True) -> tuple[list[Any], list[Any]]:
+    """Starts the processes; returns their pipes and themselves."""
     context = mp.get_context("spawn")
     pipes, processes = [], []
     for rank in range(ranks):
@@ -102,7 +117,7 @@ def start(ranks: int, name: str, batch: int, joined: bool = True) -> tuple[list[
 
 
 def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
-    """Seconds, processor time and bytes of a step, by the slowest rank, and the bytes of all parameters."""
+    """Seconds, CPU time and bytes of a step, by the slowest rank, and the parameters' bytes."""
     for pipe in pipes:
         pipe.send(True)
     answers = [pipe.recv() for pipe in pipes]
@@ -115,13 +130,14 @@ def turn(pipes: list[Any]) -> tuple[float, float, float, int]:
 
 
 def measure(name: str, batch: int, ranks: int, turns: int) -> dict[str, Any]:
+    """The figures of one model and batch."""
     groups = [
         start(1, name, batch),
         start(ranks, name, batch),
         start(ranks, name, batch, joined=False),
     ]
     for pipes, _ in groups:
-        turn(pipes)  # what only the first epoch does
+        turn(pipes)  # warm-up
     turned = []
     for number in range(turns):
         order = range(len(groups)) if number % 2 == 0 else reversed(range(len(groups)))
@@ -143,14 +159,17 @@ def measure(name: str, batch: int, ranks: int, turns: int) -> dict[str, Any]:
         "low": quantile(ratios, 0.1),
         "high": quantile(ratios, 0.9),
         "ceiling": statistics.median(ones) / statistics.median(aparts),
-        "processor": statistics.median(one[1] for one, _, _ in turned)
-        / statistics.median(many[1] for _, many, _ in turned),
+        "processor": (
+            statistics.median(one[1] for one, _, _ in turned)
+            / statistics.median(many[1] for _, many, _ in turned)
+        ),
         "sent": statistics.median(many[2] for _, many, _ in turned),
         "parameters": turned[0][1][3],
     }
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet"], metavar="NAME")
     parser.add_argument(

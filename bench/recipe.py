@@ -1,10 +1,11 @@
-"""Does the default recipe do best untuned? MNIST, Adult and CIFAR-10, several seeds, against a coupled constant rate.
+"""Is the default recipe the best one without tuning? Compared with a coupled constant rate.
 
-    python bench/recipe.py --out runs/recipe                 # all, three seeds; done runs are reused
+    python bench/recipe.py --out runs/recipe                 # three seeds; reuses finished runs
     python bench/recipe.py --out runs/recipe --only mnist --seeds 5
 
-Every row is DP-SGD at the same σ and δ = 1e-5, except the last of each set, which is ``zetaclip train``'s default. Prints
-mean and standard deviation over seeds, and every seed.
+MNIST, Adult and CIFAR-10. Every row is DP-SGD at the same σ and δ = 1e-5, except the last of each
+set, which is the default of ``zetaclip train``. Prints mean and standard deviation over seeds, and
+every seed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def main() -> None:
+    """Trains what is missing and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

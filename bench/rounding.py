@@ -2,17 +2,18 @@
 
     python bench/rounding.py [--most 4096]
 
-Noise is scaled by S (1 + 2^-9). Half of that pays for rounding to the grid, which is proved. The other half, 2^-10
-or 9.8e-4 of C, must cover arithmetic. Records meet in float64 only, so what is left is each record's own gradient
-in float32, looked at in two ways:
+Noise is scaled by S (1 + 2^-9). Half of that covers rounding to the grid, which is proved. The
+other half, 2^-10 or 9.8e-4 of C, must cover arithmetic. Records are added in float64, so what is
+left is each record's own gradient in float32. It is measured in two ways:
 
-- *own*: how long a record's clipped gradient really is, in float64, over C. Its norm and its share of the sum come
-  from different kernels.
-- *others*: how far the shares of all other records move, over C, when one record joins. Kernels may round in another
-  way if a batch has another number of rows, and a loss that is a mean divides by that number before it
-  rounds. Copies of one record are the worst case: their differences point the same way.
+- *own*: how long a record's clipped gradient really is, in float64, over C. Its norm and its share
+  of the sum come from different kernels.
+- *others*: how far the shares of all other records move, over C, when one record joins. Kernels may
+  round differently if a batch has another number of rows, and a loss that is a mean divides by that
+  number before it rounds. Copies of one record are the worst case: their differences have the same
+  direction.
 
-The figures are the largest over the tries; they are no proof.
+The figures are the largest over the tries; they are not a proof.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def recorded(module: nn.Module, reduction: str) -> Callable[[Tensor, Tensor], Ch
 
 @torch.no_grad()
 def clipped_sum(chunk: Chunk, clip: float, rows: slice = slice(None)) -> Tensor:
+    """The sum of the chosen rows' clipped gradients, in float64."""
     norms = chunk.norms()
     factors = clip / norms.clamp_min(clip)
     chosen = torch.zeros_like(factors)
@@ -110,21 +112,21 @@ def others(name: str, count: int, reduction: str, copies: bool) -> float:
     """How far the shares of ``count`` records move, over C, when another one joins them."""
     model = MODELS[name]
     torch.manual_seed(count)
-    module = model.make().eval()  # no dropout: masks are drawn anew anyway
+    module = model.make().eval()  # no dropout: its masks are drawn again for each batch
     run = recorded(module, reduction)
     x, y = model.data(count + 1)
     if copies:
         x, y = x[:1].repeat(count + 1, *[1] * (x.dim() - 1)), y[:1].repeat(count + 1)
     chunk = run(x[:count], y[:count])
     with torch.no_grad():
-        clip = float(chunk.norms().median()) * (
-            2.0 if copies else 1.0
-        )  # copies stay unclipped: nothing is normalised
+        # Copies stay unclipped, so that nothing is normalised.
+        clip = float(chunk.norms().median()) * (2.0 if copies else 1.0)
     without = clipped_sum(chunk, clip)
     return float((clipped_sum(run(x, y), clip, slice(0, count)) - without).norm()) / clip
 
 
 def main() -> None:
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--most", type=int, default=4096, help="largest batch of the networks that are small enough"

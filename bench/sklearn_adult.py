@@ -1,11 +1,13 @@
-"""PrivateClassifier on five numeric columns of Adult, beside diffprivlib's models and Opacus's loop with the same network.
+"""PrivateClassifier on five numeric columns of Adult, beside diffprivlib's models and Opacus.
 
-python -m venv .dpl && .dpl/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
-python bench/sklearn_adult.py --data FOLDER --diffprivlib .dpl/bin/python
+    python -m venv .dpl && .dpl/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
+    python bench/sklearn_adult.py --data FOLDER --diffprivlib .dpl/bin/python
 
-diffprivlib 0.6.6 needs an older scikit-learn than ours, so its models run in an environment of their own, by this same script. FOLDER
-holds adult/adult.data and adult/adult.test (default: $ZETACLIP_DATA). AUC is on the test file, the median over seeds with the smallest and
-the largest; bounds are declared, δ = 1e-5 (diffprivlib's are for δ = 0). Seconds include the search for σ.
+diffprivlib 0.6.6 needs an older scikit-learn than zetaclip, so this script runs its models in
+another environment. FOLDER contains adult/adult.data and adult/adult.test (default:
+$ZETACLIP_DATA). AUC is on the test file: the median over seeds with the smallest and the largest.
+Bounds are declared, δ = 1e-5 (diffprivlib's models have δ = 0). Seconds include the search for σ.
+Opacus trains the same network.
 """
 
 from __future__ import annotations
@@ -24,19 +26,15 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = {
-    0: (17, 90),
-    4: (1, 16),
-    10: (0, 1e5),
-    11: (0, 4356),
-    12: (1, 99),
-}  # age, education, gain, loss, hours
+# Age, education, gain, loss, hours.
+COLUMNS = {0: (17, 90), 4: (1, 16), 10: (0, 1e5), 11: (0, 4356), 12: (1, 99)}
 EPSILONS = (0.5, 1.0, 3.0)
 DELTA = 1e-5
 Fit = Callable[[np.ndarray, np.ndarray, float, int], Callable[[np.ndarray], np.ndarray]]
 
 
 def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The scaled columns of a file, and its labels."""
     lines = (folder / "adult" / name).read_text().splitlines()
     rows = [line.strip().rstrip(".").split(", ") for line in lines if line.count(",") > 10]
     low, high = np.array([*COLUMNS.values()], dtype=float).T
@@ -46,10 +44,11 @@ def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-# -- contenders: (x, y, ε, seed) -> scores of new rows -------------------------------------------------------------
+# -- contenders: (x, y, ε, seed) -> scores of new rows
 
 
 def zetaclip(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
+    """``PrivateClassifier`` with its defaults."""
     from zetaclip.integrations.sklearn import PrivateClassifier
 
     model = PrivateClassifier(
@@ -59,7 +58,7 @@ def zetaclip(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
 
 def opacus(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
-    """The same network, length, batch size, scaling and rates as PrivateClassifier's defaults; C fixed at 1; ghost clipping."""
+    """Opacus with the network and settings of ``PrivateClassifier``, C = 1, ghost clipping."""
     import torch
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -101,6 +100,7 @@ def opacus(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
 
 def logistic(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
+    """Logistic regression of diffprivlib."""
     from diffprivlib.models import LogisticRegression
 
     # Its sensitivity needs a bound on a row's norm: five features in [0, 1].
@@ -109,6 +109,7 @@ def logistic(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
 
 def bayes(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
+    """Naive Bayes of diffprivlib."""
     from diffprivlib.models import GaussianNB
 
     model = GaussianNB(epsilon=epsilon, bounds=(0, 1), random_state=seed).fit(x, y)
@@ -116,6 +117,7 @@ def bayes(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
 
 
 def forest(x: np.ndarray, y: np.ndarray, epsilon: float, seed: int) -> Any:
+    """Random forest of diffprivlib."""
     from diffprivlib.models import RandomForestClassifier
 
     model = RandomForestClassifier(
@@ -133,6 +135,7 @@ THEIRS: dict[str, Fit] = {
 
 
 def measure(contenders: dict[str, Fit], folder: Path, seeds: int) -> list[dict[str, Any]]:
+    """AUC and CPU seconds of every contender, ε and seed."""
     from sklearn.metrics import roc_auc_score
 
     warnings.simplefilter("ignore")
@@ -162,6 +165,7 @@ def measure(contenders: dict[str, Fit], folder: Path, seeds: int) -> list[dict[s
 
 
 def summary(found: list[dict[str, Any]]) -> str:
+    """The results as a Markdown table."""
     head = ["model", *(f"AUC at ε = {epsilon:g}" for epsilon in EPSILONS), "CPU seconds per fit"]
     lines = [head, ["---"] * len(head)]
     for name in dict.fromkeys(row["model"] for row in found):
@@ -175,6 +179,7 @@ def summary(found: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--data",

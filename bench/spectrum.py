@@ -1,12 +1,13 @@
-"""Speed of the spectral probe: against WeightWatcher, and as a part of training.
+"""Speed of the spectral probe: compared with WeightWatcher, and as a part of training.
 
     OMP_NUM_THREADS=1 python bench/spectrum.py            # both tables
     OMP_NUM_THREADS=1 python bench/spectrum.py --share    # only the second
 
-Every ratio is between two times of the same run on the same matrix, medians of a few repetitions. The first
-table splits the time, because eigenvalues cost both programs what LAPACK costs, and the fit is our own. "At best" is what no exact
-route through the Gram matrix can go below: half a product and 4/3 n³ for the reduction to three diagonals, at the speed of this machine's
-matrix product. Beside it stands what torch's eigenvalue routine takes for the same.
+Every ratio is between two times of the same run on the same matrix, medians of a few repetitions.
+The first table splits the time: the cost of eigenvalues is LAPACK's in both programs, the fit is
+our own. "At best" is the lower limit of any exact method through the Gram matrix: half a product
+and 4/3 n³ for the reduction to three diagonals, at the speed of this machine's matrix product. The
+next column is the time of torch's eigenvalue routine.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PERIOD = 50
 
 
 def median_ms(function: Callable[[], Any], repeats: int) -> float:
+    """The median time of a call."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -49,6 +51,7 @@ def matrix(rows: int, cols: int) -> torch.Tensor:
 
 
 def against_weightwatcher(repeats: int) -> None:
+    """Prints the first table."""
     logging.disable(logging.CRITICAL)
     import weightwatcher
     from weightwatcher.WW_powerlaw import WWFit
@@ -114,6 +117,8 @@ def mnist_net() -> nn.Module:
 
 
 class Block(nn.Module):
+    """A residual block with group norm."""
+
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1)
@@ -123,6 +128,7 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inside, outside, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
         y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         return torch.relu(y + self.shortcut(x))
 
@@ -137,14 +143,16 @@ class Resnet(nn.Module):
         self.fc = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The logits."""
         x = self.layer3(self.layer2(self.layer1(torch.relu(self.conv1(x)))))
         return self.fc(x.mean((2, 3)))
 
 
 def share_of_training() -> None:
-    """The probe and the controller's update, timed apart, over PERIOD private steps."""
+    """Prints the second table: probe and controller update over PERIOD private steps."""
     print(
-        f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}  layers"
+        f"{'network':>8} {'batch':>6} {'step, ms':>9} {'probe, ms':>10} {'share at K = 50':>16}"
+        "  layers"
     )
     cases = (("MNIST", mnist_net(), (1, 28, 28), 256), ("ResNet", Resnet(), (3, 32, 32), 128))
     for name, net, shape, batch in cases:
@@ -184,7 +192,7 @@ def share_of_training() -> None:
         ) -> None:
             controller.update(probe.read(module, PERIOD), state)
 
-        once()  # the random null of each shape is computed here, once in a run
+        once()  # computes the random null of each shape, which a run does only once
         step, cost = statistics.median(steps[2:]), median_ms(once, 9)
         layers = ", ".join(probe.bound)  # type: ignore[attr-defined]
         share = 100 * cost / (PERIOD * step + cost)
@@ -192,6 +200,7 @@ def share_of_training() -> None:
 
 
 def main() -> None:
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--share", action="store_true", help="only the share of training")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,13 +1,13 @@
 """What privacy costs per step: time of a private step over that of an ordinary one.
 
-    python bench/step.py                                  # all six models, with Opacus's three modes
+    python bench/step.py                 # all six models, with Opacus's three modes
     python bench/step.py --models cnn mlp --turns 31 --no-peers
 
-A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole process, so that
-nothing hides in another thread and other work on the machine does not count. In every turn each contender takes one step
-(cheap models: several), and each turn starts with another contender, so that a machine that slows down slows all of
-them. A figure is the ratio of medians over the turns; the range behind it spans the 10th to the 90th
-percentile of the ratios of single turns.
+A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole
+process, so that work in other threads counts and other load on the machine does not. In every turn
+each contender takes one step (cheap models: several), and each turn starts with another contender,
+so that a machine that slows down slows all of them. A figure is the ratio of medians over the
+turns; the range after it is the 10th to the 90th percentile of the ratios of single turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from contenders import PEERS, Step, make, reason, replaced_by_opacus
 from networks import MODELS, TABLE, Model
 
-# A turn of a contender lasts at least this long, so that the clock and the scheduler don't decide.
+# A turn of a contender lasts at least this long, so that clock and scheduler hardly matter.
 LEAST_SECONDS = 0.02
 TITLES = {
     "ours": "zetaclip",
@@ -45,7 +45,7 @@ def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -
     for kind in kinds:
         try:
             step = make(kind, model, x, y)
-            step()  # what only the first step does
+            step()  # warm-up
             start = time.process_time()
             step()
             repeats[kind] = max(1, min(20, round(LEAST_SECONDS / (time.process_time() - start))))
@@ -66,7 +66,7 @@ def measure(model: Model, kinds: tuple[str, ...], turns: int, slow_turns: int) -
 
 
 def summarise(times: dict[str, Any]) -> dict[str, Any]:
-    """For each contender: median ms, ratio to plain, and the range of the ratios of single turns."""
+    """For each contender: median ms, ratio to plain, and the range of ratios of single turns."""
     base = times["plain"]
     summary: dict[str, Any] = {"plain_ms": round(statistics.median(base), 3)}
     for kind, values in times.items():
@@ -91,6 +91,7 @@ def summarise(times: dict[str, Any]) -> dict[str, Any]:
 
 
 def cell(entry: dict[str, Any] | None) -> str:
+    """The ratio with its range, or why there is none."""
     if entry is None:
         return "-"
     if "fails" in entry:
@@ -99,6 +100,7 @@ def cell(entry: dict[str, Any] | None) -> str:
 
 
 def as_table(results: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
     kinds = [kind for kind in TITLES if any(kind in row for row in results.values())]
     rows = []
     for name, row in results.items():
@@ -108,11 +110,15 @@ def as_table(results: dict[str, Any]) -> str:
         rows.append([f"{model.title}, batch {model.batch}", f"{row['plain_ms']:.1f} ms", *cells])
     text = table(["model", "no privacy", *(TITLES[kind] for kind in kinds)], rows)
     if any(row.get("replaced") for row in results.values()):
-        text += "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix replaced it."
+        text += (
+            "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix"
+            " replaced it."
+        )
     return text
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(TABLE), metavar="NAME")
     parser.add_argument(

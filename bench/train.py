@@ -1,10 +1,12 @@
-"""What ``zetaclip train`` costs over the bare engine loop: an epoch of MNIST, evaluation included; and the start of the command.
+"""What ``zetaclip train`` costs over the bare loop: an epoch of MNIST with evaluation.
 
     python bench/train.py                # three rounds of an epoch each
     python bench/train.py --rounds 5
 
-Both train the same network on the same data with the same noise and the spectral controller; the two take turns, and the
-figure is the median over rounds of the ratio within a round. Real MNIST if it is at hand, else random images of its size.
+It also measures the start of the command. Both loops train the same network on the same data with
+the same noise and the spectral controller. They take turns, and the figure is the median over
+rounds of the ratio within a round. The data are MNIST if it is found, else random images of its
+size.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ BATCH, SIGMA = 256, 1.1
 
 
 def mnist() -> tuple[Dataset, str]:
+    """The data, and what they are called in the table."""
     try:
         return load("mnist"), "MNIST"
     except InputError:
@@ -45,15 +48,18 @@ def mnist() -> tuple[Dataset, str]:
         def made(count: int) -> Split:
             return Split(torch.rand(count, 1, 28, 28), torch.randint(0, 10, (count,)))
 
-        return Dataset(
-            "mnist",
-            "classification",
-            made(60_000),
-            made(10_000),
-            10,
-            "one image",
-            nominal_size=60_000,
-        ), "random"
+        return (
+            Dataset(
+                "mnist",
+                "classification",
+                made(60_000),
+                made(10_000),
+                10,
+                "one image",
+                nominal_size=60_000,
+            ),
+            "random",
+        )
 
 
 def bare(data: Dataset) -> float:
@@ -78,7 +84,7 @@ def bare(data: Dataset) -> float:
 
 
 def whole(data: Dataset) -> dict[str, float]:
-    """Seconds of an epoch through the trainer, all but the setting up."""
+    """Seconds of an epoch through the trainer, without the setup."""
     config = Config(data="mnist", model="cnn", sigma=SIGMA, batch_size=BATCH, epochs=1.0, threads=1)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -89,12 +95,14 @@ def whole(data: Dataset) -> dict[str, float]:
 
 
 def start(words: list[str]) -> float:
+    """Seconds of a command."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "zetaclip", *words], check=True, capture_output=True)
     return time.perf_counter() - began
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,7 +110,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     data, name = mnist()
-    bare(data)  # warms up
+    bare(data)  # warm-up
     rounds: list[tuple[float, dict[str, float]]] = []
     for _ in range(arguments.rounds):
         rounds.append((bare(data), whole(data)))
@@ -112,16 +120,20 @@ def main() -> None:
         for part in rounds[0][1]
     }
     helps = [start(["--help"]) for _ in range(5)]
-    print(
-        table(
-            ["what", "value", "spread"],
-            [
-                [f"epoch of {name} through the trainer / bare loop", f"{statistics.median(ratios):.3f}", f"{min(ratios):.3f} to {max(ratios):.3f}"],
-                *[[f"  share of {part}", f"{100 * share:.1f} %", ""] for part, share in shares.items()],
-                ["`zetaclip --help`, seconds", f"{statistics.median(helps):.2f}", f"{min(helps):.2f} to {max(helps):.2f}"],
-            ],
-        )
-    )  # fmt: skip
+    rows = [
+        [
+            f"epoch of {name} through the trainer / bare loop",
+            f"{statistics.median(ratios):.3f}",
+            f"{min(ratios):.3f} to {max(ratios):.3f}",
+        ],
+        *([f"  share of {part}", f"{100 * share:.1f} %", ""] for part, share in shares.items()),
+        [
+            "`zetaclip --help`, seconds",
+            f"{statistics.median(helps):.2f}",
+            f"{min(helps):.2f} to {max(helps):.2f}",
+        ],
+    ]
+    print(table(["what", "value", "spread"], rows))
     if arguments.json:
         write_json(
             arguments.json,

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python bench/watch.py --seconds 60
 
-A long run's folder (200 epochs, 400 probes of a 512 x 512 layer) gets a new line every second, as from training, while a browser in
-another process asks as often as it is told to. Printed is the processor time of this process over the time that passed.
+The folder of a long run (200 epochs, 400 probes of a 512 x 512 layer) gets a new line every second,
+as in training, while a browser in another process asks as often as it is told to. Printed is the
+processor time of this process over the elapsed time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zetaclip.report.live import serve
 
 
 def line(place: int) -> dict[str, object]:
+    """A line of probes.jsonl."""
     fit = {
         "zeta": 3.0,
         "stderr": 0.2,
@@ -50,6 +52,7 @@ def line(place: int) -> dict[str, object]:
 
 
 def epoch(place: int) -> dict[str, object]:
+    """A line of metrics.jsonl."""
     return {
         "epoch": place,
         "step": 20 * place,
@@ -61,6 +64,7 @@ def epoch(place: int) -> dict[str, object]:
 
 
 def make(folder: Path) -> None:
+    """Writes the folder of a long run."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "probes.jsonl").write_text(
@@ -81,7 +85,7 @@ def make(folder: Path) -> None:
 
 
 def ask(address: str) -> None:
-    """As the page does: the tag of the last answer, and the pause that the server asks for."""
+    """Asks as the page does: with the tag of the last answer, after the server's pause."""
     tag = shape = ""
     while True:
         headers = {"If-None-Match": tag, "X-Shape": urllib.parse.quote(shape)}
@@ -94,6 +98,7 @@ def ask(address: str) -> None:
 
 
 def main() -> None:
+    """Prints the share of one core."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     arguments = parser.parse_args()
@@ -120,7 +125,8 @@ def main() -> None:
             reader.terminate()
             reader.join()
     print(
-        f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of one core"
+        f"{1000 * work:.0f} ms of processor time in {passed:.0f} s: {100 * work / passed:.2f} % of"
+        " one core"
     )
 
 

@@ -1,10 +1,11 @@
-"""LoRA on a small causal model, with privacy: the repository's own documentation as private text.
+"""Private LoRA on a small causal model; the private text is this repository's documentation.
 
-python examples/lora_text.py            # about two minutes on one core; needs pip install 'zetaclip[transformers]'
+    pip install 'zetaclip[transformers]'
+    python examples/lora_text.py            # about two minutes on one core
 
-A byte-level Llama is first trained without privacy on the package's source code, which stands for public text. Then adapters are
-trained with ε = 8 on passages of the documentation; one passage is one record. The loss on held-out passages falls below that of
-the model without them.
+A byte-level Llama is first trained without privacy on the package's source code, which plays the
+role of public text. Then adapters are trained with ε = 8 on passages of the documentation; one
+passage is one record. With the adapters, the loss on held-out passages is lower.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def passages(files: list[Path]) -> Tensor:
 
 
 def rows(ids: Tensor) -> list[dict[str, Tensor]]:
+    """The passages as records of a trainer."""
     return [{"input_ids": row, "labels": row} for row in ids]
 
 
@@ -54,6 +56,7 @@ def public_model(ids: Tensor, steps: int):  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
+    """Trains the adapters and prints the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--public-steps", type=int, default=400)
     parser.add_argument("--epochs", type=float, default=15)
@@ -108,12 +111,9 @@ def main() -> None:
         after = trainer.evaluate()["eval_loss"]
     assert trainer.engine is not None
     epsilon = trainer.engine.get_epsilon(DELTA)
-    print(
-        f"{len(train)} passages, {trainer.engine.updates} updates, ε = {epsilon:.2f} at δ = {DELTA:g}"
-    )
-    print(
-        f"loss on {len(held)} held-out passages: {before:.3f} without the adapters, {after:.3f} with them"
-    )
+    updates = trainer.engine.updates
+    print(f"{len(train)} passages, {updates} updates, ε = {epsilon:.2f} at δ = {DELTA:g}")
+    print(f"loss on {len(held)} held-out passages: {before:.3f} before, {after:.3f} after training")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The private loop inside Ray Train: two workers, one model, one noise; a worker that dies is started again.
+"""A private training loop in Ray Train: several workers train one model with one noise.
 
     python examples/ray_train.py                     # needs: pip install 'zetaclip[ray]'
     python examples/ray_train.py --workers=4 --folder=/shared/run
 
-The folder must be one that every worker sees. The checkpoint goes there, not into a Ray checkpoint: beside it the engine
-notes every step before it is executed, and a copy made by Ray would miss what was executed after the copy.
+Ray restarts a worker that dies. Every worker must see the folder. The checkpoint is written there,
+not into a Ray checkpoint: beside it, the engine notes every step before the step is executed. A
+copy made by Ray would miss the steps executed after the copy.
 """
 
 import sys
@@ -38,12 +39,11 @@ def train_loop(config: dict) -> None:
         clipping=1.0,
     )
 
-    # Every worker calls save and load; worker 0 reads and writes, and all of them get what it has read.
+    # Every worker calls save and load. Worker 0 reads and writes, and sends what it read.
     checkpoint = Path(config["folder"]) / "run.pt"
     if checkpoint.exists():
-        engine.load(
-            checkpoint, replay=True
-        )  # the same batches and noise again; engine.load(checkpoint): fresh ones
+        # The same batches and noise again; engine.load(checkpoint) would draw new ones.
+        engine.load(checkpoint, replay=True)
     else:
         engine.save(checkpoint)  # before the first step, so that every step is noted
     started_at = engine.updates
@@ -60,9 +60,7 @@ def train_loop(config: dict) -> None:
             "epsilon": engine.get_epsilon(1e-5),
         }
         metrics["releases"] = len(engine.ledger)
-        with (
-            tempfile.TemporaryDirectory() as weights
-        ):  # what Ray keeps: the weights, which are released
+        with tempfile.TemporaryDirectory() as weights:  # Ray keeps the weights, which are released
             if ray.train.get_context().get_world_rank() == 0:
                 torch.save(model.state_dict(), f"{weights}/model.pt")
                 ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(weights))
@@ -71,6 +69,7 @@ def train_loop(config: dict) -> None:
 
 
 def main(workers: int = 2, epochs: int = 5, folder: str = "") -> None:
+    """Trains on several workers and prints ε."""
     try:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer

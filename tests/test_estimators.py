@@ -150,8 +150,8 @@ def test_values_outside_the_bounds_count_as_the_bounds(table):
     ("options", "message"),
     [
         ({"bounds": (1, 0)}, "the lowest below the highest"),
-        ({"bounds": 3}, "each a number or 3 numbers"),
-        ({"bounds": ([0, 0], [1, 1])}, "each a number or 3 numbers"),
+        ({"bounds": 3}, "each of the 3 features"),
+        ({"bounds": ([0, 0], [1, 1])}, "each of the 3 features"),
         ({"classes": [0, 2]}, "not among the declared classes"),
         ({"classes": [1]}, "at least two classes"),
         ({"method": "sgd"}, "is not private"),

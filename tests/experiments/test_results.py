@@ -163,7 +163,7 @@ def test_the_page_says_what_it_must(done):
 
 def test_a_page_tells_what_its_runs_can_not_prove():
     signed, older = ({"runs": {"recorded": 5, "unsigned": count}} for count in (0, 3))
-    assert "digests" not in tables._recorded(signed) and "3 were taken over" in tables._recorded(
+    assert "digests" not in tables._recorded(signed) and "3 were taken from" in tables._recorded(
         older
     )
     commit = "0123456789abcdef"
@@ -330,11 +330,11 @@ def test_the_first_page_names_every_experiment_and_what_is_left(mini, tmp_path, 
         and "time not known (`--dry-run` measures it)" in page
     )
     assert all(
-        f"- {name}: nothing of it, `zetaclip reproduce {name}`" in page
+        f"- {name}: not started, `zetaclip reproduce {name}`" in page
         for name in spec.names()
         if name != "zone"
     )
-    assert "- zone: nothing" not in page
+    assert "- zone: not started" not in page
     session.tables_only(session.Request(mini, "paper", str(out)))
     page = (out / "README.md").read_text(encoding="utf-8")
     assert (
@@ -402,7 +402,7 @@ def test_rates_at_the_edge_are_told_before_the_numbers(mini_file, tmp_path, monk
         session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
     )
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert page.index("**1 of 1 learning rates lie at the edge of their grid**") < page.index(
+    assert page.index("**Learning rates at the edge of their grid: 1 of 1**") < page.index(
         "| DP-SGD |"
     )
     assert "a tenth of the training records held out, at σ = 1.1 (mnist)." in page

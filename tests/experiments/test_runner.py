@@ -271,7 +271,7 @@ def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
     wait_for(lambda: not any(map(_alive, pids)))  # no training goes on alone
     if how != signal.SIGKILL:
-        assert "the same command goes on" in said
+        assert "the same command continues" in said
     cut = {path.parent: int(path.read_text()) for path in out.glob("runs/*/private")}
     assert len(cut) == 2 and all(step > 0 for step in cut.values())
     monkeypatch.setenv("STAND_IN_PAUSE", "0")

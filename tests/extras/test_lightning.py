@@ -512,7 +512,7 @@ def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     path = tmp_path / "step=10.ckpt"
     path.with_name(path.name + ".private").unlink()
     again, told = Net(), privacy(seed=None)
-    with pytest.warns(UserWarning, match="goes on with fresh noise and batches"):
+    with pytest.warns(UserWarning, match="continues with fresh noise and batches"):
         trainer(tmp_path, told).fit(again, loader(), ckpt_path=path)
     assert not torch.equal(flat(whole), flat(again))
     assert told.engine.ledger.steps == 16 + 6 and told.engine.updates == 16
@@ -578,7 +578,7 @@ def test_a_checkpoint_of_ordinary_training_is_told(tmp_path):
         ({"accumulate_grad_batches": 2}, "gradient accumulation.*physical_batch_size"),
         ({"strategy": "ddp"}, "DDPStrategy wraps the module.*devices=1"),
         ({"reload_dataloaders_every_n_epochs": 1}, "would change the data"),
-        ({"max_epochs": -1}, "needs an end of training"),
+        ({"max_epochs": -1}, "needs a training with an end"),
     ],
 )
 def test_trainers_that_are_refused(tmp_path, options, message):
@@ -677,7 +677,7 @@ def test_two_callbacks_are_refused(tmp_path):
     ("terms", "message"),
     [
         ({"noise_multiplier": None}, "target_epsilon=.*or noise_multiplier="),
-        ({"target_epsilon": 1.0}, "one of them"),
+        ({"target_epsilon": 1.0}, "give either target_epsilon="),
         ({"max_epsilon": 1.0, "target_delta": None}, "max_epsilon= needs target_delta="),
         ({"clipping": None}, "clipping="),
         ({"clippng": 1.0}, "clippng"),

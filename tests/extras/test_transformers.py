@@ -560,7 +560,7 @@ def test_max_epsilon_ends_training_before_it_is_exceeded(tmp_path):
 def test_nothing_of_the_batches_is_logged(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "zetaclip"):
         made = trainer(tmp_path, llama())
-    assert "max_grad_norm=1 is switched off" in caplog.text
+    assert "max_grad_norm=1 is ignored" in caplog.text
     output = made.train()
     names = {name for entry in made.state.log_history for name in entry}
     assert {"epsilon", "clip", "learning_rate"} <= names
@@ -725,7 +725,7 @@ def test_resume_without_the_private_file_is_rekeyed_and_said(tmp_path):
     (tmp_path / "checkpoint-6.private").unlink()
     again = llama()
     made = trainer(tmp_path, again, privacy(seed=None), **{**SAVED, "save_strategy": "no"})
-    with pytest.warns(UserWarning, match="goes on with fresh noise"):
+    with pytest.warns(UserWarning, match="continues with fresh noise"):
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert not torch.equal(flat(whole), flat(again)) and made.engine.ledger.steps == 10 + 4
 

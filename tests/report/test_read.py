@@ -92,7 +92,7 @@ def test_folders_without_a_run(tmp_path):
     with pytest.raises(CommandError, match="holds no run"):
         read_runs([tmp_path])
     invented(tmp_path / "a")
-    with pytest.raises(CommandError, match=r"1 of its folders do \(a\)"):
+    with pytest.raises(CommandError, match=r"there are runs inside it \(a\)"):
         read_runs([tmp_path])
     with pytest.raises(CommandError, match="is a file"):
         read_runs([tmp_path / "a" / "config.json"])
@@ -138,3 +138,15 @@ def test_a_follower_sees_what_was_added(tmp_path):
     append(run / "metrics.jsonl", {"epoch": 13, "step": 130, "metric": 0.99, "accuracy": 0.99})
     assert follower.stamp() != before
     assert follower.read().metric == 0.99
+
+
+def test_the_metric_of_an_unfinished_binary_run_is_its_auc(tmp_path):
+    path = invented(tmp_path / "run", state="running", metric="auc", ledger=False)
+    rows = [
+        json.loads(line) | {"accuracy": 0.5}
+        for line in (path / "metrics.jsonl").read_text().splitlines()
+    ]
+    lines(path / "metrics.jsonl", rows)
+    (path / "result.json").unlink(missing_ok=True)
+    run = Follower(path).read()
+    assert run.result is None and run.metric_name == "auc" and run.metric == rows[-1]["auc"]

@@ -15,10 +15,10 @@ from fake_runs import dump, invented, lines, result, status
 from zetaclip.cli import main
 from zetaclip.report import write_report
 from zetaclip.report.charts import charts_for
+from zetaclip.report.format import duration, epsilon_text, plain, summary
 from zetaclip.report.interactive import bundle
 from zetaclip.report.read import read_runs
 from zetaclip.report.still import picture
-from zetaclip.report.words import duration, epsilon_text, plain, summary
 
 VOID = {"meta", "link", "img", "br", "input"}
 
@@ -210,7 +210,7 @@ def test_the_fitted_tail_is_the_power_law_that_was_fitted(tmp_path):
             above * (x / layer["lambda_min"]) ** (1 - layer["zeta"]), rel=1e-9
         )
     (band,) = chart.bands
-    assert band.name == "random reads 2.85 to 3.50"
+    assert band.name == "random weights 2.85 to 3.50"
     assert all(low <= high for low, high in zip(band.low, band.high))
 
 
@@ -325,7 +325,7 @@ def test_runs_of_different_tasks_share_no_axis(tmp_path):
         ["b"],
         ["c"],
     ]
-    assert "These runs measure different things (accuracy, RMSE, AUC)" in page
+    assert "These runs have different metrics (accuracy, RMSE, AUC)" in page
 
 
 def test_several_runs_are_laid_over_each_other_and_listed(tmp_path):
@@ -401,3 +401,21 @@ def test_what_the_user_can_put_right(tmp_path, capsys, arguments, message):
         invented(tmp_path / "run")
     assert main([word.format(tmp=tmp_path) for word in arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_twelve_runs_have_twelve_line_styles(tmp_path):
+    runs = [invented(tmp_path / f"run-{seed}", seed=seed, ledger=False) for seed in range(12)]
+    for name, chart in figures(report(*runs, verify=False)).items():
+        drawn = [one for one in chart["data"] if one.get("mode", "").startswith("lines")]
+        drawn = [one for one in drawn if one["line"]["color"].lstrip("$").isdigit()]
+        if name.startswith("spectrum") or len(drawn) != 12:
+            continue
+        marked = {(one["line"]["color"], one["line"]["dash"]) for one in drawn}
+        assert len(marked) == 12, name
+
+
+def test_a_finished_run_is_verified(tmp_path):
+    folder = tmp_path / "run"
+    words = "train --data digits --model mlp-2 --batch-size 64 --threads 1 --quiet --sigma 2"
+    assert main([*words.split(), "--steps", "3", "--out", str(folder)]) == 0
+    assert "Verified." in report(folder)

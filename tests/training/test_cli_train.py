@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,3 +183,19 @@ def test_a_device_that_is_there_and_fails_says_why(monkeypatch):
         check_device("cpu")
     with pytest.raises(ConfigError, match=r"^device 'gpu' can't be used here; there is: cpu"):
         check_device("gpu")
+
+
+def test_the_live_report_stays_until_ctrl_c(tmp_path, capsys, monkeypatch):
+    pages = []
+
+    class Event:
+        def wait(self):
+            address = capsys.readouterr().err.rpartition("stays at ")[2].split()[0]
+            with urllib.request.urlopen(address) as answer:
+                pages.append(answer.read().decode())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("zetaclip.cli.train.threading", SimpleNamespace(Event=Event))
+    words = [*WORDS, "--sigma", "2", "--steps", "2", "--watch", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert len(pages) == 1 and '<span class="state finished">' in pages[0]

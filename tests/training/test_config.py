@@ -42,7 +42,7 @@ def test_an_unknown_setting_names_the_near_ones():
         ({"seed": True}, "whole number"),
         ({"no_eval": 1}, "true or false"),
         ({"clipping": "medium"}, "'spectral' or a number"),
-        ({"class_weight": "balanced"}, "counted from the data.*public knowledge"),
+        ({"class_weight": "balanced"}, "computed from the data.*public knowledge"),
         ({"class_weight": {"a": "heavy"}}, "numbers by label"),
         ({"class_weight": "a=-1"}, "at least 0"),
         ({"clipping": 1.0, "clip": 2.0}, "leave clip out"),

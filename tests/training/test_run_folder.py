@@ -209,7 +209,7 @@ def test_what_an_error_says_of_records_is_not_published(tmp_path, monkeypatch, e
     with pytest.raises((type(error), FolderError)):
         small_runs.run(tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    said = "what it said is on the terminal of the run" if told is None else told
+    said = "the message was printed on the terminal of the run" if told is None else told
     assert status["state"] == "failed" and status["message"] == f"{type(error).__name__}: {said}"
 
 
@@ -226,7 +226,7 @@ def test_an_error_that_repeats_another_tells_no_more_than_it(tmp_path, monkeypat
     with pytest.raises(ConfigError, match="rare disease"):
         small_runs.run(tmp_path / "run", resume=True)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["message"] == "ConfigError: what it said is on the terminal of the run"
+    assert status["message"] == "ConfigError: the message was printed on the terminal of the run"
 
 
 def test_no_eval_writes_no_metric(tmp_path):

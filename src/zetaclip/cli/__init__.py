@@ -1,7 +1,7 @@
-"""The command ``zetaclip``. One module a subcommand, each with ``add_arguments(parser)`` and
-``run(arguments) -> exit code``.
+"""The command ``zetaclip``.
 
-What costs time to import (torch above all) is imported inside ``run``, so that ``--help`` answers at once.
+Each subcommand is a module with ``add_arguments(parser)`` and ``run(arguments) -> exit code``. Slow
+imports (torch above all) are inside ``run``, so that ``--help`` answers at once.
 """
 
 from ._main import main

@@ -1,6 +1,6 @@
 """The command ``zetaclip``: a table of subcommands, each a module beside this one.
 
-Only the module of the command that was asked for is imported, so that ``zetaclip --help`` answers at once.
+Only the module of the chosen command is imported, so that ``zetaclip --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from typing import Any
 
 from ..errors import CommandError
 
-# name: one line for the list of commands. The module of that name (with "_" for "-") does the rest.
+# Name: one line for the list of commands. The module has the same name.
 COMMANDS: dict[str, str] = {
     "train": "train a private model",
     "verify": "recompute ε and every clipping norm of a finished run",
-    "account": "ε from noise, or noise from ε, by each accountant",
-    "data": "the data sets that are known: list, fetch, and schemas for your own",
-    "methods": "every private method, what it releases and with how much noise",
-    "reproduce": "runs an experiment of the paper beside the published numbers",
-    "probe": "the spectral exponents of a checkpoint's matrices",
-    "report": "runs or an experiment as one HTML page",
-    "watch": "the report of runs that still go on, in the browser",
+    "account": "compute ε from noise, or noise from ε, with each accountant",
+    "data": "list and download data sets, write schemas for your own files",
+    "methods": "list the private methods, what they release and how much noise they add",
+    "reproduce": "run an experiment of the paper and compare with the published numbers",
+    "probe": "compute the spectral exponents of a checkpoint's matrices",
+    "report": "write runs or an experiment as one HTML page",
+    "watch": "serve a live report of runs in progress to the browser",
 }
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the chosen command, or of none."""
+    """The parser, with the arguments of the chosen command only."""
     parser = argparse.ArgumentParser(
         prog="zetaclip",
-        description="Differentially private PyTorch training whose clipping threshold tunes itself.",
+        description=(
+            "Differentially private PyTorch training whose clipping threshold tunes itself."
+        ),
     )
     parser.add_argument("--version", action="version", version=_version())
     subparsers: Any = parser.add_subparsers(
@@ -41,15 +43,17 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         if name != chosen:
             subparsers.add_parser(name, help=line)
             continue
-        module = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+        module = importlib.import_module(f".{name}", __package__)
         subparser = subparsers.add_parser(
             name,
             help=line,
             description=module.DESCRIPTION,
             epilog=getattr(module, "EPILOG", None),
-            formatter_class=argparse.RawDescriptionHelpFormatter
-            if hasattr(module, "EPILOG")
-            else argparse.HelpFormatter,
+            formatter_class=(
+                argparse.RawDescriptionHelpFormatter
+                if hasattr(module, "EPILOG")
+                else argparse.HelpFormatter
+            ),
         )
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)
@@ -57,7 +61,14 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. 2: wrong usage or input; 130: Ctrl-C."""
+    """Runs one command.
+
+    Args:
+        argv: The arguments; default: those of the process.
+
+    Returns:
+        The exit code. 2: wrong usage or input; 130: Ctrl-C.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
     try:
@@ -66,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"zetaclip: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # a command that has something to save or to say has done so
+    except KeyboardInterrupt:  # a command that has something to save has done so
         print("zetaclip: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, `head` perhaps, has gone
+    except BrokenPipeError:  # the reader, e.g. `head`, has ended
         sys.stderr.close()
         return 1
 

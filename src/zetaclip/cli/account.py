@@ -9,8 +9,9 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "What T steps of DP-SGD at sampling rate q and noise multiplier σ cost, by each accountant side by side; or, given "
-    "--epsilon, the σ that each of them asks for. Adding or removing one record."
+    "Compute the ε of T steps of DP-SGD with sampling rate q and noise multiplier σ, with each"
+    " accountant. With --epsilon: compute the σ that each accountant requires. Neighbours differ by"
+    " adding or removing one record."
 )
 EPILOG = """examples:
   zetaclip account --sigma 1.1 --batch-size 256 --num-examples 60000 --epochs 8 --delta 1e-5
@@ -18,11 +19,10 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     noise = parser.add_mutually_exclusive_group(required=True)
-    noise.add_argument("--sigma", type=float, metavar="S", help="noise multiplier: tell ε")
-    noise.add_argument(
-        "--epsilon", type=float, metavar="E", help="target ε: tell the noise multiplier"
-    )
+    noise.add_argument("--sigma", type=float, metavar="S", help="noise multiplier; computes ε")
+    noise.add_argument("--epsilon", type=float, metavar="E", help="target ε; computes σ")
     parser.add_argument(
         "--sample-rate", type=float, metavar="Q", help="probability q that a record is in a batch"
     )
@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints ε, or σ, by accountant; returns 1 if no accountant has an answer.
+
+    Raises:
+        CommandError: An option is out of range, or one is missing.
+    """
     import json
 
     from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
@@ -86,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.sigma is not None
             else f"ε = {arguments.epsilon:g}"
         )
-        print(f"{steps} steps of q = {rate:.6g}, {given}, δ = {delta:g}, add/remove one record")
+        count = "1 step" if steps == 1 else f"{steps} steps"
+        print(f"{count} of q = {rate:.6g}, {given}, δ = {delta:g}, add/remove one record")
         sign = "ε" if key == "epsilon" else "σ"
         for name, value in values.items():
             print(
@@ -110,7 +116,7 @@ def _terms(arguments: argparse.Namespace) -> tuple[float, int, float]:
     if not 0 < rate <= 1:
         raise CommandError(f"the sampling rate must be in (0, 1], not {rate:g}")
     if (arguments.steps is None) == (arguments.epochs is None):
-        raise CommandError("give --steps or --epochs, one of them")
+        raise CommandError("give either --steps or --epochs")
     steps = arguments.steps
     if steps is None:
         steps = math.ceil(arguments.epochs * math.ceil(1 / rate - 1e-9) - 1e-9)

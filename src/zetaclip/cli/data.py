@@ -1,4 +1,4 @@
-"""``zetaclip data``: which sets are known and found, downloads, and schemas for files of your own."""
+"""``zetaclip data``: lists and downloads data sets, and writes schemas for your own files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-DESCRIPTION = "The data sets that are known: which of them are found and where, downloads with checks, and schemas of own files."
+DESCRIPTION = (
+    "List the known data sets and where they are, download them with checks, and write schemas for"
+    " your own files."
+)
 EPILOG = """examples:
   zetaclip data list
   zetaclip data fetch mnist --data-root ~/data
@@ -16,11 +19,12 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions and their options."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    listing = actions.add_parser("list", help="what is known, what is found where, and its size")
+    listing = actions.add_parser("list", help="the known sets, where they are, and their sizes")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
     fetching = actions.add_parser(
-        "fetch", help="download a set's canonical files, checked and resumable"
+        "fetch", help="download a set's original files, with checks; can be resumed"
     )
     fetching.add_argument("name", metavar="NAME", help="a set, as `zetaclip data list` names it")
     for action in (listing, fetching):
@@ -37,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Runs the chosen action."""
     action = {"list": _list, "fetch": _fetch, "schema": _schema}[arguments.action]
     return action(arguments)
 
@@ -101,7 +106,7 @@ def _megabytes(size: object) -> str:
 
 
 class _Bar:
-    """A progress bar on a terminal, a line a file elsewhere."""
+    """A progress bar on a terminal; elsewhere one line per file."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
@@ -130,6 +135,6 @@ class _Bar:
             )
 
     def close(self) -> None:
-        """Leaves the line that is being drawn."""
+        """Ends the line of the bar."""
         if self.terminal and self.name:
             print(file=sys.stderr)

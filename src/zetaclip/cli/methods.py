@@ -1,4 +1,4 @@
-"""``zetaclip methods``: every private method, what it releases and with how much noise."""
+"""``zetaclip methods``: lists the private methods, what they release and their noise."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Lists every method: what it reads, its queries, its noise and its source. With a budget (--epsilon, or --sigma as DP-SGD "
-    "would use it) it also works out the noise multiplier of each query. With a NAME it shows that method's options."
+    "List every method: what it reads, its queries, its noise and its source. With a budget"
+    " (--epsilon, or --sigma as DP-SGD would use it), also compute the noise multiplier of each"
+    " query. With a NAME, show that method's options."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="only this method, with its options"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     budget = parser.add_argument_group("budget")
     either = budget.add_mutually_exclusive_group()
-    either.add_argument("--epsilon", type=float, help="the target that every method is given")
+    either.add_argument("--epsilon", type=float, help="the target ε of every method")
     either.add_argument("--sigma", type=float, help="the noise multiplier that DP-SGD would use")
     budget.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
     budget.add_argument(
@@ -35,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the methods.
+
+    Raises:
+        CommandError: There is no such method, or the budget is wrong.
+    """
     import json
 
     from ..methods import _table as methods
@@ -116,7 +123,7 @@ def _record(method: Any, budget: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """The value with infinities as text, because JSON has none."""
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

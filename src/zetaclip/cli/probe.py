@@ -7,12 +7,14 @@ import argparse
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "A table of every matrix in a checkpoint: its spectral exponent zeta with its error, where the tail begins, how well a "
-    "power law fits, what random matrices of that shape read, and a verdict. Nothing in the file is executed."
+    "Print a table of every matrix in a checkpoint: its spectral exponent zeta with its error,"
+    " where the tail begins, how well a power law fits, the exponents of random matrices of that"
+    " shape, and a verdict. Nothing in the file is executed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     parser.add_argument("file", metavar="FILE", help="a .pt or .safetensors checkpoint")
     parser.add_argument("--layer", metavar="GLOB", help="only matrices whose name matches")
     parser.add_argument(
@@ -26,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the table, and draws the spectra if asked to.
+
+    Raises:
+        CommandError: The file can't be read, no matrix matches, or the plot can't be written.
+    """
     import fnmatch
     import json
 
@@ -52,9 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
             report.plot(rows, arguments.plot)
         except ImportError as error:
             raise CommandError("--plot needs matplotlib: pip install matplotlib") from error
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # no such folder, or an ending that is no image format
+        except (OSError, ValueError) as error:  # no such folder, or no image format
             raise CommandError(f"cannot write {arguments.plot}: {error}") from error
     return 0

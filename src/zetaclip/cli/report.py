@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 
 DESCRIPTION = (
-    "Writes one self-contained HTML page: for a run its accuracy, epsilon, clipping norm, spectra, calibration, time, ledger and "
-    "configuration; for several runs the same laid over each other; with --experiment the results of `zetaclip reproduce`. It opens "
-    "without a network, and can be mailed and printed."
+    "Write one self-contained HTML page. For a run: its metric, epsilon, clipping norm, spectra,"
+    " calibration, time, ledger and configuration. For several runs: the same, compared. With"
+    " --experiment: the results of `zetaclip reproduce`. The page needs no network, and can be"
+    " mailed and printed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     parser.add_argument(
         "folders",
         metavar="DIR",
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         choices=("lite", "paper"),
-        help="of the experiment (default: paper where it was run, else lite)",
+        help="the experiment's profile (default: paper if it was run, else lite)",
     )
     parser.add_argument(
         "--tensorboard",
@@ -42,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Writes the page and prints its path.
+
+    Raises:
+        CommandError: The options don't fit together, or a folder contains no run.
+    """
     from ..errors import CommandError
     from ..report import write_report
 
@@ -54,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--tensorboard writes the series of runs; give run folders, without --experiment"
         )
     if arguments.experiment is None and arguments.profile is not None:
-        raise CommandError("--profile is the profile of an experiment; it needs --experiment NAME")
+        raise CommandError("--profile needs --experiment NAME")
     path = write_report(
         arguments.folders,
         arguments.out,

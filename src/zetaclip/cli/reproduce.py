@@ -1,4 +1,4 @@
-"""``zetaclip reproduce``: runs a table or figure of the paper and puts it beside the published one."""
+"""``zetaclip reproduce``: runs an experiment of the paper beside the published numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Runs an experiment of the paper, or one of your own from a TOML file. Finished runs are reused and cut ones resumed, so the "
-    "same command always continues."
+    "Run an experiment of the paper, or one of your own from a TOML file. Finished runs are reused"
+    " and interrupted ones are resumed, so the same command always continues."
 )
 EPILOG = """\
 examples:
@@ -25,6 +25,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     from ..experiments.spec import OUT, PROFILES
 
     parser.add_argument(
@@ -63,17 +64,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tables-only",
         action="store_true",
-        help="make tables and plots of what is there, run nothing",
+        help="make tables and plots of the finished runs, run nothing",
     )
+    parser.add_argument("--strict", action="store_true", help="a missing data set is an error")
     parser.add_argument(
-        "--strict", action="store_true", help="a data set that is not here is an error"
-    )
-    parser.add_argument(
-        "--claims", metavar="FILE", help="write the page that goes through the paper claim by claim"
+        "--claims", metavar="FILE", help="write a page that checks each claim of the paper"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Runs an experiment; returns 1 if a run failed.
+
+    Raises:
+        CommandError: No experiment is named, or its name or file is wrong.
+    """
     from ..data.places import ENVIRONMENT
     from ..experiments import session, spec
 
@@ -87,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"wrote {arguments.claims}")
         return 0
     if arguments.name is None:
-        raise CommandError("say which experiment; `zetaclip reproduce --list` names them")
+        raise CommandError("name an experiment; `zetaclip reproduce --list` lists them")
     if arguments.data_root:
-        os.environ[ENVIRONMENT] = os.path.abspath(arguments.data_root)  # the trainings are told
+        os.environ[ENVIRONMENT] = os.path.abspath(arguments.data_root)  # the training processes too
     experiment = spec.load(arguments.name)
     request = session.Request(
         experiment=experiment,
@@ -109,18 +113,18 @@ def run(arguments: argparse.Namespace) -> int:
         print(session.tables_only(request))
         return 0
     try:
-        with _polite_end():
+        with _sigterm_as_interrupt():
             summary, failed = session.reproduce(request)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where it was")
+        print("\nstopped; the same command continues where it stopped")
         return 130
     print(summary)
     return 1 if failed else 0
 
 
 @contextlib.contextmanager
-def _polite_end() -> Iterator[None]:
-    """A scheduler's SIGTERM is taken like Ctrl-C: the trainings save first."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Handles a scheduler's SIGTERM like Ctrl-C: the training processes save first."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -136,7 +140,7 @@ def _polite_end() -> Iterator[None]:
 
 
 def listing() -> str:
-    """Every experiment with its size under each profile."""
+    """Every experiment with its number of runs under each profile."""
     from ..experiments import plan, spec
 
     lines = []

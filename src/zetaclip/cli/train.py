@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +24,30 @@ EPILOG = """examples:
   zetaclip train --data mnist --epsilon 1 --epochs 8
   zetaclip train --data mnist --sigma 1.1 --method dp-sgd --clip 1 --recipe paper
   zetaclip train --data patients.csv --target outcome --schema patients.toml --epsilon 1 --no-eval
-  zetaclip train --out runs/a --resume                   go on with a run that was cut
+  zetaclip train --out runs/a --resume                   continue an interrupted run
   zetaclip train --set spectral.gain=0.2 --set spectral.period=25
 
-Own data: declare columns, bounds and classes in a schema file; what is inferred from the data is not covered by ε, and the
-result says so. Never publish a run's private/ folder: whoever has it can remove the noise."""
+Your own data: declare columns, bounds and classes in a schema file. What is inferred from the data
+is not covered by ε, and the result says so. Never publish a run's private/ folder: anyone who has
+it can remove the noise."""
 
 _GROUPS = {
-    "data": "what is learned",
-    "method": "how",
+    "data": "data and model",
+    "method": "method and training",
     "clip": "clipping",
     "epsilon": "privacy",
-    "seed": "the machine, and what is written",
+    "seed": "machine and output",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options: one for each setting of ``Config``, and those of the run."""
     group: Any = parser
     for option in dataclasses.fields(Config):
         if option.name in _GROUPS:
             group = parser.add_argument_group(_GROUPS[option.name])
         kind = option.metadata.get("kind")
-        if kind is None:  # tables: by --set or a file
+        if kind is None:  # a table: given by --set or a file
             continue
         flag = "--" + option.name.replace("_", "-")
         text = option.metadata["help"]
@@ -64,42 +68,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", help="the run's folder (default: a new one under runs/)"
     )
     group.add_argument(
-        "--config", metavar="FILE", help="settings from a .toml or .json file; flags go over it"
+        "--config", metavar="FILE", help="settings from a .toml or .json file; flags override it"
     )
     group.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="settings",
-        help="any setting, also in a table: spectral.gain=0.2, method_options.rho=0.1",
+        help="any setting, also one in a table: spectral.gain=0.2, method_options.rho=0.1",
     )  # fmt: skip
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --out, exactly where it was cut",
+        help="continue the run in --out exactly where it stopped",
     )
     group.add_argument(
         "--rekey",
         action="store_true",
-        help="with --resume: take fresh noise; steps already executed stay counted",
+        help="with --resume: use new noise; steps already executed still count",
     )
-    group.add_argument("--force", action="store_true", help="discard what --out holds")
+    group.add_argument("--force", action="store_true", help="delete what --out contains")
     group.add_argument(
         "--keep-state", action="store_true", help="keep the secret resume state of a finished run"
     )
     group.add_argument(
         "--watch",
         action="store_true",
-        help="serve the run's report on this machine while it goes on",
+        help="serve a live report on this machine, until Ctrl-C",
     )
     group.add_argument(
-        "--tensorboard", action="store_true", help="also write DIR/tensorboard (needs the extra)"
+        "--tensorboard",
+        action="store_true",
+        help="also write DIR/tensorboard (needs zetaclip[tensorboard])",
     )
-    group.add_argument("--quiet", action="store_true", help="no progress; the summary only")
+    group.add_argument("--quiet", action="store_true", help="print the summary only")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Trains, or continues a run.
+
+    Raises:
+        CommandError: The settings, the data or the folder are wrong.
+    """
     if arguments.rekey and not arguments.resume:
-        raise CommandError("--rekey goes with --resume")
+        raise CommandError("--rekey needs --resume")
     if arguments.resume and arguments.out is None:
-        raise CommandError("--resume needs --out, the folder of the run to go on with")
+        raise CommandError("--resume needs --out, the folder of the run to continue")
     try:
         asked = _asked(arguments)
         saved = _saved(arguments)
@@ -108,20 +119,47 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_device(config.device)
     except ConfigError as error:
-        if (
-            os.environ.get("RANK", "0") != "0"
-        ):  # rank 0 was started with the same words, and says the same
+        if os.environ.get("RANK", "0") != "0":  # rank 0 prints the same error
             return 2
         raise CommandError(error) from error
     from ..engine._distributed import group_from_environment
 
     keep_freed_memory()
-    with group_from_environment(config.device) as rank:
-        return _train(config, arguments) if rank == 0 else _train_along(config, arguments, rank)
+    live = _LivePage()
+    with live.stack:
+        with group_from_environment(config.device) as rank:
+            if rank:
+                return _train_along(config, arguments, rank)
+            code = _train(config, arguments, live)
+        if code == 0:
+            live.wait()
+    return code
+
+
+class _LivePage:
+    """The live report of ``--watch``, which stays when the training has ended."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self._address = ""
+
+    def open(self, out: Path) -> None:
+        from ..report.live import serve
+
+        self._address = self.stack.enter_context(serve([out]))
+        print(f"live report: {self._address}", file=sys.stderr, flush=True)
+
+    def wait(self) -> None:
+        """Returns on Ctrl-C, or at once if no page is served."""
+        if not self._address:
+            return
+        print(f"the live report stays at {self._address} until Ctrl-C", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def _train_along(config: Config, arguments: argparse.Namespace, rank: int) -> int:
-    """Another rank than 0: it trains with the others, and says only what nobody else can say."""
+    """Trains as a rank other than 0, and prints only errors that no other rank prints."""
     from ..errors import RankError
     from ..training import Interrupted, train
 
@@ -138,9 +176,8 @@ def _train_along(config: Config, arguments: argparse.Namespace, rank: int) -> in
     return 0
 
 
-def _train(config: Config, arguments: argparse.Namespace) -> int:
+def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> int:
     import signal
-    import sys
     import warnings
 
     from ..errors import InputError, RankError
@@ -163,27 +200,29 @@ def _train(config: Config, arguments: argparse.Namespace) -> int:
                 keep_state=arguments.keep_state,
                 display=Display(quiet=arguments.quiet),
                 series=_board(stack, out) if arguments.tensorboard else None,
-                begun=lambda: _watch(stack, out) if arguments.watch else None,
+                begun=lambda: live.open(out) if arguments.watch else None,
             )
     except Interrupted as stop:
-        print(f"\nstopped by {stop}; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
+        print(
+            f"\nstopped by {stop}; continue with: {RunFolder(out).resume_command}", file=sys.stderr
+        )
         return 128 + signal.Signals(stop.number)
     except KeyboardInterrupt:  # before the first step, or a second time
         if not RunFolder(out).executed:
             raise
-        print(f"\ninterrupted; go on with: {RunFolder(out).resume_command}", file=sys.stderr)
+        print(f"\ninterrupted; continue with: {RunFolder(out).resume_command}", file=sys.stderr)
         return 128 + signal.SIGINT
     except (ConfigError, FolderError, InputError) as error:
         raise CommandError(error) from error
     except RankError as error:
-        raise CommandError(f"{error}. Go on with: {RunFolder(out).resume_command}") from error
+        raise CommandError(f"{error}. Continue with: {RunFolder(out).resume_command}") from error
     print(summary(result))
     print(f"folder: {out}")
     return 0
 
 
 def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]:
-    """A listener that writes every line of the run's logs for TensorBoard too."""
+    """A listener that also writes every line of the run's logs for TensorBoard."""
     from ..report.tensorboard import Board
 
     board = stack.enter_context(Board(out / "tensorboard"))
@@ -191,17 +230,8 @@ def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]
     return lambda kind, line: writers[kind](line)
 
 
-def _watch(stack: ExitStack, out: Path) -> None:
-    import sys
-
-    from ..report.live import serve
-
-    address = stack.enter_context(serve([out]))
-    print(f"watch it at {address}", file=sys.stderr, flush=True)
-
-
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was said on the command line and in its file; nothing that was not."""
+    """The settings of the command line and of its file, without defaults."""
     flags = {
         option.name: value
         for option in dataclasses.fields(Config)
@@ -212,7 +242,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _saved(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A resumed run has its configuration already."""
+    """The configuration of the run that is resumed."""
     path = Path(arguments.out) / "config.json" if arguments.resume else None
     return read_file(path) if path is not None and path.exists() else {}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 DESCRIPTION = (
-    "Recompute ε from the ledger and every clipping norm from the saved probes, and compare them with what the run's "
-    "result says. Exit code 1 and what differs, if anything does."
+    "Recompute ε from the ledger and every clipping norm from the saved probes, and compare them"
+    " with the run's result. Differences are printed; the exit code is then 1."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     parser.add_argument("folders", metavar="DIR", nargs="+", help="folders of finished runs")
     parser.add_argument(
         "--json", action="store_true", help="print the problems of each folder as JSON"
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Verifies each folder; returns 1 if anything differs."""
     import json
 
     from ..training.verify import verify

@@ -1,16 +1,18 @@
-"""``zetaclip watch``: the report of runs that still go on, in the browser."""
+"""``zetaclip watch``: a live report of runs in progress, in the browser."""
 
 from __future__ import annotations
 
 import argparse
 
 DESCRIPTION = (
-    "Serves the report of one or many runs on this machine (127.0.0.1 only) and renews it while they go on. DIR is a run folder, or "
-    "a folder of run folders. Ctrl-C ends it; the runs don't notice."
+    "Serve the report of one or many runs on this machine (127.0.0.1 only) and update it while they"
+    " train. DIR is a run folder, or a folder of run folders. The page stays until Ctrl-C, also"
+    " when the runs have ended. Ctrl-C does not affect the runs."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     parser.add_argument(
         "folders", metavar="DIR", nargs="+", help="run folders, or folders that hold some"
     )
@@ -21,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Serves the page until Ctrl-C."""
     import threading
 
     from ..report.live import serve
 
     with serve(arguments.folders, arguments.port) as address:
-        print(f"{address} (Ctrl-C to end)", flush=True)
+        print(f"{address} (stays until Ctrl-C, also when training has ended)", flush=True)
         if arguments.open:
             import webbrowser
 

@@ -1,9 +1,10 @@
-"""The paper claim by claim: what it says, what we measured, and whether it holds.
+"""The paper claim by claim: what it says, what was measured, and whether it holds.
 
-Verdicts are computed from ``results/*/table.json`` by the rule that stands with each claim, so that the page can be made again, and
-checked, at any time. Tables of the full protocol speak first, those of the lite profile where they have nothing to say. A claim
-holds only if every cell that was run supports it; cells that were not run are counted beside it. Rows are compared by the differences of
-their common seeds; a difference whose interval holds zero can't tell.
+Verdicts are computed from ``results/*/table.json`` by the rule of each claim, so that the page can
+be made again, and checked, at any time. Tables of the paper profile come first; those of the lite
+profile are used for claims that they don't cover. A claim holds only if every cell that was run
+supports it; cells that were not run are counted beside it. Rows are compared by the differences of
+their common seeds. A difference whose interval contains zero decides nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "can't be told", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word, what was measured, and whether results of a lite profile are behind it."""
+    """The verdict on a claim.
+
+    Args:
+        word: One of ``HOLDS``, ``FAILS``, ``UNDECIDED`` and ``UNTESTED``.
+        measured: What was measured.
+        profiles: The profiles of the results.
+    """
 
     word: str
     measured: str = ""
@@ -35,21 +42,31 @@ class Verdict:
 
 
 def write(out: str, page: str) -> None:
-    """Writes the page of claims from the tables in a results folder."""
+    """Writes the page of claims.
+
+    Args:
+        out: The results folder.
+        page: The file to write.
+
+    Raises:
+        CommandError: The folder has no tables.
+    """
     if not any(tables_of(Path(out), name) for name in names()):
         raise CommandError(
-            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or say where they are with --out"
+            f"{out} holds no tables: run `zetaclip reproduce NAME` first, or give their folder with"
+            " --out"
         )
     write_text(Path(page), markdown(Path(out)))
 
 
 def _counted(number: int, word: str) -> str:
-    """The verdict as a verb of so many claims."""
+    """A count with the verdict as a verb: "1 holds", "3 hold"."""
     plural = {HOLDS: "hold", FAILS: "do not hold"}
     return f"{number} {word if number == 1 else plural.get(word, word)}"
 
 
 def markdown(out: Path) -> str:
+    """The page of claims."""
     claims = read_toml(FOLDER / "_claims.toml")["claims"]
     verdicts = {claim["id"]: judge(claim, out) for claim in claims}
     words = [verdict.word for verdict in verdicts.values()]
@@ -59,14 +76,22 @@ def markdown(out: Path) -> str:
     page = [
         "# Reproduction, claim by claim",
         "",
-        "The claims are those of *When Gradient Clipping Becomes a Control Mechanism for Differential Privacy in Deep Learning* (arXiv 2602.10584). "
-        "Made by `zetaclip reproduce --claims docs/reproduction.md` from the tables under `results/`; don't edit. "
-        "The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only if every cell that was run supports it. "
-        "Rows are compared seed by seed: a difference counts only where its 95 % interval leaves out zero, and can't be told otherwise, or from a single seed. *Best* compares "
-        "with the rival that comes out best, by an interval widened for the number of rivals (Bonferroni). Intervals are not widened for the number of cells or of claims, and claims that read the same runs "
-        "(`iid-better`, `components-better` and `rate-better` at its rate of 1 have one and the same difference on MNIST) stand or fall together. *Below* a limit: the interval over seeds. "
-        "*Comparable* (`sweep-robust`) means that the mean accuracies range less than those they are compared with, and that none is farther than "
-        "one point from that of C_0 = 1.",
+        (
+            "The claims are those of *When Gradient Clipping Becomes a Control Mechanism for"
+            " Differential Privacy in Deep Learning* (arXiv 2602.10584). Made by `zetaclip"
+            " reproduce --claims docs/reproduction.md` from the tables under `results/`; don't"
+            " edit. The rules stand in `src/zetaclip/experiments/_claims.toml`: a claim holds only"
+            " if every cell that was run supports it. Rows are compared seed by seed: a difference"
+            " counts only where its 95 % interval leaves out zero, and can't be told otherwise, or"
+            " from a single seed. *Best* compares with the rival that comes out best, by an"
+            " interval widened for the number of rivals (Bonferroni). Intervals are not widened for"
+            " the number of cells or of claims, and claims that read the same runs (`iid-better`,"
+            " `components-better` and `rate-better` at its rate of 1 have one and the same"
+            " difference on MNIST) stand or fall together. *Below* a limit: the interval over"
+            " seeds. *Comparable* (`sweep-robust`) means that the mean accuracies range less than"
+            " those they are compared with, and that none is farther than one point from that of"
+            " C_0 = 1."
+        ),
         "",
         f"{len(claims)} claims: {count}.",
         "",
@@ -77,7 +102,8 @@ def markdown(out: Path) -> str:
     ]
     for claim in claims:
         page.append(
-            f"| [{claim['id']}](#{claim['id']}) | {claim.get('experiment', 'accounting')} | {verdicts[claim['id']].word} |"
+            f"| [{claim['id']}](#{claim['id']}) | {claim.get('experiment', 'accounting')} |"
+            f" {verdicts[claim['id']].word} |"
         )
     for claim in claims:
         page += ["", *_entry(claim, verdicts[claim["id"]])]
@@ -85,19 +111,23 @@ def markdown(out: Path) -> str:
 
 
 def _caveat(verdicts: Sequence[Verdict]) -> list[str]:
-    """How far the verdicts reach; to be read before them."""
+    """What limits the verdicts, to be read before them."""
     if any("paper" in verdict.profiles for verdict in verdicts):
         return []
     return [
-        "**All measurements are of the lite profile**: shorter training than the paper's, mostly fewer seeds, and on CIFAR a smaller network. But for Heart "
-        "and VED, where lite is the whole protocol, the paper's own has not been run, so *does not hold* means here, in these runs. Most learning rates lie at the edge of a grid of three, and how "
-        "many of an experiment's do stands with each claim.",
+        (
+            "**All measurements are of the lite profile**: shorter training than the paper's,"
+            " mostly fewer seeds, and on CIFAR a smaller network. But for Heart and VED, where lite"
+            " is the whole protocol, the paper's own has not been run, so *does not hold* means"
+            " here, in these runs. Most learning rates lie at the edge of a grid of three, and how"
+            " many of an experiment's do stands with each claim."
+        ),
         "",
     ]
 
 
 def judge(claim: Mapping[str, Any], out: Path) -> Verdict:
-    """The verdict on one claim."""
+    """The verdict on one claim, from the tables in ``out``."""
     if claim["rule"] == "epsilon":
         return _epsilon(claim)
     verdicts = [
@@ -125,13 +155,16 @@ def _judge_table(claim: Mapping[str, Any], table: Mapping[str, Any]) -> Verdict:
         )
         text += f"; {missing} of {len(found)} not run" + (" or diverged" if lost else "")
     if table.get("rates_at_edge"):
-        text += f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the edge of their grid"
+        text += (
+            f"; {table['rates_at_edge']} of the experiment's {table['rates']} learning rates at the"
+            " edge of their grid"
+        )
     words = [good for good, _ in cells]
     word = FAILS if False in words else UNDECIDED if None in words else HOLDS
     return Verdict(word, text, frozenset({table["profile"]}))
 
 
-# Whether a cell supports the claim (None: it can't tell), and what was measured; None where nothing was.
+# Whether a cell supports the claim (None: undecided), and what was measured; None if nothing was.
 Cell = tuple[bool | None, str] | None
 
 
@@ -139,13 +172,17 @@ def _better(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, plac
     cell = _cell(table, group, claim["row"], place)
     if cell is None or not cell["difference"]:
         return None
-    return cell[
-        "better"
-    ], f"{_place(table, group, place)} {difference_text(cell['difference'], _digits(table, place))}"
+    return (
+        cell["better"],
+        (
+            f"{_place(table, group, place)}"
+            f" {difference_text(cell['difference'], _digits(table, place))}"
+        ),
+    )
 
 
 def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than the baseline, and no control is. A control that has no interval could be."""
+    """Better than the baseline, and no control is; a control without an interval could be."""
     own = _better(claim, table, group, place)
     if own is None:
         return None
@@ -162,7 +199,7 @@ def _only(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place:
 
 
 def _best(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """Better than each of the rows ``against``: if not given, than all private ones of the paper's table."""
+    """Better than each of the rows ``against``; default: all private rows of the paper's table."""
     own = _values(table, group, claim["row"], place)
     if not own:
         return None
@@ -206,19 +243,19 @@ def _published_rivals(claim: Mapping[str, Any], table: Mapping[str, Any], group:
 
 
 def _sign(difference: Difference, good: int) -> bool | None:
-    """True: better; False: worse; None: the interval holds zero, or there is none."""
+    """True: better; False: worse; None: the interval contains zero, or there is none."""
     if difference.low is None or difference.high is None or difference.low <= 0 <= difference.high:
         return None
     return good * difference.mean > 0
 
 
 def _tied(difference: Difference) -> bool:
-    """The same in each of several seeds: the two rows are one training."""
+    """Whether two rows are equal in each of several seeds: they are the same training."""
     return difference.n > 1 and difference.low == difference.high == 0
 
 
 def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The whole 95 % interval over seeds is below the limit. One that holds the limit can't tell."""
+    """Whether the 95 % interval over seeds is below the limit; None if it contains the limit."""
     if not _means(table, group, [claim["row"]], place):
         return None
     cell = _cell(table, group, claim["row"], place)
@@ -235,7 +272,7 @@ def _below(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place
 
 
 def _monotone(sign: int) -> Any:
-    """Along the rows, every step goes one way."""
+    """A rule: along the rows, the values only rise (or fall)."""
 
     def rule(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
         means = _means(table, group, claim["rows"], place)
@@ -253,9 +290,10 @@ def _monotone(sign: int) -> Any:
 
 
 def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
-    """The means of one list of rows range less than those of another, and stay near that of one row.
+    """The means of some rows range less than those of others, and stay near the mean of one row.
 
-    A range alone would prove too little: seven points are less than eleven, and still not comparable.
+    A range alone would prove too little: seven points are less than eleven, and still not
+    comparable.
     """
     lists = [
         _means(table, group, rows, place)
@@ -268,8 +306,9 @@ def _narrower(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, pl
     farthest = max(abs(mean - middle) for mean in ours)
     digits = _digits(table, place)
     text = (
-        f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against {ranges[1]:.{digits}f}, "
-        f"up to {farthest:.{digits}f} from {claim['row']} (limit {claim['limit']:g})"
+        f"{_place(table, group, place)} range {ranges[0]:.{digits}f} against"
+        f" {ranges[1]:.{digits}f}, up to {farthest:.{digits}f} from {claim['row']} (limit"
+        f" {claim['limit']:g})"
     )
     rows = [claim["row"], *claim["rows"], *claim["against"]]
     if min(len(_values(table, group, row, place)) for row in rows) == 1:
@@ -313,13 +352,13 @@ def _cell(table: Mapping[str, Any], group: str, row: str, place: int) -> Mapping
 
 
 def _values(table: Mapping[str, Any], group: str, row: str, place: int) -> dict[str, float]:
-    """By seed; none if one of them diverged."""
+    """Values by seed; none if one of them diverged."""
     cell = _cell(table, group, row, place)
     return dict(cell.get("values", {})) if cell and not cell.get("diverged") else {}
 
 
 def _means(table: Mapping[str, Any], group: str, rows: Sequence[str], place: int) -> list[float]:
-    """The means of these rows; none at all if one of them has not been run, or has a seed that diverged."""
+    """The means of these rows; none if one of them has not been run or has a diverged seed."""
     cells = [_cell(table, group, row, place) for row in rows]
     means = [
         cell["ours"]["mean"]

@@ -1,4 +1,4 @@
-"""How long will it take? From finished runs where there are some, else from twenty steps of one, else from records of other machines."""
+"""How long runs will take: from finished runs, else from twenty steps, else from other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ _FILE = "speeds.json"
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds before the first step, per step, and where the numbers come from."""
+    """How fast a run is.
+
+    Args:
+        setup: Seconds before the first step.
+        step: Seconds per step.
+        source: Where the numbers come from.
+    """
 
     setup: float
     step: float
@@ -42,7 +48,11 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
 
 
 def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
-    """Speeds by data, network and method: of what has finished in this folder, else measured for it, else of records of other machines."""
+    """Speeds by data, network and method.
+
+    They come from runs finished in this folder, else from measured steps, else from records of
+    other machines.
+    """
     here = {}
     for folder in sorted((store.out / "runs").glob("*")):
         with suppress(OSError, ValueError):
@@ -55,10 +65,10 @@ def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:
 def _medians(
     runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], source: str
 ) -> dict[tuple[str, str, str], Speed]:
-    """Speeds out of results and their configurations."""
+    """Speeds from results and their configurations."""
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for result, config in runs:
-        # One that says too little about itself only makes the estimate coarser.
+        # A run with missing values only makes the estimate coarser.
         with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
             seconds = result["seconds"]
             setup = float(seconds.get("setup") or 0.0)
@@ -76,7 +86,7 @@ def _medians(
 
 
 def remember(store: Store, speeds: Mapping[tuple[str, str, str], Speed]) -> None:
-    """Keeps what was measured, so that a table can tell the time of runs of which none has finished."""
+    """Saves measured speeds, so that a table can state times before any run has finished."""
     measured = {
         "/".join(place): [one.setup, one.step]
         for place, one in speeds.items()
@@ -97,11 +107,15 @@ def _remembered(store: Store) -> dict[tuple[str, str, str], Speed]:
 
 
 def measure(run: PlannedRun, threads: int) -> Speed | None:
-    """Twenty steps of this run in a temporary folder, on as many threads as a worker has; None if they can't be run."""
+    """Runs twenty steps in a temporary folder, with as many threads as a worker has.
+
+    Returns:
+        The speed, or None if the steps can't be run.
+    """
     config = {
         key: value for key, value in run.config.items() if key not in ("epochs", "validation")
     }
-    # What a clip schedule costs is nothing; the run whose C it follows need not exist yet.
+    # A clip schedule costs nothing, and the run that it follows may not exist yet.
     config.pop("clipping", None)
     rate = run.config["lr"]
     config |= {"steps": _STEPS, "lr": rate if isinstance(rate, float) else 0.1}
@@ -133,10 +147,17 @@ def estimate(
     speeds: dict[tuple[str, str, str], Speed],
     threads: int | None = None,
 ) -> tuple[float | None, set[str]]:
-    """Seconds of one worker for these runs, and the sources of the figure; None if nothing is known about a data set.
+    """The time of one worker for these runs.
 
-    ``costs`` are the steps of a method in units of DP-SGD's, for methods that nothing is known about yet. With ``threads``, what is not known
-    at all is measured, on so many.
+    Args:
+        runs: The runs.
+        sizes: Records by data set.
+        costs: The cost of a method's step relative to DP-SGD's, for methods without a speed.
+        speeds: Known speeds; measured ones are added.
+        threads: Measure what is unknown with so many threads; None measures nothing.
+
+    Returns:
+        Seconds and the sources of the figure; None if nothing is known about a data set.
     """
     total = 0.0
     sources: set[str] = set()
@@ -160,7 +181,7 @@ def _near(
     speeds: Mapping[tuple[str, str, str], Speed],
     costs: Mapping[str, float],
 ) -> Speed | None:
-    """The same data and network with another method, at the ratio of their costs."""
+    """The speed of another method on the same data and network, scaled by the costs."""
     for (data, model, method), speed in speeds.items():
         if (data, model) == place[:2]:
             ratio = costs.get(place[2], 1.0) / costs.get(method, 1.0)

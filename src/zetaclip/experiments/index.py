@@ -1,4 +1,4 @@
-"""The first page of a results folder: every experiment, how much of it is there, and what is not."""
+"""The first page of a results folder: every experiment, and how much of it has been run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tables import grid, open_part
 
 
 def write(store: Store) -> None:
-    """``README.md`` out of the tables that the folder holds, and the names of the experiments that have none."""
+    """Writes ``README.md`` from the tables in the folder, and lists experiments without one."""
     lines, missing, begun, whole = [], [], set(), False
     for path in sorted(store.out.glob("*/table.json")):
         folder = path.parent.name
@@ -30,7 +30,8 @@ def write(store: Store) -> None:
     for name in spec.names():
         if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
             missing.append(
-                f"- {name}: nothing of it, `zetaclip reproduce {name}`; `--dry-run` tells how long it takes"
+                f"- {name}: not started, `zetaclip reproduce {name}`; `--dry-run` estimates the"
+                " time"
             )
     write_text(store.out / "README.md", _page(lines, missing, whole))
 
@@ -39,7 +40,10 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
     page = [
         "# Results",
         "",
-        "Written by `zetaclip reproduce`. Each experiment's folder holds its table, one CSV line per run, and its plots.",
+        (
+            "Written by `zetaclip reproduce`. Each experiment's folder contains its table, one CSV"
+            " line per run, and its plots."
+        ),
         "",
         *grid(["experiment", "profile", "runs done", "left, of one worker"], lines),
     ]
@@ -47,8 +51,11 @@ def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -
         page += ["## Not run", "", *missing, ""]
     if not whole:
         page += [
-            "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the published EMNIST split and ImageNet-100 want a GPU) has not "
-            "been run: `zetaclip reproduce NAME --profile paper`, and `--dry-run` tells how long it takes.",
+            (
+                "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the"
+                " published EMNIST split and ImageNet-100 need a GPU) has not been run: `zetaclip"
+                " reproduce NAME --profile paper`; `--dry-run` estimates the time."
+            ),
             "",
         ]
     return "\n".join(page).rstrip() + "\n"
@@ -65,6 +72,6 @@ def _line(folder: str, table: Mapping[str, Any]) -> list[str]:
 
 
 def _missing(folder: str, table: Mapping[str, Any]) -> list[str]:
-    """A table from before these were kept has none."""
+    """What is not run, if the table says so; older tables don't."""
     texts = [*map(open_part, table.get("missing", [])), *table.get("left_out", [])]
     return [f"- {folder}: {text}" for text in texts]

@@ -12,20 +12,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left behind: a folder, or a record of one that is not here (see ``records.py``)."""
+    """What a finished run left: a folder, or a record of a folder that is elsewhere.
+
+    Args:
+        folder: The run folder; None for a record (see ``records.py``).
+        result: The content of result.json.
+        config: The configuration; only of a record.
+        recorded: The lines of its files; only of a record.
+    """
 
     folder: Path | None
     result: dict[str, Any]
-    # Of a record alone:
     config: Mapping[str, Any] = field(default_factory=dict)
     recorded: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Run:
+        """The run of a finished run folder."""
         return cls(folder, json.loads((folder / "result.json").read_text(encoding="utf-8")))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` or ``probes.jsonl``; none if the run wrote no such file."""
+        """The lines of ``metrics.jsonl`` or ``probes.jsonl``; none if there is no such file."""
         if self.folder is None:
             return list(self.recorded.get(name, []))
         path = self.folder / name
@@ -40,20 +47,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Measure:
-    """A column's number: how to read it, what to call it, and which direction is good (0: neither)."""
+    """A number of a run, for a column.
+
+    Args:
+        read: Reads it; None if the run has none.
+        label: The heading.
+        good: +1 if higher is better, -1 if lower is, 0 if neither.
+        digits: Decimals to show.
+        relative: Whether it is in per cent relative to the baseline's run of the same seed. A
+            difference from the baseline then says nothing new.
+        metric: The entry of the result's metrics that is read. Other numbers may be missing for
+            other reasons than divergence.
+    """
 
     read: Callable[[Run], float | None]
     label: str
     good: int = 0
     digits: int = 2
-    # Relative to the baseline's run of the same seed, in per cent; then the difference says nothing more.
     relative: bool = False
-    # The entry of the result's metrics that is read; other numbers may be missing for better reasons than divergence.
     metric: str = ""
 
 
 def diverged(run: Run, measure: Measure) -> bool:
-    """True for a finished run that was asked for a number and reached none: its outputs are no numbers any more."""
+    """Whether a finished run was evaluated but has no finite number."""
     if _main(run) is None:
         return True
     return measure.metric in run.result.get("metrics", {}) and measure.read(run) is None
@@ -74,7 +90,7 @@ def _main(run: Run) -> float | None:
 
 def _timed(*parts: str) -> Callable[[Run], float | None]:
     def read(run: Run) -> float | None:
-        # The seconds of an epoch's line are those since the start. The paper's protocol leaves the first epoch out.
+        # An epoch's line has the seconds since the start; the paper leaves the first epoch out.
         epochs = run.lines("metrics.jsonl")
         if len(epochs) < 2:
             return None
@@ -84,7 +100,7 @@ def _timed(*parts: str) -> Callable[[Run], float | None]:
     return read
 
 
-# In the run folder probing is not part of training; in the paper it is.
+# The paper counts probing as training; the run folder does not.
 _TRAIN = ("train", "probe")
 
 

@@ -1,4 +1,4 @@
-"""What an experiment has not run yet, part by part: how many runs, the command that runs them, and how long it may take."""
+"""The parts of an experiment that have not been run: counts, commands and estimated times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import tuning
 from .plan import Plan, PlannedRun, tuning_of
 from .store import Store
 
-# An experiment falls into parts along these, where it has more than one value of them.
+# An experiment is split by these labels if it has more than one value of them.
 _ALONG = ("data", "reading")
 
 
@@ -21,13 +21,19 @@ def parts(
     store: Store,
     seconds: Callable[[Sequence[PlannedRun]], float | None],
 ) -> list[dict[str, Any]]:
-    """One entry per data set and reading that is not complete, as ``table.json`` holds it.
+    """One entry of ``table.json`` for each data set and reading that is not complete.
 
-    ``seconds`` estimates the time of one worker, grids of learning rates included; it may not know.
+    Args:
+        plan: The plan of the experiment.
+        left: The runs that have not finished.
+        command: The command that runs the whole experiment.
+        store: The results folder.
+        seconds: Estimates the time of one worker, or returns None. It gets the runs of grids of
+            learning rates too.
     """
     keys = [key for key in _ALONG if len({run.labels[key] for run in plan.runs}) > 1]
     rates = tuning.load_rates(store)
-    counted: set[str] = set()  # a grid that two parts need is run once
+    counted: set[str] = set()  # a grid that two parts need is run only once
     found = []
     for place in dict.fromkeys(_place(run, keys) for run in plan.runs):
         planned = [run for run in plan.runs if _place(run, keys) == place]

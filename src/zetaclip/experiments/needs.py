@@ -1,4 +1,4 @@
-"""Which data sets are at hand."""
+"""Which data sets of an experiment can't be found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .plan import PlannedRun
 
 
 def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
-    """The data sets of these runs that can't be found, with what to do about each."""
+    """The data sets of these runs that can't be found, each with what to do about it."""
     from ..data import places
     from ..data.registry import ALIASES
 
@@ -17,6 +17,7 @@ def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:
         known, kind = ALIASES.get(name, (name, None))
         if places.FORMS.get(known) and places.find(known, None, kind) is None:
             missing[name] = (
-                f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch {known}`"
+                f"the data set {name} is not here: set ZETACLIP_DATA, or run `zetaclip data fetch"
+                f" {known}`"
             )
     return missing

@@ -1,8 +1,9 @@
-"""From an experiment to runs: which configurations, in which order, and which cell each of them fills.
+"""From an experiment to runs: their configurations, their order, and the cells that they fill.
 
-Seeds are paired: every row and column of an experiment uses the same list, so that run and baseline share initial weights and,
-where a method draws one batch a step, batches. A run is named by the hash of its configuration; two cells, or two experiments,
-that ask for the same configuration share the run.
+Seeds are paired: every row and column of an experiment uses the same list. So a run and its
+baseline share initial weights and, if a method draws one batch a step, batches. A run is named by
+the hash of its configuration. Two cells, or two experiments, that ask for the same configuration
+share the run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from ..errors import CommandError
 from .spec import CONFIG_KEYS, PROFILES, Experiment, merged
 
-# Seeds of the runs that count are 1, 2, ...; the grid of learning rates uses none of them.
+# The runs of a table have the seeds 1, 2, ...; the grids of learning rates use none of them.
 TUNING_SEED = 1000
 VALIDATION_SHARE = 0.1
 
@@ -27,9 +28,14 @@ _DP_KEYS = ("epsilon", "sigma", "delta", "accountant", "clip", "decouple", "clip
 class PlannedRun:
     """One call of ``zetaclip train``.
 
-    ``config`` may hold placeholders: ``"@run:KEY"`` for another run's folder, ``"@tuned:NAME"`` for a learning rate that has
-    not been chosen yet, and ``{"rate": r, "times_mean_clip_of": "@run:KEY"}`` for one scaled by another run's mean C.
-    ``after`` lists the runs that must be finished first.
+    Args:
+        key: The hash of the configuration, see ``config_key``.
+        config: The configuration. It may contain placeholders: ``"@run:KEY"`` for another run's
+            folder, ``"@tuned:NAME"`` for a learning rate that is not chosen yet, and ``{"rate": r,
+            "times_mean_clip_of": "@run:KEY"}`` for one scaled by another run's mean C.
+        labels: The place in the table.
+        after: The runs that must be finished first.
+        alone: Whether it has the machine to itself, because it is timed.
     """
 
     key: str
@@ -39,6 +45,7 @@ class PlannedRun:
     alone: bool = False
 
     def describe(self) -> str:
+        """The run's place in the table, in words."""
         labels = self.labels
         parts = [labels["group"], labels["condition"], labels["row"]]
         return " · ".join([part for part in parts if part] + [f"seed {labels['seed']}"])
@@ -65,9 +72,20 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an experiment needs under one profile. ``cells``: (group, row, condition) -> seed -> run.
+    """All that an experiment needs under one profile.
 
-    ``places`` are the labels of each cell. Cells may share a run, whose own labels are those of the first one.
+    Args:
+        experiment: The experiment.
+        profile: lite or paper.
+        runs: The runs, each after those that it needs.
+        columns: The columns of the table.
+        cells: The run of each seed, by (group, row, condition).
+        comparable: Whether published cells may be put beside ours, by (group, condition).
+        tunings: The grids of learning rates.
+        left_out: Sentences about what this profile leaves out.
+        by_key: The runs by key.
+        places: The labels of each cell. Cells may share a run, whose own labels are those of the
+            first cell.
     """
 
     experiment: Experiment
@@ -75,9 +93,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     columns: tuple[Column, ...]
     cells: dict[tuple[str, str, str], dict[int, str]]
-    comparable: dict[
-        tuple[str, str], bool
-    ]  # (group, condition) -> may published cells stand beside ours?
+    comparable: dict[tuple[str, str], bool]
     tunings: tuple[Tuning, ...] = ()
     left_out: tuple[str, ...] = ()
     by_key: dict[str, PlannedRun] = field(default_factory=dict)
@@ -87,7 +103,7 @@ class Plan:
 def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
     """The name of a run: 16 hexadecimal digits of the hash of its configuration.
 
-    A run that is timed alone is never shared with one that ran beside others.
+    A run that is timed ``alone`` is never shared with one that ran beside others.
     """
     content = (
         {"config": _canonical(config), "alone": True} if alone else {"config": _canonical(config)}
@@ -101,19 +117,28 @@ def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
 def make_plan(
     experiment: Experiment, profile: str, rates: Mapping[str, float] | None = None
 ) -> Plan:
-    """The runs of an experiment. ``rates`` are the tuned learning rates by name; one that is missing leaves a placeholder."""
+    """The runs of an experiment.
+
+    Args:
+        experiment: The experiment.
+        profile: lite or paper.
+        rates: The tuned learning rates by name; a missing one leaves a placeholder.
+
+    Raises:
+        CommandError: The experiment can't be run under this profile, or its file has a mistake.
+    """
     if profile not in PROFILES:
         raise CommandError(f"the profile is one of {', '.join(PROFILES)}, not {profile!r}")
     return _Planner(experiment, profile, rates or {}).plan()
 
 
 def tuning_of(run: PlannedRun) -> str:
-    """The name under which this run's learning rate is tuned; empty where the experiment sets it."""
+    """The name of the grid of this run's learning rate; "" if the experiment sets the rate."""
     return str(run.labels["rate"])
 
 
 def with_dependencies(plan: Plan, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """These runs and all that they need, each after what it needs, otherwise in the given order."""
+    """These runs and those that they need, each after what it needs, else in the given order."""
     ordered: dict[str, PlannedRun] = {}
 
     def add(run: PlannedRun) -> None:
@@ -168,8 +193,9 @@ class _Planner:
                     places[place] = self._labels(group, column, reading, row)
                     order.append(run)
         comparable = {
-            (group["label"], condition): self.profile
-            not in self._data(group, column)[1].get("not_comparable", ())
+            (group["label"], condition): (
+                self.profile not in self._data(group, column)[1].get("not_comparable", ())
+            )
             for group, column, _, condition in blocks
         }
         plan = Plan(
@@ -234,16 +260,15 @@ class _Planner:
             config = {key: value for key, value in config.items() if key not in _DP_KEYS}
         if "steps" in group.get(self.profile, {}):  # instead of the data set's epochs
             config.pop("epochs", None)
-        if "clipping" in config:  # brings its own first C
+        if "clipping" in config:  # has its own first C
             config.pop("clip", None)
         if "skew" in config:
             config["skew_seed"] = seed
-        if (
-            config.get("spectral", {}).get("signal") == "random"
-        ):  # other numbers in every seed, or the seeds tell nothing of chance
+        if config.get("spectral", {}).get("signal") == "random":
+            # Other random numbers in every seed, so that the seeds show the effect of chance.
             config["spectral"] = {**config["spectral"], "signal_seed": seed}
         rate_name = ""
-        if "lr" not in config:  # an experiment over rates says its own
+        if "lr" not in config:  # an experiment over learning rates sets them
             rate_name = self._tuning(name, recipe, method_name)
             config["lr"] = self.rates.get(rate_name, f"@tuned:{rate_name}")
         if "rate_times_mean_clip" in row:
@@ -259,7 +284,8 @@ class _Planner:
         for key in config:
             if key not in CONFIG_KEYS:
                 raise CommandError(
-                    f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not know"
+                    f"{self.experiment.name}: {row['label']!r} sets {key!r}, which train does not"
+                    " know"
                 )
         labels = {**self._labels(group, column, reading, row), "seed": seed, "rate": rate_name}
         key = config_key(config, self.experiment.exclusive)
@@ -289,7 +315,7 @@ class _Planner:
     def _with_runs(
         self, value: Any, place: tuple[Any, ...], asked_by: tuple[str, ...], after: list[str]
     ) -> Any:
-        """The configuration with every ``@run:ROW`` replaced by ``@run:KEY``; "none" becomes None."""
+        """Replaces every ``@run:ROW`` in the configuration by ``@run:KEY``, and "none" by None."""
         if isinstance(value, dict):
             return {
                 key: self._with_runs(inner, place, asked_by, after) for key, inner in value.items()
@@ -323,17 +349,18 @@ class _Planner:
             method["set"],
             {"spectral": data.get("spectral", {})} if method.get("spectral") else {},
         )
-        # Train has defaults for these, but an experiment must say what it compares, and a grid takes half of the length.
+        # Train has defaults for these, but an experiment must state what it compares, and a grid
+        # uses half of the length.
         for keys in (("model",), ("batch_size",), ("epochs", "steps")):
             if not any(key in config for key in keys):
                 raise CommandError(
-                    f"{self.experiment.name}: the set of the data set {data_name!r} has no {' or '.join(keys)} "
-                    f"for the profile {self.profile}"
+                    f"{self.experiment.name}: the set of the data set {data_name!r} has no"
+                    f" {' or '.join(keys)} for the profile {self.profile}"
                 )
         return config
 
     def _tuning(self, data_name: str, recipe: str, method_name: str) -> str:
-        """The name of this rate; its grid is remembered."""
+        """Plans the grid of this learning rate, and returns its name."""
         method_name = self.experiment.tuning.get("rate_of") or method_name
         name = f"{self.profile}/{data_name}/{recipe}/{method_name}"
         if name in self.tunings:
@@ -343,7 +370,8 @@ class _Planner:
         middle = method.get("middle", rates.get(method.get("rate", "sgd")))
         if middle is None:
             raise CommandError(
-                f"{self.experiment.name}: no learning rate to start from for {name}; set rates or middle"
+                f"{self.experiment.name}: no learning rate to start from for {name}; set rates or"
+                " middle"
             )
         half = merged(
             self._foundation(data_name, recipe, method_name),
@@ -390,8 +418,8 @@ class _Planner:
         seeds = self.experiment.seeds or data.get("seeds", {})
         if self.profile not in seeds:
             raise CommandError(
-                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has seeds for the profile "
-                f"{self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
+                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has"
+                f" seeds for the profile {self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
             )
         return int(seeds[self.profile])
 
@@ -403,7 +431,7 @@ class _Planner:
 
 
 def _canonical(value: Any) -> Any:
-    """1 and 1.0 are one value, whatever a file happens to say."""
+    """The value with 1.0 as 1, because files may write either."""
     if isinstance(value, Mapping):
         return {str(key): _canonical(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""PNG pictures of an experiment. matplotlib is imported here and nowhere else in the package's experiments."""
+"""PNG plots of an experiment. No other module of the experiments imports matplotlib."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from .measures import MEASURES, Run
 from .plan import Plan
 from .results import is_private
 
-# Okabe and Ito: told apart by colour-blind readers; markers and dashes repeat less often than colours.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX*<>"
 _DASHES = ("-", "--", ":")
-_PAPER = {"dp-sgd": "x:", "ww-dp-sgd": "+-."}  # published rows beside ours
+_PAPER = {"dp-sgd": "x:", "ww-dp-sgd": "+-."}  # the published rows that are drawn
 _NOTHING = {"mean": float("nan"), "std": None}
 
 
 def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: Path) -> list[str]:
-    """All pictures of an experiment; returns their file names. Nothing is drawn where nothing has run."""
+    """Draws all plots of an experiment, if anything has run.
+
+    Args:
+        plan: The plan of the experiment.
+        table: Its table.
+        runs: The finished runs, by key.
+        folder: Where the files go.
+
+    Returns:
+        The names of the files.
+    """
     if not runs:
         return []
     names = _cells(plan, table, folder)
@@ -59,7 +69,7 @@ def _title(plan: Plan, *parts: str) -> str:
 
 
 def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
-    """Per group: a panel per judged column, rows down, ours with its spread and the paper's."""
+    """A plot per group: a panel per judged column, with our values and the paper's by row."""
     names = []
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         lines = [line for line in table["rows"] if line["group"] == group]
@@ -87,7 +97,7 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
                     if line["cells"][place]
                 ]
                 chosen = [(height, cell) for height, cell in chosen if cell]
-                if not chosen:  # nothing to name in the legend
+                if not chosen:  # no entry in the legend
                     continue
                 ax.errorbar(
                     [cell["mean"] for _, cell in chosen],
@@ -113,7 +123,7 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
 def _lines(
     plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder: Path
 ) -> list[str]:
-    """A measure over the columns' x, a line per row; the paper's dashed and grey."""
+    """A measure over the columns' x, with a line per row; the paper's is dashed and grey."""
     names = []
     measure = spec.get("measure", table["column_details"][0]["measure"])
     places = [
@@ -128,7 +138,7 @@ def _lines(
             drawn = [
                 (table["column_details"][place]["x"], line["cells"][place]) for place in places
             ]
-            # A place that was not run is a gap in the line, not a straight piece of it.
+            # A cell that was not run leaves a gap in the line.
             ours = [(x, (cell and cell["ours"]) or _NOTHING) for x, cell in drawn]
             theirs = [
                 (x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]
@@ -152,11 +162,11 @@ def _lines(
                         color="#777777",
                         label=f"paper: {line['label']}",
                     )
-        if not private:  # the ceiling alone is nothing to look at
+        if not private:  # only training without privacy has run
             continue
         if spec.get("x_log"):
             ax.set_xscale("log")
-        # Ticks where the columns are: powers of ten say little about ε of 0.5, 2 and 8.
+        # Ticks at the columns' values, because powers of ten don't suit an ε of 0.5, 2 and 8.
         ticks = sorted({table["column_details"][place]["x"] for place in places})
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.minorticks_off()
@@ -172,7 +182,7 @@ def _lines(
 def _series(
     plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any], folder: Path
 ) -> list[str]:
-    """Values per epoch or probe: mean over seeds with a band of one standard deviation."""
+    """Values per epoch or probe: the mean over seeds, and a band of one standard deviation."""
     names = []
     found = series.points(plan, runs, spec)
     for group, condition, value in series.panels(found, spec):
@@ -213,7 +223,7 @@ def _series(
 def _zone(
     plan: Plan, group: str, condition: str, rows: Iterable[str]
 ) -> tuple[float, float] | None:
-    """The target zone, where all rows of a picture have the same one."""
+    """The target zone, if all rows of a plot have the same one."""
     zones = set()
     for row in rows:
         key = next(iter(plan.cells[group, row, condition].values()))

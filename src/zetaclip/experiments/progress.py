@@ -1,4 +1,4 @@
-"""One display for all runs: a line that is rewritten on a terminal, a line per finished run elsewhere."""
+"""One display for all runs: a line that is redrawn on a terminal, a line per run elsewhere."""
 
 from __future__ import annotations
 
@@ -6,34 +6,57 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import dataclass
+from typing import TextIO
 
 from .files import read_json
+from .plan import PlannedRun
 from .store import Store
 
-if TYPE_CHECKING:
-    from .plan import PlannedRun
-    from .runner import Outcome
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        state: reused, done, failed, or blocked (by the failure of a run that it needs).
+        message: Why it failed.
+    """
+
+    state: str
+    message: str = ""
 
 
 class Progress:
-    """Counts, what is running, and how long it will still take."""
+    """Shows counts, the running runs, and the time left.
+
+    Args:
+        stream: Where to write; default: stderr.
+        title: Put before each line.
+    """
 
     def __init__(self, stream: TextIO | None = None, title: str = "") -> None:
         self.stream = sys.stderr if stream is None else stream
         self.title = title
         self.live = self.stream.isatty()
         self.total = 0
-        self.first = 0  # finished before we began; they say nothing about the speed
+        self.first = 0  # finished before the start, so they don't count for the speed
         self.started = time.monotonic()
         self.shown = 0.0
 
     def begin(self, total: int, outcomes: Mapping[str, Outcome]) -> None:
+        """Starts the clock.
+
+        Args:
+            total: The number of runs.
+            outcomes: Those that are known already.
+        """
         self.total, self.first, self.started = total, len(outcomes), time.monotonic()
         if outcomes:
             self.note(f"{self._counts(outcomes)}, {total - len(outcomes)} to run")
 
     def ended(self, run: PlannedRun, outcomes: Mapping[str, Outcome]) -> None:
+        """Prints a line for a run that has ended."""
         outcome = outcomes[run.key]
         detail = f": {outcome.message}" if outcome.message else ""
         self.note(f"[{len(outcomes)}/{self.total}] {outcome.state} · {run.describe()}{detail}")
@@ -41,6 +64,13 @@ class Progress:
     def show(
         self, store: Store, running: Sequence[PlannedRun], outcomes: Mapping[str, Outcome]
     ) -> None:
+        """Redraws the line on a terminal, at most twice a second.
+
+        Args:
+            store: Where the runs are.
+            running: The running runs.
+            outcomes: How the others ended.
+        """
         now = time.monotonic()
         if not self.live or now - self.shown < 0.5:
             return
@@ -57,11 +87,13 @@ class Progress:
         self.stream.flush()
 
     def note(self, text: str) -> None:
+        """Prints a line."""
         prefix = f"{self.title}: " if self.title else ""
         self.stream.write(("\r\x1b[K" if self.live else "") + prefix + text + "\n")
         self.stream.flush()
 
     def end(self) -> None:
+        """Clears the line that is redrawn."""
         if self.live:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
@@ -72,7 +104,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Seconds as people say them: "40 s", "12 min", "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -1,7 +1,8 @@
-"""Trainings on the machines of a Ray cluster that share the results folder.
+"""Training on the machines of a Ray cluster that share the results folder.
 
-Ray restarts a task whose worker died; the task finds the run folder and resumes it. The leash ends the training of a dead
-worker, so that two never write to one folder. Every machine needs zetaclip installed, the data, and the folder at the same path.
+Ray restarts a task whose worker died; the task finds the run folder and resumes it. The training
+process of a dead worker is ended, so that two never write to one folder. Every machine needs
+zetaclip installed, the data, and the folder at the same path.
 """
 
 from __future__ import annotations
@@ -19,17 +20,27 @@ _RETRIES = 10
 
 
 def train_on_worker(job: Job) -> int:
-    """Runs in a Ray worker: one training from start, or from where it was, to its exit code."""
+    """Runs or resumes one training in a Ray worker; returns its exit code."""
     process = start_training(job)
     try:
         return process.wait()
-    except BaseException:  # cancelled: let the training save itself
+    except BaseException:  # cancelled: let the training save first
         stop_processes([process])
         raise
 
 
 class RayBackend:
-    """``address``: of a running cluster, "auto" for the one this machine belongs to, "local" to start one here."""
+    """Runs training on a Ray cluster.
+
+    Args:
+        address: HOST:PORT of a running cluster, "auto" for this machine's own, or "local" to start
+            one here.
+        threads: Threads of each training.
+        workers: The largest number of runs at a time; default: as many as fit.
+
+    Raises:
+        CommandError: Ray is not installed, or no cluster answers.
+    """
 
     def __init__(self, address: str, threads: int, workers: int | None = None) -> None:
         try:
@@ -48,38 +59,42 @@ class RayBackend:
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise CommandError(
-                    f"no Ray cluster answers at {address}: {error}. If it wants a token, set RAY_AUTH_MODE=token and "
-                    "RAY_AUTH_TOKEN as on the cluster"
+                    f"no Ray cluster answers at {address}: {error}. If it needs a token, set"
+                    " RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on the cluster"
                 ) from error
         total = int(ray.cluster_resources().get("CPU", 1))
         self.slots = min(workers or total, max(1, total // threads))
         self.remote = ray.remote(num_cpus=threads, max_retries=_RETRIES)(train_on_worker)
 
     def start(self, job: Job) -> Any:
+        """Starts a training; returns its handle."""
         return self.remote.remote(job)
 
     def poll(self, handle: Any) -> int | None:
+        """The exit code, or None while it runs."""
         ready, _ = self.ray.wait([handle], timeout=0)
         if not ready:
             return None
         try:
             return int(self.ray.get(handle))
         except self.ray.exceptions.RayError:
-            return 1  # what it said last stands in its log
+            return 1  # its log has the message
 
     def stop(self, handles: Sequence[Any]) -> None:
+        """Cancels trainings and waits until they have saved."""
         for handle in handles:
             self.ray.cancel(handle)
         if handles:
             self.ray.wait(list(handles), num_returns=len(handles), timeout=40)
 
     def close(self) -> None:
+        """Disconnects from a cluster that was joined or started here."""
         if self.started:
             self.ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes before it says that nobody is there."""
+    """Checks the address; Ray itself tries for minutes before it reports that nobody answers."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return  # "auto" and "local"

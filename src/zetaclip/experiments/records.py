@@ -1,11 +1,13 @@
-"""What every finished run came to, in one file that outlives the run folders: ``OUT/records.jsonl``.
+"""A record of every finished run, in one file that outlives the folders: ``OUT/records.jsonl``.
 
-A run folder holds weights and thousands of ledger rows, and often stays on the machine that made it. Its record holds what tables, plots
-and estimates read: the configuration, ``result.json`` without the bins of its calibration curve, and the epochs and probes of its
-series. So tables can be made again, and grow by a seed, where only the records are.
+A run folder contains weights and thousands of ledger rows, and often stays on the machine that made
+it. Its record contains what tables, plots and estimates read: the configuration, ``result.json``
+without the bins of its calibration curve, and the epochs and probes of its series. So tables can be
+made again, and extended by a seed, from the records alone.
 
-A record is written once its folder has been verified. It can't be verified again: it tells the digests of the files that could.
-A line's seal tells an edit by accident, not a forger, who would make a new one.
+A record is written once its folder has been verified. It can't be verified again, but it contains
+the digests of the files. The seal of a line reveals an accidental edit. It does not stop a forger,
+who would compute a new one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from .plan import PlannedRun, config_key
 
 FILE = "records.jsonl"
 
-# Of each line of these files, what a series or a measure may ask for.
+# The fields of these files that a series or a measure may read.
 _LINES = {
     "metrics.jsonl": (
         "epoch",
@@ -44,12 +46,19 @@ _LEFT_OUT = ("reliability",)
 
 
 def read(out: Path) -> dict[str, Run]:
-    """The recorded runs, by key. A line that is not as it was written is an error: what it told can't be made again here."""
+    """The recorded runs, by key.
+
+    Raises:
+        CommandError: A line was changed after it was written; it can't be made again here.
+    """
     return {key: run for key, _, run in _parsed(out / FILE)}
 
 
 def write(out: Path, runs: Iterable[tuple[PlannedRun, Run]]) -> None:
-    """Adds runs whose folders are here, and replaces older records of theirs. Lines stand in the order of their keys."""
+    """Adds runs whose folders are here, and replaces their older records.
+
+    Lines are ordered by key.
+    """
     old = {key: line for key, line, _ in _parsed(out / FILE)}
     new = old | {planned.key: _line(planned, run) for planned, run in runs}
     if new != old:
@@ -57,7 +66,7 @@ def write(out: Path, runs: Iterable[tuple[PlannedRun, Run]]) -> None:
 
 
 def _parsed(path: Path) -> Iterator[tuple[str, str, Run]]:
-    """Key, line and run."""
+    """Key, line and run of each record."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
@@ -69,8 +78,8 @@ def _parsed(path: Path) -> Iterator[tuple[str, str, Run]]:
             key, whole = "", False
         if not whole:
             raise CommandError(
-                f"{path}, line {number}{f' (run {key})' if key else ''}: not as it was written. Bring back the file's last good copy, or "
-                "delete the line; that run is then run again"
+                f"{path}, line {number}{f' (run {key})' if key else ''}: not as it was written."
+                " Restore the file's last good copy, or delete the line; that run is then repeated"
             )
         yield key, line, run
 
@@ -87,7 +96,7 @@ def _line(planned: PlannedRun, run: Run) -> str:
 
 
 def _slim(lines: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The first and the last line, which tell the time between them, and those that measured something."""
+    """The lines that measured something, and the first and the last, which give the time."""
     last = len(lines) - 1
     told = [
         line

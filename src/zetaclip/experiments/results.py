@@ -1,7 +1,8 @@
-"""From finished runs to a tidy CSV and a table with mean, spread, and the paired difference with the baseline.
+"""From finished runs to a CSV and a table: means, spreads, paired differences from the baseline.
 
-Every seed that has finished counts, at its last epoch: no best seed, no best epoch. A cell whose runs are not there says so,
-and so does one with a seed that diverged: a mean over the others would flatter it, so nothing is concluded from it.
+Every finished seed counts, at its last epoch: no best seed, no best epoch. A cell whose runs are
+missing says so, and so does a cell with a seed that diverged. A mean over its other seeds would
+flatter it, so it is never called better or worse.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _ROUNDING = 1e-9  # of a difference of percentages
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the paired differences and its interval; none from a single pair, nor from pairs that all differ by the same."""
+    """The mean of paired differences with its interval.
+
+    There is no interval for a single pair, nor for pairs that all differ by the same amount.
+    """
 
     mean: float
     low: float | None
@@ -43,11 +47,20 @@ def summary(values: Sequence[float]) -> dict[str, Any] | None:
 def paired_difference(
     ours: Mapping[Any, float], baseline: Mapping[Any, float], confidence: float = CONFIDENCE
 ) -> Difference | None:
-    """Ours minus the baseline, seed by seed, with Student's interval; None without a common seed.
+    """Ours minus the baseline, seed by seed, with Student's interval.
 
-    **Edge cases.** Accuracies are whole numbers of test records, so that small differences may be equal in all seeds. That they don't
-    scatter is then the grid's doing, and an interval of no width would call one record in ten thousand a finding. Equal to zero in
-    every seed is another matter: the two are the same training.
+    Args:
+        ours: Values by seed.
+        baseline: The baseline's values by seed.
+        confidence: The level of the interval.
+
+    Returns:
+        The difference, or None without a common seed.
+
+    **Edge cases.** Accuracies are multiples of one test record, so a small difference may be equal
+    in all seeds. Its interval would have no width, and one record in ten thousand would count as a
+    finding; so no interval is given. A difference of zero in every seed keeps its interval: both
+    rows are then the same training.
     """
     pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
     if not pairs:
@@ -60,31 +73,46 @@ def paired_difference(
 
 
 def reach(std: float, count: int, confidence: float = CONFIDENCE) -> float:
-    """Half the width of Student's interval of a mean."""
+    """Half the width of Student's interval of a mean.
+
+    Args:
+        std: The sample standard deviation.
+        count: The number of values.
+        confidence: The level of the interval.
+    """
     from scipy import stats
 
     return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * std / math.sqrt(count)
 
 
 def digits_of(low: float, high: float, least: int) -> int:
-    """Decimals that show an interval: two figures of its half width, and at least ``least``."""
+    """Decimals that show an interval: two figures of its half width, and at least ``least``.
+
+    Args:
+        low: The lower end.
+        high: The upper end.
+        least: The least number of decimals.
+    """
     half = (high - low) / 2
     return least if half <= 0 else max(least, min(6, 1 - math.floor(math.log10(half))))
 
 
 def collect(plan: Plan, store: Store) -> dict[str, Run]:
-    """The finished runs of a plan, by key, but for those that can't be trusted."""
+    """The finished runs of a plan by key, without those that can't be trusted."""
     found = ((run.key, store.run(run)) for run in plan.runs)
     return {key: run for key, run in found if run is not None}
 
 
 def difference_text(difference: Mapping[str, Any], digits: int) -> str:
-    """A difference with its interval, as a page shows it."""
+    """A difference with its interval, for a page."""
     mean, low, high = (difference[name] for name in ("mean", "low", "high"))
     if mean == 0 and low in (None, 0.0) and high in (None, 0.0):
         return "0, the same in every seed" if low is not None else "0 (one seed)"
     if low is None:
-        return f"{mean:+.{digits}f} ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
+        return (
+            f"{mean:+.{digits}f}"
+            f" ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
+        )
     digits = digits_of(low, high, digits)
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
@@ -92,7 +120,15 @@ def difference_text(difference: Mapping[str, Any], digits: int) -> str:
 def cell_values(
     plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
 ) -> dict[int, float]:
-    """One number per finished seed of a cell."""
+    """One number per finished seed of a cell.
+
+    Args:
+        plan: The plan.
+        runs: The finished runs, by key.
+        group: The group.
+        row: The row.
+        column: The column.
+    """
     measure = MEASURES[column.measure]
     values = _raw(plan, runs, group, row, column, measure)
     if not measure.relative:
@@ -108,7 +144,14 @@ def cell_values(
 def table(
     plan: Plan, runs: Mapping[str, Run], command: str, missing: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The table as plain data: what ``table.json`` holds. ``missing``: see ``missing.parts``."""
+    """The content of ``table.json``.
+
+    Args:
+        plan: The plan.
+        runs: The finished runs, by key.
+        command: The command that makes the table.
+        missing: What has not been run, see ``missing.parts``.
+    """
     experiment = plan.experiment
     lines = []
     for group in experiment.groups:
@@ -159,12 +202,13 @@ def table(
 
 
 def column_title(column: Column) -> str:
+    """The heading of a column."""
     label = MEASURES[column.measure].label
     return f"{column.label}: {label}" if column.label else label
 
 
 def csv_text(plan: Plan, runs: Mapping[str, Run]) -> str:
-    """One line per run and place in the table, finished or not."""
+    """One line per run and cell of the table, finished or not."""
     lines = []
     for place, seeds in plan.cells.items():
         for seed, key in seeds.items():
@@ -212,7 +256,7 @@ def _cell(
 
 
 def _metric_name(runs: Sequence[Run]) -> str | None:
-    """What these runs are measured by, where they agree and a table has a name for it."""
+    """The metric of these runs, if they have the same one and a table has a name for it."""
     names = {str((run.result.get("metric") or {}).get("name")) for run in runs}
     return names.pop() if len(names) == 1 and names <= MEASURES.keys() else None
 
@@ -228,9 +272,11 @@ def _finished(
 
 
 def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
-    """The finished seeds that a cell's mean is of: those that every row has that was begun, so that rows can be compared by eye.
+    """The finished seeds that a cell's mean is over.
 
-    A row may be ahead of the others, and seeds differ by more than methods do. Where no seed is common yet, all of a row's count.
+    These are the seeds that every started row has, so that rows can be compared by eye: a row may
+    be ahead of the others, and seeds differ by more than methods do. If no seed is common yet, all
+    of the row's seeds count.
     """
     finished = {
         line["label"]: _finished(plan, runs, group, line["label"], column)
@@ -242,7 +288,7 @@ def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Co
 
 
 def _paired(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> list[int]:
-    """The finished seeds that the baseline has too: differences are taken over all of these."""
+    """The finished seeds that the baseline has too; differences are over all of these."""
     base = _finished(plan, runs, group, plan.experiment.baseline, column)
     own = _finished(plan, runs, group, row, column)
     return [seed for seed in own if seed in base] or own
@@ -251,7 +297,7 @@ def _paired(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: C
 def _difference(
     plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
 ) -> Difference | None:
-    """With the baseline, where both are to be compared and none of their seeds diverged."""
+    """The difference from the baseline, if both may be compared and no seed diverged."""
     baseline = plan.experiment.baseline
     if (
         not baseline
@@ -273,13 +319,13 @@ def _diverged(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column:
 
 
 def is_private(plan: Plan, row: str) -> bool:
-    """Training without privacy is there to show the ceiling: it competes with no private row."""
+    """Whether a row is private. Rows without privacy are upper limits and are not compared."""
     method = next(line["method"] for line in plan.experiment.rows if line["label"] == row)
     return bool(plan.experiment.common["methods"][method].get("private", True))
 
 
 def direction(measure: Measure, finished: Sequence[Run]) -> int:
-    """+1 if higher is better; a metric of mixed kind is asked what it is."""
+    """+1 if higher is better, -1 if lower is; the column "metric" depends on the runs."""
     if measure is MEASURES["metric"] and any(
         (run.result.get("metric") or {}).get("name") == "rmse" for run in finished
     ):
@@ -288,7 +334,7 @@ def direction(measure: Measure, finished: Sequence[Run]) -> int:
 
 
 def _better(difference: Difference | None, good: int) -> bool | None:
-    """True or False where the interval leaves out zero, None where it can't tell."""
+    """Whether a difference is an improvement; None if its interval contains zero."""
     if difference is None or difference.low is None or difference.high is None or not good:
         return None
     if difference.low > 0:

@@ -22,7 +22,7 @@ from ..errors import CommandError
 from . import nursery
 from .nursery import Nursery
 from .plan import PlannedRun
-from .progress import Progress
+from .progress import Outcome, Progress
 from .store import Store
 
 # A stand-in for `python -m zetaclip train`, for tests of the runner.
@@ -41,14 +41,6 @@ class Job:
     log: str
     threads: int
     data: str | None = None  # where the data are: another machine's environment may not say
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: "reused", "done", "failed" or "blocked" (by another's failure)."""
-
-    state: str
-    message: str = ""
 
 
 class Backend(Protocol):

@@ -13,7 +13,7 @@ from .measures import Run
 from .plan import Plan
 from .tables import grid
 
-# kind -> file of the run folder, and what counts its lines
+# Kind: the file of the run folder, and the field that counts its lines.
 KINDS = {"epochs": ("metrics.jsonl", "epoch"), "probes": ("probes.jsonl", "probe")}
 _PER_CENT = ("accuracy", "ece")
 LABELS = {
@@ -29,6 +29,8 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Point:
+    """One value of one run, at an epoch or a probe."""
+
     group: str
     condition: str
     row: str
@@ -39,7 +41,13 @@ class Point:
 
 
 def points(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any]) -> list[Point]:
-    """All values that a series asks for."""
+    """All values that a series asks for.
+
+    Args:
+        plan: The plan of the experiment.
+        runs: The finished runs, by key.
+        spec: The series, from the experiment's file.
+    """
     name, index = KINDS[spec["kind"]]
     methods, data = spec.get("methods"), spec.get("data")
     found = []
@@ -66,6 +74,7 @@ def points(plan: Plan, runs: Mapping[str, Run], spec: Mapping[str, Any]) -> list
 
 
 def csv_text(found: list[Point], spec: Mapping[str, Any]) -> str:
+    """The points as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -80,7 +89,16 @@ def csv_text(found: list[Point], spec: Mapping[str, Any]) -> str:
 def means(
     found: list[Point], group: str, condition: str, value: str
 ) -> dict[str, dict[int, list[float]]]:
-    """row -> index -> the numbers of the seeds that all rows have; of all seeds, where none is common."""
+    """The numbers of the seeds that all rows have, by row and index.
+
+    If no seed is common, all seeds count.
+
+    Args:
+        found: The points.
+        group: The group.
+        condition: The condition.
+        value: The name of the value.
+    """
     here = [
         point
         for point in found
@@ -98,13 +116,19 @@ def means(
 
 
 def panels(found: list[Point], spec: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(group, condition, value), one for each table or picture."""
+    """(group, condition, value) of each table or plot."""
     there = dict.fromkeys((p.group, p.condition, p.value) for p in found)
     return sorted(there, key=lambda panel: spec["values"].index(panel[2]))
 
 
 def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
-    """Mean over seeds, a line per epoch or probe, with the published values where there are some."""
+    """Means over seeds as Markdown, with the published values.
+
+    Args:
+        plan: The plan of the experiment.
+        found: The points.
+        spec: The series, from the experiment's file.
+    """
     page = [
         f"# {plan.experiment.title}: {spec['title']}",
         "",

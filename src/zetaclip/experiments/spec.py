@@ -1,6 +1,7 @@
-"""An experiment as it stands in its TOML file, checked.
+"""An experiment as its TOML file describes it, checked.
 
-Nothing here knows how a run is started. A mistake in a file is a ``CommandError`` that names the file and the key.
+Nothing here knows how a run is started. A mistake in a file is a ``CommandError`` that names the
+file and the key.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ else:
 
 FOLDER = Path(__file__).resolve().parent
 PROFILES = ("lite", "paper")
-OUT = "results"  # where results go unless told otherwise
+OUT = "results"  # the default results folder
 
-# In the order of the paper; the last three are the ones it should have had.
+# In the order of the paper; the last three are not in the paper.
 ORDER = (
     *(
         "iid",
@@ -42,10 +43,10 @@ ORDER = (
     *("calibration", "runtime", "controls", "budget", "rates"),
 )
 
-# What `zetaclip train` takes; a plan may set nothing else.
+# The settings of `zetaclip train`; a plan may set nothing else.
 CONFIG_KEYS = frozenset(setting.name for setting in fields(Config))
 
-# What else lies in a results folder; see store.py.
+# Other folders inside a results folder; see store.py.
 _TAKEN = ("runs", "configs", "logs")
 
 _EXPERIMENT_KEYS = frozenset(
@@ -89,7 +90,28 @@ class Published:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One TOML file together with what all experiments share."""
+    """One TOML file, together with what all experiments share.
+
+    Args:
+        name: The name of the file, without its ending.
+        title: One line about it.
+        about: A paragraph about it.
+        source: Where it is in the paper; "" if it is not.
+        baseline: The row that others are compared with.
+        groups: Parts of the table with their own rows.
+        columns: The columns, each with its data, readings and measures.
+        rows: The rows, each with its method.
+        published: The paper's cells by group and row, one for each column and measure.
+        common: Base settings, recipes, readings, data sets and methods.
+        published_measures: The measures that the paper reports; None for all.
+        notes: Remarks under the table.
+        tuning: How learning rates are chosen.
+        series: Values over epochs or probes to report.
+        plots: Plots over columns.
+        seeds: The number of seeds by profile.
+        exclusive: Whether each run has the machine to itself, because it is timed.
+        given: What the user called it: a name, or the path of a file.
+    """
 
     name: str
     title: str
@@ -99,10 +121,8 @@ class Experiment:
     groups: tuple[dict[str, Any], ...]
     columns: tuple[dict[str, Any], ...]
     rows: tuple[dict[str, Any], ...]
-    published: dict[
-        str, dict[str, list[Published | None]]
-    ]  # group -> row -> a cell per column and measure
-    common: dict[str, Any]  # base, recipes, readings, data, methods
+    published: dict[str, dict[str, list[Published | None]]]
+    common: dict[str, Any]
     published_measures: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     tuning: dict[str, Any] = field(default_factory=dict)
@@ -110,17 +130,21 @@ class Experiment:
     plots: tuple[dict[str, Any], ...] = ()
     seeds: dict[str, int] = field(default_factory=dict)
     exclusive: bool = False
-    given: str = ""  # what the user called it: a name, or the path of a file
+    given: str = ""
 
 
 def names() -> list[str]:
-    """The experiments that come with the package, in the order of the paper."""
+    """The experiments of the package, in the order of the paper."""
     found = {path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_")}
     return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
 
 def load(name: str) -> Experiment:
-    """An experiment by its name, or by the path of a TOML file of one's own."""
+    """An experiment by its name, or by the path of a TOML file.
+
+    Raises:
+        CommandError: There is no such experiment, or its file has a mistake.
+    """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         near = difflib.get_close_matches(name, names(), 1)
@@ -135,31 +159,38 @@ def load(name: str) -> Experiment:
 
 
 def folder_of(name: str, profile: str) -> str:
-    """The folder of an experiment's tables. Each profile has its own: what one writes is not the other's to replace."""
+    """The name of the folder of an experiment's tables; each profile has its own."""
     return f"{name}-{profile}" if profile == "paper" else name
 
 
 def tables_of(out: Path, name: str) -> list[Path]:
-    """The folders under ``out`` that hold tables of this experiment, those of the full protocol first."""
+    """The folders under ``out`` with tables of this experiment, the paper profile first."""
     folders = [out / folder_of(name, profile) for profile in ("paper", "lite")]
     return [folder for folder in folders if (folder / "table.json").is_file()]
 
 
 def _check_own_name(path: Path) -> None:
-    """A file of one's own must not write where another experiment's tables are."""
+    """Checks that a user's file does not write into another experiment's folder."""
     if path.resolve().parent == FOLDER:
         return
     if path.stem in names():
         raise CommandError(
-            f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder of that name; rename the file"
+            f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder"
+            " of that name; rename the file"
         )
     if path.stem in _TAKEN or path.stem.endswith("-paper"):
         raise CommandError(
-            f"{path}: {path.stem} is a folder that results have for something else; rename the file"
+            f"{path}: the results folder uses the name {path.stem} for something else; rename the"
+            " file"
         )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        CommandError: It is not valid.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -167,19 +198,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def published_cell(text: str) -> Published | None:
-    """``"94.22 ± 0.15"``, ``"1.05"``, or ``"--"`` for a cell that the paper leaves empty."""
+    """A cell of the paper: ``"94.22 ± 0.15"``, ``"1.05"``, or ``"--"`` for an empty one.
+
+    Raises:
+        CommandError: The text has another form.
+    """
     if text == "--":
         return None
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)
     if match is None:
-        raise CommandError(
-            f"a published cell reads {text!r}; write '94.22 ± 0.15', '94.22' or '--'"
-        )
+        raise CommandError(f"a published cell is {text!r}; write '94.22 ± 0.15', '94.22' or '--'")
     return Published(float(match[1]), None if match[2] is None else float(match[2]))
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Later tables win; tables inside tables are merged too."""
+    """The tables merged, with inner tables too; later ones win."""
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
@@ -192,7 +225,7 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Experiment:
     where = path.name
     _known(where, "the experiment", table, _EXPERIMENT_KEYS)
-    # `data` is the name of a set in an experiment, so a set that it brings along stands under `datasets`.
+    # In an experiment, `data` is the name of a data set; its own sets are under `datasets`.
     own: dict[str, Any] = {
         key: table[key] for key in ("base", "recipes", "methods") if key in table
     }
@@ -231,9 +264,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             for group, lines in by_group.items()
         },
         common=common,
-        published_measures=tuple(table["published_measures"])
-        if "published_measures" in table
-        else None,
+        published_measures=(
+            tuple(table["published_measures"]) if "published_measures" in table else None
+        ),
         notes=tuple(table.get("notes", ())),
         tuning=table.get("tuning", {}),
         series=tuple(table.get("series", ())),
@@ -244,7 +277,7 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
 
 
 def _check_complete(where: str, common: dict[str, Any]) -> None:
-    """What plans and estimates take for granted."""
+    """Checks for the keys that plans and estimates need."""
     for name, method in common["methods"].items():
         _needs(where, f"the method {name!r}", method, "set", "what train is told, with its method")
         _needs(

@@ -11,8 +11,9 @@ from .progress import duration
 from .results import difference_text
 
 LITE = (
-    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10, CIFAR a ResNet 16-32-64 of one block a stage and "
-    "300 steps, mostly three seeds. Heart and VED are as in the `paper` profile."
+    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10,"
+    " CIFAR a ResNet 16-32-64 of one block a stage and 300 steps, mostly three seeds. Heart and VED"
+    " are as in the `paper` profile."
 )
 _BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
 
@@ -26,7 +27,16 @@ def markdown(
     skipped: Sequence[str],
     pictures: Sequence[str],
 ) -> str:
-    """The page of one experiment."""
+    """The page of one experiment.
+
+    Args:
+        plan: The plan.
+        table: The content of table.json.
+        failures: Sentences about runs that failed.
+        rates: The chosen learning rates, by name.
+        skipped: Sentences about runs that were left out.
+        pictures: The names of the plots.
+    """
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
     if plan.profile == "lite":
@@ -34,8 +44,8 @@ def markdown(
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [
-        f"`{table['command']}` · profile {plan.profile} · {done} of {planned} runs{_recorded(table)}"
-        + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
+        f"`{table['command']}` · profile {plan.profile} · {done} of {planned}"
+        f" runs{_recorded(table)}" + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
         "",
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
@@ -50,14 +60,17 @@ def markdown(
         page += _differences(table, lines, columns)
         page += _budgets(table, lines, columns)
     page += [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
-    page += _notes(plan, table)
+    page += _notes(plan)
     page += _rates(plan, rates)
     page += _missing(plan, table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
 
 
 def _commits(told: str) -> str:
-    """Of the code that made the runs, shortened as git does; the whole names stand in ``table.json`` and in the CSV."""
+    """The commits of the code, shortened as git does.
+
+    ``table.json`` and the CSV have the full names.
+    """
     commits = told.split(", ")
     shown = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in commits)
     changed = (
@@ -69,17 +82,19 @@ def _commits(told: str) -> str:
 
 
 def _recorded(table: Mapping[str, Any]) -> str:
-    """Runs whose folders are not here, and so can't be verified again."""
+    """How many runs have no folder here, and so can't be verified again."""
     count, older = table["runs"]["recorded"], table["runs"]["unsigned"]
     if not count:
         return ""
     told = "verified when they were written; their folders are not here"
     if older:
-        told += f"; {older} were taken over from an older table, without the digests of their files"
+        were, their = ("was", "its") if older == 1 else ("were", "their")
+        told += f"; {older} {were} taken from an older table, without the digests of {their} files"
     return f", {count} of them from `records.jsonl` ({told})"
 
 
 def number(value: float | None, digits: int) -> str:
+    """A number with so many decimals."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
@@ -103,7 +118,10 @@ def _values(
     if any(cell["ours"] and cell["finished"] < cell["planned"] for cell in cells):
         caption += "; (2/5): over the two of five seeds that all the rows have"
     if any(cell["diverged"] for cell in cells):
-        caption += "; a seed that diverged has no value: the mean is that of the others, and nothing is concluded from it"
+        caption += (
+            "; a seed that diverged has no value: the mean is over the other seeds, and the cell"
+            " counts as neither better nor worse"
+        )
     if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
     if table["baseline"]:
@@ -114,7 +132,7 @@ def _values(
 
 
 def _measure(table: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], place: int) -> Measure:
-    """What a column shows in these lines: "metric" is what their data set is measured by, if it is one for all."""
+    """What a column shows in these lines; "metric" becomes their metric, if it is the same."""
     name = table["column_details"][place]["measure"]
     told = {line["cells"][place]["metric"] for line in lines if line["cells"][place]} - {None}
     return MEASURES[told.pop() if len(told) == 1 else name]
@@ -131,9 +149,8 @@ def _value(cell: Mapping[str, Any] | None, digits: int) -> str:
     ours, theirs = cell["ours"], cell["published"]
     lost = f"{cell['diverged']} of {cell['finished']} diverged" if cell["diverged"] else ""
     if ours is None:
-        text = lost or (
-            "–" if cell["finished"] else "not run"
-        )  # plain training has no C, the baseline no overhead
+        # Training without privacy has no C, and the baseline has no overhead.
+        text = lost or ("–" if cell["finished"] else "not run")
     else:
         text = number(ours["mean"], digits) + (
             f" ± {number(ours['std'], digits)}" if ours["std"] is not None else ""
@@ -180,7 +197,7 @@ def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
     if cell is None or not cell["difference"]:
         return ""
     text, pairs = difference_text(cell["difference"], digits), cell["difference"]["n"]
-    # Two rows may share more seeds than all of them do, and a mean is over what all have.
+    # Two rows may share more seeds than all rows do, and the mean is over the seeds of all.
     return f"{text} ({pairs} seeds)" if pairs > cell["ours"]["n"] else text
 
 
@@ -202,7 +219,7 @@ def _budgets(
     shown = ", ".join(f"{delta:g}" for delta in sorted(deltas))
     caption = f"ε from the ledgers, at δ = {shown}, for adding or removing one record"
     alike = [sorted({cells[1 + number] for cells in body} - {"–"}) for number in range(len(places))]
-    if all(len(values) <= 1 for values in alike):  # then a sentence says it
+    if all(len(values) <= 1 for values in alike):  # one sentence is enough
         told = [
             f"{condition}: {values[0]}" if condition else values[0]
             for condition, values in zip(places, alike)
@@ -219,7 +236,7 @@ def _budget(pair: Sequence[float] | None) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
+def _notes(plan: Plan) -> list[str]:
     notes = [*plan.experiment.notes]
     if plan.experiment.source:
         notes.append(f"Published cells: `{plan.experiment.source}` of the paper.")
@@ -229,24 +246,28 @@ def _notes(plan: Plan, table: Mapping[str, Any]) -> list[str]:
 def _used(
     plan: Plan, rates: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """The learning rates behind a table: what each is called, and how it was chosen."""
+    """The learning rates of a table: their names, and how they were chosen."""
     return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
 
 
 def edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    """How many of the learning rates that are used lie at the edge of their grid, and how many there are."""
+    """How many of the learning rates are at the edge of their grid, and how many there are."""
     used = _used(plan, rates)
     return sum(bool(entry["at_edge_of_grid"]) for _, entry in used), len(used)
 
 
 def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A rate at the edge of its grid may be far from the best one: that must be read before the numbers."""
+    """The warning about rates at the edge of their grid, which must come before the numbers."""
     ends, count = edges(plan, rates)
     if not ends:
         return []
     return [
-        f"**{ends} of {count} learning rates lie at the edge of their grid** (below): a better one may lie outside or, since rates are "
-        "chosen at half the length, between its points (`rates`). A row may stand where its grid does rather than where its method does.",
+        (
+            f"**Learning rates at the edge of their grid: {ends} of {count}** (below). A better"
+            " rate may be outside the grid or, because rates are chosen at half the length, between"
+            " its points (`rates`). So the rank of a row may be due to its grid and not to its"
+            " method."
+        ),
         "",
     ]
 
@@ -263,14 +284,18 @@ def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         "## Learning rates",
         "",
-        f"Chosen on one seed, half the length, a tenth of the training records held out, at {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in any ε.",
+        (
+            "Chosen on one seed, half the length, a tenth of the training records held out, at"
+            f" {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in"
+            " any ε."
+        ),
         "",
         *grid(["data / recipe / method", "chosen", "tried", "at the edge"], body),
     ]
 
 
 def _tuned_at(plan: Plan) -> str:
-    """The noise under which the rates were chosen, by data set: one for all columns of a table."""
+    """The noise with which the rates were chosen, by data set."""
     found = {}
     for tuning in plan.tunings:
         config = tuning.runs[0].config
@@ -294,10 +319,14 @@ def open_part(part: Mapping[str, Any]) -> str:
     """What is left of a part of an experiment, with its command and its time."""
     what = f"{part['what']}: " if part["what"] else ""
     grid = f" and {part['grid']} for learning rates" if part["grid"] else ""
-    return f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`, {time_left(part)}"
+    return (
+        f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`,"
+        f" {time_left(part)}"
+    )
 
 
 def time_left(part: Mapping[str, Any]) -> str:
+    """The time of what is left, in words."""
     if part["seconds"] is None:
         return "time not known (`--dry-run` measures it)"
     return f"about {duration(part['seconds'])} of one worker"

@@ -1,4 +1,4 @@
-"""How often spectral control came out better than DP-SGD, over all tables: no single cell is the answer to that."""
+"""How often spectral control was better than DP-SGD, over all tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEASURES = ("accuracy", "auc", "rmse", "metric")
 
 
 def tally(out: Path) -> list[str]:
-    """A paragraph of the page of claims; empty where nothing can be counted yet."""
+    """A paragraph of the page of claims; empty if nothing can be counted yet."""
     found: dict[str, dict[Any, bool | None]] = {form: {} for form in _FORMS}
     used = []
     for name in names():
@@ -25,7 +25,7 @@ def tally(out: Path) -> list[str]:
             cells = list(_comparisons(table))
             used += [f"`{name}`"] if cells else []
             for form, cell in cells:
-                # The same runs may stand in several tables.
+                # The same runs may be in several tables.
                 found[form].setdefault(tuple(sorted(cell["values"].items())), cell["better"])
     if not used:
         return []
@@ -35,8 +35,12 @@ def tally(out: Path) -> list[str]:
         for form, n in counts.items()
     ]
     return [
-        f"**Each form against {_BASELINE}**, over all tables in which both stand with two seeds or more ({', '.join(used)}), each comparison of accuracy, AUC or RMSE "
-        f"once: {'; '.join(told)}. By 95 % intervals, which are not widened for the number of comparisons.",
+        (
+            f"**Each form against {_BASELINE}**, over all tables in which both stand with two seeds"
+            f" or more ({', '.join(used)}), each comparison of accuracy, AUC or RMSE once:"
+            f" {'; '.join(told)}. By 95 % intervals, which are not widened for the number of"
+            " comparisons."
+        ),
         "",
     ]
 

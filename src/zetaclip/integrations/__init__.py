@@ -1,1 +1,1 @@
-"""Thin layers for people who train with something else."""
+"""Thin layers for other training frameworks: Lightning, transformers, Opacus, scikit-learn."""

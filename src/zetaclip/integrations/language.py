@@ -1,4 +1,4 @@
-"""What transformers' models need to be trained one record at a time: layer rules, positions, and a loss per record."""
+"""What transformers' models need for per-record training: layer rules, positions, record losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ try:
     from transformers.pytorch_utils import Conv1D
 except ImportError as problem:
     raise ImportError(
-        "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
+        "zetaclip.integrations.transformers needs transformers: pip install"
+        " 'zetaclip[transformers]'"
     ) from problem
 
 from ..gradients import LAYER_RULES, layer_rule
@@ -22,18 +23,19 @@ from ..gradients.capture import Contributions, Shadow
 from ..gradients.contributions import Dense, Outer, Single
 
 IGNORED = -100  # a label that does not count
-# Endings of classes whose logits predict the next label, and of those that predict the label itself.
+# Name endings of classes whose logits predict the next label, and the label itself.
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ALIGNED = ("ForMaskedLM", "ForTokenClassification")
-# Models that look learned positions up in a row that all records share, unless they are given one row each. Others compute
-# them per record, or learn none.
+# Models that look up learned positions in one row shared by all records, unless given a row for
+# each record. Other models compute positions per record, or learn none.
 SHARED_POSITIONS = frozenset({"albert", "bert", "electra", "gpt2", "gpt_neo", "openai-gpt"})
 
 
 def register_rules(model: nn.Module) -> None:
-    """Registers layer rules for transformers' own layers in this model: ``Conv1D``, and the RMSNorm of its family.
+    """Registers layer rules for transformers' own layers: ``Conv1D`` and the RMSNorm classes.
 
-    There are some hundred RMSNorm classes with two formulas. A class gets the rule if its forward is one of them, by trial.
+    There are about a hundred RMSNorm classes with two formulas. A class gets the rule if a trial
+    shows that its forward is one of the two.
     """
     if Conv1D not in LAYER_RULES:
         layer_rule(Conv1D, path="linear")(_conv1d)
@@ -43,7 +45,7 @@ def register_rules(model: nn.Module) -> None:
 
 
 def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
-    """y = x W + b: a linear layer with its weight transposed, so input and output gradient change places."""
+    """A linear layer with a transposed weight, y = x W + b, so input and gradient change places."""
     found: Contributions = {}
     if "weight" in shadow.parameters:
         if g.dim() == 2:
@@ -59,7 +61,7 @@ def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
 
 
 def _rms_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
-    """y = x / rms(x) times w, or times 1 + w: the same gradient for w."""
+    """The gradient of w in y = x / rms(x) times w, or times 1 + w: the same for both."""
     product = g * _normalized(x, _eps(shadow.module))
     summed = product.flatten(1, -2).sum(1) if product.dim() > 2 else product
     return {"weight": Dense(summed, summed.shape[1:])}
@@ -91,7 +93,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
     x = torch.randn(3, 2, len(weight), generator=generator).to(weight.device, weight.dtype)
     try:
         y = module(x).double()
-    except Exception:  # a forward that takes more than x is none of the two
+    except Exception:  # a forward with more arguments is neither of the two
         return False
     normalized = _normalized(x.double(), _eps(module))
     tolerance = 1e-4 if weight.dtype in (torch.float32, torch.float64) else 0.05
@@ -102,15 +104,18 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT one."""
+    """The transformers model inside a PEFT model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with ``position_ids`` of one row per record, where the model would otherwise share one row.
+    """The inputs with a row of ``position_ids`` per record, if the model would share one row.
 
-    A record's positions begin at its own first token. With padding on the left they would otherwise say how long the longest
-    record of the batch is, to every record.
+    A record's positions begin at its own first token. Otherwise, with padding on the left, they
+    would reveal the length of the batch's longest record to every record.
+
+    Raises:
+        ValueError: The records are padded on the left, and the model takes no positions.
     """
     ids = inputs.get("input_ids")
     inner = unwrapped(model)
@@ -122,8 +127,9 @@ def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     if left and "position_ids" not in inspect.signature(type(inner).forward).parameters:
         raise ValueError(
-            f"the records are padded on the left, and {type(inner).__name__} takes no position_ids, so what it computes for a record "
-            "could depend on the longest one of the batch: set tokenizer.padding_side = 'right'"
+            f"the records are padded on the left, and {type(inner).__name__} takes no position_ids,"
+            " so what it computes for a record could depend on the longest one of the batch: set"
+            " tokenizer.padding_side = 'right'"
         )
     if (
         not left
@@ -135,7 +141,7 @@ def with_positions(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_mask(inputs: dict[str, Any]) -> Tensor | None:
-    """Which tokens are the records' own, as ``attention_mask`` says; None if it does not."""
+    """Which tokens belong to the records, by ``attention_mask``; None if it does not say."""
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
     return (
         mask != 0
@@ -151,7 +157,7 @@ def _first_token(inputs: dict[str, Any]) -> Tensor | None:
 
 
 def _counts_positions(model: nn.Module) -> bool:
-    """RoBERTa and its like count positions from the padding token, per record, in numbers of their own."""
+    """Whether the model counts positions per record from the padding token, as RoBERTa does."""
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
 
@@ -161,11 +167,18 @@ def padding_is_inert(
     batch: dict[str, Any],
     tolerance: float,
 ) -> bool:
-    """Whether the gradient of a padded record is its gradient without the padding, by trial.
+    """Whether padding leaves the gradient of a record unchanged, by trial.
 
-    ``batch`` holds records of different lengths, and ``loss`` is that of a model in evaluation mode. Without a record that is
-    padded, or without a mask that says where, the answer is no. Not the losses are compared: those of a fresh head are nearly the
-    same whatever it is given.
+    Gradients are compared, not losses: the loss of a new head is nearly the same for any input.
+
+    Args:
+        parameters: The parameters to differentiate by.
+        loss: The loss of a model in evaluation mode.
+        batch: Records of different lengths.
+        tolerance: The largest relative difference.
+
+    Returns:
+        False also if no record is padded, or no mask says where.
     """
     mask = _token_mask(batch)
     if mask is None:
@@ -188,12 +201,18 @@ def padding_is_inert(
         with_it, without = gradient(padded), gradient(bare)
         if not float((with_it - without).norm()) <= tolerance * float(without.norm()):
             return False
-        tried += bool(without.any())  # a record that is not trained on shows nothing
+        tried += bool(without.any())  # a record without a gradient proves nothing
     return tried > 0
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether position t predicts label t + 1; by the model's class, because nothing else in the library tells it for all."""
+    """Whether position t predicts label t + 1, by the model's class.
+
+    Nothing else in the library says it for all models.
+
+    Raises:
+        ValueError: The class is unknown.
+    """
     inner = unwrapped(model)
     name = type(inner).__name__
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", False) or name.endswith(
@@ -203,65 +222,83 @@ def shifts_labels(model: nn.Module) -> bool:
     if name.endswith(CAUSAL) and not name.endswith("WithLMHeadModel"):
         return True
     raise ValueError(
-        f"whether {name} predicts its labels or the next ones is not known here; override compute_loss in a subclass of "
-        "PrivateTrainer: a mean over the rows, each row's loss by itself"
+        f"it is unknown whether {name} predicts its labels or the next ones; override compute_loss"
+        " in a subclass of PrivateTrainer: a mean over the rows, with each row's loss computed"
+        " alone"
     )
 
 
 def record_loss(
     model: nn.Module, inputs: dict[str, Any], label_smoothing: float = 0.0, outputs: bool = False
 ) -> Any:
-    """The mean over records of each record's own loss; with ``outputs`` also what the model returned.
+    """The mean over records of each record's own loss.
 
-    Labels of tokens (-100: not counted) are averaged within their record first: the models' own losses divide by the tokens of
-    the whole batch, so that one record's weight would depend on the others. Labels of whole records take the model's own loss;
-    -100 is refused there.
+    Labels of tokens (-100: not counted) are averaged within their record first. The models' own
+    losses divide by the tokens of the whole batch, so one record's weight would depend on the
+    others. For labels of whole records the model's own loss is used.
 
-    **Guarantee.** The loss of a batch is the mean of the losses of its rows, each by itself, for token labels; ``check_parity``
-    with this function as ``loss_fn`` shows it for a model as a whole. Padding that ``attention_mask`` marks, on either side, has
-    no part in it, if the model masks it, too: no label on padding counts, and none that is predicted from it.
-    **Edge cases.** A record without any label that counts has a loss of 0. Padding on the left is refused for a model that takes
-    no ``position_ids``.
+    Args:
+        model: The model.
+        inputs: The batch, with labels.
+        label_smoothing: As in ``cross_entropy``, for token labels.
+        outputs: Whether to return the model's outputs as well.
+
+    Returns:
+        The loss, or (loss, outputs).
+
+    Raises:
+        ValueError: There are no labels, they don't fit the logits, or a record's label is -100.
+
+    **Guarantee.** For token labels, the loss of a batch is the mean of the losses of its rows, each
+    computed alone; ``check_parity`` with this function as ``loss_fn`` checks it for a model as a
+    whole. Padding that ``attention_mask`` marks, on either side, has no effect if the model masks
+    it too: no label on padding counts, and none that is predicted from padding.
+
+    **Edge cases.** A record without any label that counts has a loss of 0. Padding on the left is
+    an error for a model that takes no ``position_ids``.
     """
     labels = inputs.get("labels")
     if labels is None:
         raise ValueError(
-            f"the inputs ({', '.join(inputs)}) hold no labels; override compute_loss in a subclass of PrivateTrainer: a mean "
-            "over the rows, each row's loss by itself"
+            f"the inputs ({', '.join(inputs)}) hold no labels; override compute_loss in a subclass"
+            " of PrivateTrainer: a mean over the rows, with each row's loss computed alone"
         )
     if labels.dim() > 2 and not labels.is_floating_point():
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)}: the model's own loss would divide by what counts in the whole batch; override compute_loss in a "
-            "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
+            f"labels of shape {tuple(labels.shape)}: the model's own loss would divide by the"
+            " labels of the whole batch; override compute_loss in a subclass of PrivateTrainer: a"
+            " mean over the rows, with each row's loss computed alone"
         )
     inputs = with_positions(model, inputs)
     of_tokens = labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens:
         if not labels.is_floating_point() and bool((labels == IGNORED).any()):
             raise ValueError(
-                "a record's label is -100, which means that it does not count: the model's own loss divides by those that do, so that each one's weight "
-                "would depend on the others. Take such records out, or override compute_loss in a subclass of PrivateTrainer"
+                "a record's label is -100, which means that it does not count: the model's own loss"
+                " divides by the records that count, so the weight of each would depend on the"
+                " others. Take such records out, or override compute_loss in a subclass of"
+                " PrivateTrainer"
             )
         returned = model(**inputs)
         return (returned.loss, returned) if outputs else returned.loss
-    # An encoder-decoder makes the decoder's inputs out of the labels.
+    # An encoder-decoder makes the decoder's inputs from the labels.
     kept = getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False)
     returned = model(**{name: value for name, value in inputs.items() if kept or name != "labels"})
     logits = returned.logits
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise ValueError(
-            f"logits of shape {tuple(logits.shape)} do not fit labels of shape {tuple(labels.shape)}; override compute_loss in a "
-            "subclass of PrivateTrainer: a mean over the rows, each row's loss by itself"
+            f"logits of shape {tuple(logits.shape)} do not fit labels of shape"
+            f" {tuple(labels.shape)}; override compute_loss in a subclass of PrivateTrainer: a mean"
+            " over the rows, each row's loss by itself"
         )
-    mask = (
-        None if kept else _token_mask(inputs)
-    )  # an encoder's mask says nothing about the decoder's labels
+    # An encoder's mask says nothing about the decoder's labels.
+    mask = None if kept else _token_mask(inputs)
     if mask is not None and mask.shape == labels.shape:
         labels = labels.masked_fill(~mask, IGNORED)
     if shifts_labels(model):
         logits, labels = logits[:, :-1], labels[:, 1:]
         if mask is not None and mask.shape[1] == labels.shape[1] + 1:
-            # The first token behind padding has nothing before it to be predicted from; alone it would not be predicted.
+            # The first token after padding has nothing to be predicted from.
             labels = labels.masked_fill(~mask[:, :-1], IGNORED)
     each = F.cross_entropy(
         logits.float().transpose(1, 2),

@@ -1,7 +1,7 @@
-"""The spectral controller on Opacus's own optimizer, for people who stay there.
+"""The spectral controller on Opacus's own optimizer, for users of Opacus.
 
-Nothing is imported from Opacus: the controller only needs the optimizer's ``max_grad_norm`` and, in ghost
-mode, the module's, and sets them both after each update.
+Nothing is imported from Opacus. The controller sets the optimizer's ``max_grad_norm`` and, in ghost
+mode, the module's, after each update.
 """
 
 from __future__ import annotations
@@ -15,21 +15,29 @@ from torch import nn
 
 from ..control.base import Controller, Probe, bound_probe
 
-# The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip lives in the
-# module. Per-layer, adaptive and distributed ones keep C elsewhere or change it themselves.
+# In the first, one max_grad_norm both clips and scales the noise; in the second, the module clips.
+# Per-layer, adaptive and distributed optimizers keep C elsewhere or change it themselves.
 _PLAIN = "DPOptimizer"
 _GHOST = "DPOptimizerFastGradientClipping"
 
 
 class AttachedSpectral:
-    """What ``attach_spectral`` returns: the current C, its history, and the way to undo it."""
+    """What ``attach_spectral`` returns: the current C, its history, and ``detach``.
+
+    Args:
+        optimizer: Opacus's optimizer.
+        module: The network.
+        hooks: In ghost mode, the object that clips; else None.
+        controller: Sets C.
+        probe: The controller's probe, bound to the module.
+    """
 
     def __init__(
         self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe
     ) -> None:
         self.optimizer = optimizer
         self.controller = controller
-        self.probe = probe  # the controller's, bound to this module
+        self.probe = probe
         self.steps = 0
         self.clip_history: list[tuple[Any, ...]] = []
         self.state = controller.init()
@@ -38,8 +46,8 @@ class AttachedSpectral:
         self._homes = [optimizer] if hooks is None else [optimizer, hooks]
         self._set_clip()
         optimizer.zetaclip_controller = self
-        # A hook on the user's own optimizer runs after real updates only: neither after a physical batch that
-        # Opacus skips, nor in the place of the accountant's step hook.
+        # A hook on the user's own optimizer runs after real updates only, not after a physical
+        # batch that Opacus skips, and does not replace the accountant's step hook.
         self._handle = optimizer.original_optimizer.register_step_post_hook(self._after_update)
 
     @property
@@ -48,7 +56,7 @@ class AttachedSpectral:
         return float(self.state.clip)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, to be saved beside the optimizer's."""
+        """Plain values, to be saved with the optimizer's."""
         return {
             "steps": self.steps,
             "state": asdict(self.state),
@@ -56,13 +64,17 @@ class AttachedSpectral:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continues from saved values."""
         self.steps = int(saved["steps"])
         self.state = type(self.controller.init())(**saved["state"])
         self.clip_history = [tuple(row) for row in saved["clip_history"]]
         self._set_clip()
 
     def detach(self) -> None:
-        """Ends the control. C stays where it is; a run in which no probe was usable is warned about."""
+        """Ends the control. C keeps its value.
+
+        Warns if no probe of the run was usable.
+        """
         self._handle.remove()
         self.optimizer.zetaclip_controller = None
         finish = getattr(self.controller, "finish", None)
@@ -90,28 +102,36 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
     """Lets ``controller`` set the clipping norm of an Opacus optimizer after each update.
 
     Args:
-        optimizer: as returned by Opacus's ``make_private``, with flat clipping, in one of the modes hooks,
+        optimizer: As returned by Opacus's ``make_private``, with flat clipping, in the mode hooks,
             functorch or ghost.
-        module: as returned with it. In ghost mode it must be that object, because it clips; with
-            ``wrap_model=False`` that is the hooks object.
-        controller: a ``Spectral``, or a ``Replay`` or ``Schedule``.
+        module: As returned with it. In ghost mode it must be that object, because it clips; with
+            ``wrap_model=False`` it is the hooks object.
+        controller: A ``Spectral``, ``Replay`` or ``Schedule``.
 
-    **Guarantee.** Only tensors that the optimizer updates are read, after the noisy update; clip and noise
-    use the same C at every step, and C is constant inside a logical batch, also under ``BatchMemoryManager``.
-    The accountant sees what it saw before: the noise multiplier does not change.
+    Returns:
+        A handle with the current C and its history.
 
-    **Edge cases.** The controller's initial value replaces the optimizer's ``max_grad_norm`` from the start,
-    with a warning if they differ. Attaching twice raises.
+    Raises:
+        TypeError: The optimizer, the module or the controller is of another kind.
+        RuntimeError: A controller is already attached.
+
+    **Guarantee.** Only tensors that the optimizer updates are read, after the noisy update.
+    Clipping and noise use the same C at every step, and C is constant inside a logical batch, also
+    under ``BatchMemoryManager``. The accounting does not change, because the noise multiplier does
+    not.
+
+    **Edge cases.** The controller's initial value replaces the optimizer's ``max_grad_norm`` from
+    the start, with a warning if they differ.
     """
     kind = type(optimizer).__name__
     if kind not in (_PLAIN, _GHOST) or not type(optimizer).__module__.startswith("opacus."):
         raise TypeError(
-            f"attach_spectral works on Opacus's {_PLAIN} and {_GHOST} (flat clipping, one process), not on "
-            f"{kind}: others keep the clipping norm in more places or move it themselves"
+            f"attach_spectral works on Opacus's {_PLAIN} and {_GHOST} (flat clipping, one process),"
+            f" not on {kind}: others keep the clipping norm in more places or change it themselves"
         )
     if controller.probe is None:
         raise TypeError(
-            "this controller reads the mechanism's releases, which Opacus does not hand out"
+            "this controller needs the mechanism's releases, which Opacus does not provide"
         )
     hooks = _ghost_hooks(module) if kind == _GHOST else None
     if getattr(optimizer, "zetaclip_controller", None) is not None:
@@ -128,7 +148,8 @@ def attach_spectral(optimizer: Any, module: Any, controller: Controller) -> Atta
     clip = float(controller.init().clip)
     if optimizer.max_grad_norm != clip:
         warnings.warn(
-            f"the controller starts at {clip:g} and replaces max_grad_norm={optimizer.max_grad_norm:g}",
+            f"the controller starts at {clip:g} and replaces"
+            f" max_grad_norm={optimizer.max_grad_norm:g}",
             stacklevel=2,
         )
     return AttachedSpectral(optimizer, network, hooks, controller, probe)
@@ -138,6 +159,6 @@ def _ghost_hooks(module: Any) -> Any:
     if hasattr(module, "max_grad_norm") and hasattr(module, "get_clipping_coef"):
         return module
     raise TypeError(
-        "in ghost mode the clipping norm also lives in the object that make_private returned first: pass "
-        f"that one, not a {type(module).__name__}"
+        "in ghost mode the clipping norm is also in the object that make_private returned first:"
+        f" pass that one, not a {type(module).__name__}"
     )

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: a perceptron that ``PrivacyEngine`` trains, behind ``fit`` and ``predict``."""
+"""Estimators for scikit-learn: a perceptron trained by ``PrivacyEngine``."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivateClassifier", "PrivateRegressor"]
 
-# Searching σ by "pld" takes about a second, and nothing but these arguments goes into it.
+# Searching σ with "pld" takes about a second.
 _ACCOUNTANT = "pld"
-# Lineages (an estimator and its clones) of which something was released in this process.
+# Lineages (an estimator and its clones) that have released something in this process.
 _FITTED: set[str] = set()
 
 
 class _Private(BaseEstimator):
-    """What both estimators do: declared bounds, the private fit, the network's outputs."""
+    """What both estimators share: declared bounds, the private fit, the network's outputs."""
 
     module_: torch.nn.Module
     _lineage: str
 
     def __sklearn_clone__(self) -> Any:
-        """A clone knows whom it was cloned from, so that a second fit can be noticed."""
+        """A clone that knows its origin, so that a second fit can be noticed."""
         twin: Any = super().__sklearn_clone__()
         twin._lineage = self._family()
         return twin
@@ -54,7 +54,7 @@ class _Private(BaseEstimator):
         return self._lineage
 
     def _scaled(self, x: np.ndarray, leaks: list[str]) -> np.ndarray:
-        """Features with their declared bounds as [-1, 1]; what is outside them is moved to the nearer one."""
+        """Features scaled from their bounds to [-1, 1]; values outside are clipped."""
         self.feature_low_, self.feature_high_ = _bounds(self.bounds, x, leaks)
         return self._rescaled(x)
 
@@ -66,11 +66,11 @@ class _Private(BaseEstimator):
     def _train(
         self, dataset: Dataset, leaks: list[str], weights: dict[str, float] | None = None
     ) -> None:
-        """Trains a fresh network; sets everything that ends with an underscore."""
+        """Trains a new network and sets all fitted attributes."""
         from ..training.recipe import build_method
         from ..training.steps import PrivateSteps
 
-        given: Any = self  # the constructor's arguments are the subclasses'
+        given: Any = self  # the subclasses have the constructor's arguments
         if given.budget is not None and not isinstance(given.budget, Budget):
             raise TypeError(
                 f"budget must be a zetaclip.Budget or None, not {type(given.budget).__name__}"
@@ -82,7 +82,8 @@ class _Private(BaseEstimator):
         method = build_method(config)
         if not method.private:
             raise ValueError(
-                f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier for that"
+                f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier"
+                " instead"
             )
         config = _with_sigma(config, dataset, method)
         steps = PrivateSteps(config, dataset, method, model)
@@ -101,7 +102,7 @@ class _Private(BaseEstimator):
         else:
             planned = steps.engine.planned_events(0, steps.total)
             receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
-            # The folds of a cross-validation share their random_state, and must not share their noise.
+            # The folds of a cross-validation share a random_state, but must not share noise.
             steps.engine.reseed(f"charge {budget.number_of(receipt)}")
         try:
             while steps.done < steps.total:
@@ -126,19 +127,18 @@ class _Private(BaseEstimator):
     def _say_again(self) -> None:
         if self._family() in _FITTED:
             warnings.warn(
-                "this estimator, or one that it shares a clone with, was fitted before: each fit spends its epsilon again, and "
-                "epsilon_ is that of the last fit alone. Pass budget=zetaclip.Budget(epsilon, delta) to add them up",
+                "this estimator, or a clone of the same estimator, was fitted before: each fit"
+                " spends its epsilon again, and epsilon_ is that of the last fit only. Pass"
+                " budget=zetaclip.Budget(epsilon, delta) to add them up",
                 PrivacyLeakWarning,
                 stacklevel=4,
             )
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(
-            self, "module_"
-        )  # a fit that was refused has noted bounds and classes already
+        return hasattr(self, "module_")  # a failed fit may have set bounds and classes
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """The network's outputs for new records, in double precision so that they don't depend on the other rows."""
+        """The network's outputs, in double precision so that rows don't affect each other."""
         import torch
 
         check_is_fitted(self)
@@ -152,27 +152,38 @@ class _Private(BaseEstimator):
 class PrivateClassifier(ClassifierMixin, _Private):
     """A perceptron for classes, trained with differential privacy.
 
+    After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``,
+    ``clip_history_``, ``classes_``, ``module_``.
+
     Args:
-        epsilon, delta: what one fit may spend; ``delta=None`` is the smaller of 1e-5 and N^-1.1.
-        hidden: widths of the hidden layers; ``()`` is logistic regression.
-        epochs: passes over the data, in expectation.
-        method: a name out of ``zetaclip.methods.names()``.
-        bounds: (lowest, highest) of the features, each a number or one number per feature. Values outside are clipped.
-        classes: all labels that there can be.
-        class_weight: {label: weight} from public knowledge; labels left out weigh 1. "balanced" would count private labels. Give
-            weights below 1 to classes that should count less: a clipped gradient can't grow.
-        num_examples: a public nominal number of records.
-        budget: a ``zetaclip.Budget`` that all fits are charged to.
-        random_state: makes a fit repeatable, and its noise known to whoever knows it; None takes secret noise. Fits that
-            are charged to one ``budget`` draw different noise from the same number; without one they share it, and the
-            difference of two such models is exact.
+        epsilon: What one fit may spend.
+        delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
+        hidden: Widths of the hidden layers; ``()`` is logistic regression.
+        epochs: Expected passes over the data.
+        method: A name from ``zetaclip.methods.names()``.
+        bounds: (lowest, highest) of the features, each a number or one number per feature. Values
+            outside are clipped.
+        classes: All possible labels.
+        num_examples: A public number of records.
+        budget: A ``zetaclip.Budget`` that all fits are charged to.
+        random_state: Makes a fit repeatable; anyone who knows it can remove the noise. None takes
+            secret noise. Fits charged to one ``budget`` draw different noise from the same number.
+            Without a budget they share the noise, and the difference of two such models is exact.
+        class_weight: {label: weight} from public knowledge; other labels have weight 1. "balanced"
+            is an error, because it would count private labels. Give weights below 1 to classes that
+            should count less: a clipped gradient can't grow.
 
-    After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``, ``clip_history_``, ``classes_``, ``module_``.
+    **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with
+    respect to adding or removing one row of (X, y), if ``bounds``, ``classes`` and ``num_examples``
+    were not taken from the data.
 
-    **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with respect to adding or
-    removing one row of (X, y), given ``bounds``, ``classes`` and ``num_examples`` that were not taken from the data.
-    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a note in the ledger.
-    ``score`` on private data is a release of its own. A second fit spends again; see ``budget``.
+    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a
+    note in the ledger. ``score`` on private data is a release of its own. A second fit spends
+    again; see ``budget``.
+
+    Example:
+        >>> model = PrivateClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1], num_examples=1000)
+        >>> model.fit(X, y).predict(X_new)  # doctest: +SKIP
     """
 
     def __init__(
@@ -202,7 +213,12 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> PrivateClassifier:
-        """Trains on the rows of X and their labels y."""
+        """Trains on the rows of X and their labels y.
+
+        Raises:
+            ValueError: A label is not among the declared classes, or an argument is wrong.
+            BudgetExceeded: The budget does not allow this fit.
+        """
         import torch
 
         from ..data import Dataset, Split
@@ -214,10 +230,10 @@ class PrivateClassifier(ClassifierMixin, _Private):
             leaks.append("classes")
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
-            raise ValueError(f"{type(self).__name__} needs at least two classes, and got 1 class")
+            raise ValueError(f"{type(self).__name__} needs at least two classes, but got 1 class")
         codes = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         if np.any(self.classes_[codes] != y):
-            raise ValueError("y holds labels that are not among the declared classes=")
+            raise ValueError("y contains labels that are not among the declared classes=")
         weights = self._class_weights()
         inputs = torch.from_numpy(self._scaled(x, leaks)).float()
         two = len(self.classes_) == 2
@@ -244,8 +260,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
             return None
         if not isinstance(self.class_weight, Mapping):
             raise ValueError(
-                f"class_weight={self.class_weight!r}: weights that are counted from the data tell how many records each class has, which "
-                "epsilon_ does not cover. Declare them from public knowledge, as {label: weight}"
+                f"class_weight={self.class_weight!r}: weights computed from the data reveal how"
+                " many records each class has, which epsilon_ does not cover. Declare them from"
+                " public knowledge, as {label: weight}"
             )
         numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
         unknown = [label for label in self.class_weight if label not in numbers]
@@ -254,7 +271,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         return {str(numbers[label]): float(weight) for label, weight in self.class_weight.items()}
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """One column per class, in the order of ``classes_``."""
+        """The probability of each class, in the order of ``classes_``."""
         outputs = self._outputs(X)
         if outputs.shape[1] == 1:
             outputs = np.concatenate((np.zeros_like(outputs), outputs), axis=1)
@@ -263,24 +280,34 @@ class PrivateClassifier(ClassifierMixin, _Private):
         return probabilities
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each row."""
+        """The most likely class of each row."""
         best = self.predict_proba(X).argmax(axis=1)
         labels: np.ndarray = self.classes_[best]
         return labels
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.poor_score = (
-            True  # the suite's 300 records are too few to learn from at ε = 1
-        )
+        # The 300 records of scikit-learn's checks are too few to learn from at ε = 1.
+        tags.classifier_tags.poor_score = True
         return tags
 
 
 class PrivateRegressor(RegressorMixin, _Private):
     """A perceptron for a number, trained with differential privacy.
 
-    ``target_bounds`` is (lowest, highest) of the target; values outside are clipped, and so are predictions. The other
-    arguments, attributes and the guarantee are those of ``PrivateClassifier``.
+    The attributes, the guarantee and the edge cases are those of ``PrivateClassifier``.
+
+    Args:
+        epsilon: What one fit may spend.
+        delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
+        hidden: Widths of the hidden layers; ``()`` is linear regression.
+        epochs: Expected passes over the data.
+        method: A name from ``zetaclip.methods.names()``.
+        bounds: See ``PrivateClassifier``.
+        target_bounds: (lowest, highest) of the target. Targets and predictions outside are clipped.
+        num_examples: A public number of records.
+        budget: A ``zetaclip.Budget`` that all fits are charged to.
+        random_state: See ``PrivateClassifier``.
     """
 
     def __init__(
@@ -308,7 +335,12 @@ class PrivateRegressor(RegressorMixin, _Private):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> PrivateRegressor:
-        """Trains on the rows of X and their targets y."""
+        """Trains on the rows of X and their targets y.
+
+        Raises:
+            ValueError: An argument is wrong.
+            BudgetExceeded: The budget does not allow this fit.
+        """
         import torch
 
         from ..data import Dataset, Split
@@ -374,7 +406,8 @@ def _bounds(declared: Any, x: np.ndarray, leaks: list[str]) -> tuple[np.ndarray,
         )
     except (TypeError, ValueError):
         raise ValueError(
-            f"bounds must be (lowest, highest), each a number or {x.shape[1]} numbers, one per feature"
+            f"bounds must be (lowest, highest), each a number or one number for each of the"
+            f" {x.shape[1]} features"
         ) from None
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ValueError(
@@ -391,27 +424,29 @@ def _say_leaks(leaks: list[str]) -> None:
     if leaks:
         arguments = " and ".join(", ".join(leaks).rsplit(", ", 1))
         warnings.warn(
-            f"{arguments} {'was' if len(leaks) == 1 else 'were'} not declared and came from the data, which is not private: epsilon_ does "
-            f"not cover what can be told from them. Declare {', '.join(f'{name}=' for name in leaks)} from public knowledge",
+            f"{arguments} {'was' if len(leaks) == 1 else 'were'} not declared and came from the"
+            " data, which is not private: epsilon_ does not cover what they reveal."
+            f" Declare {', '.join(f'{name}=' for name in leaks)} from public knowledge",
             PrivacyLeakWarning,
             stacklevel=4,
         )
 
 
 def _detach(steps: PrivateSteps) -> None:
-    """Gives the module back. A spectrum that could never be read is told in terms of the estimator's arguments."""
+    """Gives the module back; warnings about the spectrum name the estimator's arguments."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps.engine.detach()
     for warning in caught:
         warnings.warn(
-            f"{warning.message} (here: give wider layers in hidden=, or take method='dp-sgd', whose C is fixed)",
+            f"{warning.message} (here: use wider layers in hidden=, or method='dp-sgd', whose C is"
+            " fixed)",
             stacklevel=4,
         )
 
 
 def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]:
-    """A fresh perceptron, and which layer of it a spectral probe should read: the one with the most eigenvalues."""
+    """A new perceptron, and the layer of largest rank, which a spectral probe should read."""
     import torch
 
     from ..models import Perceptron
@@ -424,7 +459,7 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
             f"hidden must be a sequence of widths, such as (128, 64), not {hidden!r}"
         ) from None
     if any(width < 1 for width in widths):
-        raise ValueError(f"hidden must hold positive widths, not {hidden}")
+        raise ValueError(f"hidden must contain positive widths, not {hidden}")
     features = dataset.input_shape
     with alone():
         torch.manual_seed(secrets.randbits(63) if seed is None else seed)
@@ -435,7 +470,10 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
 
 
 def _seed(random_state: Any) -> int | None:
-    """None stays None: then the noise is secret. A RandomState is drawn from, so that its next fit gets other noise."""
+    """The seed of a fit; None stays None, so that the noise is secret.
+
+    A RandomState is drawn from, so that its next fit gets other noise.
+    """
     return (
         None if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
     )

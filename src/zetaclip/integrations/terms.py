@@ -1,4 +1,4 @@
-"""What the layers for training frameworks share: the terms of privacy, and updates as whole iterations."""
+"""What the layers for training frameworks share: the privacy terms, and updates as iterations."""
 
 from __future__ import annotations
 
@@ -25,23 +25,38 @@ from ..methods import _table as methods
 from ..randomness import Stream
 from ..randomness._forward import set_users_streams
 
-# Telling ε may take a twentieth of the time, no more.
+# The time between two computations of ε, in multiples of the time that one takes.
 _SHARE = 20.0
-# Where a framework trains without an end, max_epsilon is looked for up to so many updates.
+# If a framework trains without an end, max_epsilon is searched up to this many updates.
 _ENDLESS = 10**7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What privacy is asked for, in the words of ``PrivacyEngine`` and its ``make_private``.
+    """The privacy of a run, in the terms of ``PrivacyEngine`` and its ``make_private``.
 
     Args:
-        target_epsilon, target_delta: σ is found for them and for the framework's own number of steps.
+        target_epsilon: The ε of the whole run. It determines σ, for the framework's number of
+            steps.
+        target_delta: The δ of ``target_epsilon`` and ``max_epsilon``.
         noise_multiplier: σ itself, instead of ``target_epsilon``.
-        max_epsilon: training ends before the update that would exceed it (at ``target_delta``).
-        method: a ``Method``, or the name of one.
-        clipping, max_grad_norm, sample_rate, num_examples, physical_batch_size, loss_reduction, decouple_lr, normalize, empty,
-            accountant, seed: as in ``PrivacyEngine`` and ``make_private``.
+        max_epsilon: Training ends before the update that would exceed it.
+        method: A ``Method``, or the name of one.
+        clipping: See ``make_private``.
+        max_grad_norm: See ``make_private``.
+        sample_rate: See ``make_private``.
+        num_examples: See ``make_private``.
+        physical_batch_size: See ``make_private``.
+        loss_reduction: See ``make_private``.
+        decouple_lr: See ``make_private``.
+        normalize: See ``make_private``.
+        empty: See ``make_private``.
+        accountant: See ``PrivacyEngine``.
+        seed: See ``PrivacyEngine``.
+
+    Raises:
+        TypeError: Neither or both of ``target_epsilon`` and ``noise_multiplier`` are given, a δ is
+            missing, or nothing says how to clip.
     """
 
     target_epsilon: float | None = None
@@ -63,9 +78,7 @@ class Terms:
 
     def __post_init__(self) -> None:
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise TypeError(
-                "give target_epsilon= (σ is then found) or noise_multiplier=, one of them"
-            )
+            raise TypeError("give either target_epsilon= (which determines σ) or noise_multiplier=")
         for name in ("target_epsilon", "max_epsilon"):
             if getattr(self, name) is not None and self.target_delta is None:
                 raise TypeError(f"{name}= needs target_delta=: an ε means nothing without its δ")
@@ -92,10 +105,22 @@ class Terms:
         earlier: Ledger | None = None,
         **changes: Any,
     ) -> tuple[PrivacyEngine, PrivateOptimizer, PoissonLoader]:
-        """The engine of a run of ``steps`` updates (None: without an end), the optimizer and the loader.
+        """Makes the engine of a run, its private optimizer and its loader.
 
-        ``earlier`` is what a run before this one has released from the same data: this one goes on in its ledger, and never with
-        its noise. ``changes`` go over the terms.
+        Args:
+            module: The network.
+            optimizer: The framework's optimizer.
+            loader: The framework's loader.
+            steps: The number of updates; None for training without an end.
+            earlier: What an earlier run has released from the same data. The new run continues its
+                ledger, and never uses its noise.
+            **changes: Arguments of ``make_private`` that replace those of the terms.
+
+        Returns:
+            The engine, the optimizer and the loader.
+
+        Raises:
+            ValueError: ``target_epsilon`` is given, but training has no end.
         """
         engine = PrivacyEngine(accountant=self.accountant, seed=self._seed_after(earlier))
         own = ("target_epsilon", "noise_multiplier", "max_epsilon", "accountant", "seed")
@@ -109,7 +134,8 @@ class Terms:
             made = engine.make_private(noise_multiplier=self.noise_multiplier, **options)
         elif steps is None:
             raise ValueError(
-                "target_epsilon= needs an end of training to find σ for: set a number of epochs or steps"
+                "target_epsilon= needs a training with an end, because σ depends on its length: set"
+                " a number of epochs or steps"
             )
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
@@ -125,7 +151,11 @@ class Terms:
         return int.from_bytes(Stream.seeded(self.seed, f"run {runs + 1}").draw()[:8], "little")
 
     def allowed(self, engine: PrivacyEngine, steps: int | None) -> int | None:
-        """How many updates in all ``max_epsilon`` allows; None if it was not given."""
+        """How many updates in all ``max_epsilon`` allows; None if it is not given.
+
+        Raises:
+            ValueError: It does not allow a single update.
+        """
         if self.max_epsilon is None:
             return None
         assert self.target_delta is not None
@@ -140,34 +170,41 @@ class Terms:
         )
         if found == 0:
             raise ValueError(
-                f"max_epsilon={self.max_epsilon:g} does not allow a single update: raise it, or the noise multiplier"
+                f"max_epsilon={self.max_epsilon:g} does not allow a single update: raise"
+                " max_epsilon or the noise multiplier"
             )
         return found
 
 
 class Updates:
-    """A loader whose every item begins one update; ``rest`` gives the chunks and passes that complete it.
+    """A loader each of whose items begins one update; ``rest`` gives the chunks that complete it.
 
-    Frameworks count iterations. Here one iteration is one update, whatever the physical batches and the passes of the method are.
-    There is no end to the items; who counts them stops after ``len`` of them. ``limit`` is the number of updates that may be done in all.
+    Frameworks count iterations. Here one iteration is one update, whatever the physical batches and
+    the passes of the method are. The items have no end: the framework stops after ``len`` of them.
+    ``limit`` is the largest number of updates in all.
+
+    Args:
+        loader: Draws the Poisson batches.
+        optimizer: The private optimizer.
     """
 
     def __init__(self, loader: PoissonLoader, optimizer: PrivateOptimizer) -> None:
         self.loader = loader
         self.optimizer = optimizer
         self.limit: int | None = None
-        self.rewind: dict[str, Tensor] | None = (
-            None  # what torch's own generators are set to before the first item
-        )
+        # The state that torch's own generators are set to before the first item.
+        self.rewind: dict[str, Tensor] | None = None
         self._run = optimizer._run
         self._chunks: Iterator[Any] = iter(())
 
     @property
     def dataset(self) -> Any:
+        """The data set of the loader."""
         return self.loader.dataset
 
     @property
     def batch_size(self) -> int:
+        """The batch size of the loader."""
         return self.loader.batch_size
 
     def __len__(self) -> int:
@@ -181,13 +218,25 @@ class Updates:
         while self.limit is None or self._run.step_count < self.limit:
             try:
                 chunk = next(self._chunks)
-            except StopIteration:  # the engine's epoch; the framework's may be another one
+            except StopIteration:  # the end of the engine's epoch, not of the framework's
                 self._chunks = iter(self.loader)
                 continue
             yield chunk
 
     def resume(self, public: dict[str, Any], place: Path, hidden: Path) -> None:
-        """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in ``hidden``, else with fresh ones."""
+        """Continues from a framework's checkpoint.
+
+        With the secret streams in ``hidden`` the run is repeated bit for bit. Without them it
+        continues with new noise, and warns.
+
+        Args:
+            public: The engine's state in the checkpoint.
+            place: The folder of the checkpoint.
+            hidden: The file of its secret streams.
+
+        Raises:
+            CheckpointError: The state does not fit this run.
+        """
         found = hidden.exists()
         try:
             checkpoint.restore(self._run, public, place, hidden if found else None)
@@ -195,36 +244,44 @@ class Updates:
             if "fresh streams" not in str(problem) or hidden.name in str(problem):
                 raise
             raise checkpoint.CheckpointError(
-                f"{problem}; here, that is to resume without {hidden.name}"
+                f"{problem}; to do so here, resume without {hidden.name}"
             ) from None
         if found:
-            # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
+            # Frameworks draw from torch's generator before the first batch; the user's code must
+            # find it as it was.
             self.rewind = public["public_streams"][0]
             return
         warnings.warn(
-            f"{hidden.name} is not beside the checkpoint: training goes on with fresh noise and batches, and what was executed "
-            "after the checkpoint counts as well. With the file it would be repeated bit for bit",
+            f"{hidden.name} is not beside the checkpoint: training continues with fresh noise and"
+            " batches, and steps executed after the checkpoint count as well. With the file they"
+            " would be repeated bit for bit",
             stacklevel=3,
         )
 
     def rest(self) -> Iterator[Any]:
-        """What is still to be run forward, backward and stepped, after the item that is out was."""
+        """The chunks and passes that are still needed to complete the current update."""
         while not (self._run.between_batches and self._run.phase == 0):
             yield next(self._chunks)
 
-    # The place within the epoch is the engine's to keep; this says so to frameworks that ask.
+    # The engine keeps the position in the epoch, so frameworks that ask get an empty state.
     def state_dict(self) -> dict[str, Any]:
+        """Nothing: the engine keeps the state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        """Does nothing: the engine keeps the state."""
 
 
-class Teller:
-    """ε for a progress bar and a log, computed as often as that costs little, and never below the real one.
+class EpsilonEstimate:
+    """ε for a progress bar and a log, computed only as often as that is cheap.
 
-    Between two computations the number of the last one stands, so each is made for the updates until the next: those that
-    will have been taken by then, at the pace so far.
+    **Guarantee.** The estimate is never below the ε that was spent. Between two computations it
+    stays the same, so each computation counts the updates expected until the next one.
+
+    Args:
+        engine: The engine of the run.
+        delta: The δ; None gives no estimate.
+        limit: The largest number of updates in all.
     """
 
     def __init__(
@@ -237,13 +294,13 @@ class Teller:
         self._begun, self._first = time.perf_counter(), engine.updates
 
     def epsilon(self, exact: bool = False) -> float | None:
-        """What has been spent, or will have been after a few more updates unless ``exact``; None where nothing is claimed."""
+        """The ε after a few more updates, or so far if ``exact``; None if none is claimed."""
         if self.delta is None:
             return None
         updates = self.engine.updates
         if exact or updates > self._covers:
             if self._cost is None:
-                self._at(updates)  # the first time, most of it is importing
+                self._at(updates)  # not timed: the first time is mostly imports
             now = time.perf_counter()
             pace = (updates - self._first) / max(now - self._begun, 1e-9)
             ahead = 0 if exact or self._cost is None else math.ceil(_SHARE * self._cost * pace)
@@ -267,12 +324,12 @@ class Teller:
                 return None
             assert self.delta is not None
             return epsilon(events, self.delta, self.engine.accountant)
-        except (NoGuarantee, AccountingError):  # no reason to end the training
+        except (NoGuarantee, AccountingError):  # training need not end because of this
             return None
 
 
 def released_before(engine: PrivacyEngine | None) -> Ledger | None:
-    """What the engine of an earlier run of the same trainer has released; its hold on the module ends."""
+    """The ledger of an earlier run of the same trainer; its engine is detached from the module."""
     if engine is None:
         return None
     if not engine._private().detached:
@@ -281,5 +338,5 @@ def released_before(engine: PrivacyEngine | None) -> Ledger | None:
 
 
 def secret_path(path: Path) -> Path:
-    """Where the secret streams of a checkpoint lie: beside it, never in it."""
+    """Where the secret streams of a checkpoint are: beside it, never in it."""
     return path.with_name(path.name + ".private")

@@ -1,10 +1,11 @@
 """Privacy for transformers: ``PrivateTrainer``, a ``Trainer`` with one more argument.
 
     from zetaclip.integrations.transformers import Privacy, PrivateTrainer
-    PrivateTrainer(model, args, train_dataset=rows, privacy=Privacy(target_epsilon=8.0, target_delta=1e-5, clipping=1.0)).train()
+    privacy = Privacy(target_epsilon=8.0, target_delta=1e-5, clipping=1.0)
+    PrivateTrainer(model, args, train_dataset=rows, privacy=privacy).train()
 
-One record is one row of the data set. A step of the trainer is one update: the chunks and passes of a logical batch are run inside
-``training_step``, so that steps, epochs and schedulers count updates.
+One record is one row of the data set. A step of the trainer is one update: ``training_step`` runs
+all chunks and passes of a logical batch. So steps, epochs and schedulers count updates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ try:
     from transformers.trainer_utils import TrainOutput
 except ImportError as problem:
     raise ImportError(
-        "zetaclip.integrations.transformers needs transformers: pip install 'zetaclip[transformers]'"
+        "zetaclip.integrations.transformers needs transformers: pip install"
+        " 'zetaclip[transformers]'"
     ) from problem
 
 from ..engine import PrivacyEngine
@@ -37,22 +39,28 @@ from ..engine._rehearsal import rehearse
 from ..files import replace_file
 from ..randomness._forward import set_users_streams, users_streams
 from .language import padding_is_inert, record_loss, register_rules
-from .terms import Teller, Terms, Updates, released_before, secret_path
+from .terms import EpsilonEstimate, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
 _STATE = "zetaclip.pt"
-_EXACT_ROWS = 256  # whole numbers up to here are bfloat16's
-# Of what the trainer sums up: means over private batches, counts of their tokens, and the exact number of records over the time.
+_EXACT_ROWS = 256  # bfloat16 represents whole numbers exactly up to here
+# The trainer's metrics that reveal private batches: mean losses, token counts, numbers of records.
 _HIDDEN = ("train_loss", "total_flos", "train_samples_per_second")
-_TRIED = 16  # records that padding is tried on
+_TRIED = 16  # records on which padding is tried
 _LOG = logging.getLogger("zetaclip")
-_MEAN_OVER_ROWS = "Let compute_loss return the mean over the rows, each row's loss by itself"
+_MEAN_OVER_ROWS = "Let compute_loss return the mean over the rows, with each row's loss alone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy(Terms):
-    """What ``PrivateTrainer`` is asked for: ``Terms``, and whether losses that ε does not cover may be logged."""
+    """The terms of a ``PrivateTrainer``.
+
+    Args:
+        non_private_diagnostics: Whether to log losses, which ε does not cover.
+
+    The other arguments are those of ``Terms``.
+    """
 
     non_private_diagnostics: bool = False
 
@@ -60,22 +68,39 @@ class Privacy(Terms):
         super().__post_init__()
         if self.loss_reduction != "mean":
             raise ValueError(
-                "PrivateTrainer computes the loss itself, as a mean over records: leave loss_reduction out"
+                "PrivateTrainer computes the loss itself, as a mean over records: leave"
+                " loss_reduction out"
             )
 
 
 class PrivateTrainer(Trainer):
     """``Trainer`` whose training is private by the terms of ``privacy``.
 
-    ``engine`` is the ``PrivacyEngine`` of the last ``train()``, with ``engine.ledger`` and ``engine.get_epsilon(delta)``.
+    ``engine`` is the ``PrivacyEngine`` of the last ``train()``, with ``engine.ledger`` and
+    ``engine.get_epsilon(delta)``.
 
-    **Guarantee.** As ``PrivacyEngine``, with one row of the training data set as the record. Frozen parameters (all but
-    the adapters, with LoRA) are neither clipped, noised nor counted. The loss is ``record_loss``; override ``compute_loss`` for
-    another one, as a mean over rows. Training losses, gradient norms and counts of operations are not logged
-    unless ``non_private_diagnostics``, and then the ledger's header says so.
-    **Edge cases.** A second ``train()`` goes on in the same ledger. Checkpoints hold the engine's state; its secret streams lie
-    beside them in ``checkpoint-N.private``, which is not uploaded with them. With it resuming repeats a run bit for bit; without
-    it training goes on with fresh noise, and says so. Evaluation on private rows is not covered.
+    Args:
+        model: As for ``Trainer``.
+        args: As for ``Trainer``. ``max_grad_norm`` is set to 0, because it would clip the noisy
+            mean.
+        *rest: As for ``Trainer``.
+        privacy: The privacy terms.
+        **named: As for ``Trainer``.
+
+    Raises:
+        TypeError: ``privacy`` is not a ``Privacy``.
+        ValueError: A setting would train without the mechanism; the message says what to do.
+
+    **Guarantee.** As ``PrivacyEngine``, with one row of the training data set as the record. Frozen
+    parameters (with LoRA, all but the adapters) are neither clipped, noised nor counted. The loss
+    is ``record_loss``; to use another one, override ``compute_loss``, as a mean over rows. Training
+    losses, gradient norms and counts of operations are not logged unless
+    ``non_private_diagnostics``, and then the ledger's header says so.
+
+    **Edge cases.** A second ``train()`` continues the same ledger. Checkpoints contain the engine's
+    state. The secret streams are beside them in ``checkpoint-N.private``, which is not uploaded.
+    With that file, resuming repeats a run bit for bit; without it, training continues with new
+    noise and warns. Evaluation on private rows is not covered.
     """
 
     def __init__(
@@ -83,19 +108,20 @@ class PrivateTrainer(Trainer):
     ) -> None:
         if not isinstance(privacy, Privacy):
             raise TypeError(
-                f"privacy must be a zetaclip.integrations.transformers.Privacy, not {type(privacy).__name__}"
+                "privacy must be a zetaclip.integrations.transformers.Privacy, not"
+                f" {type(privacy).__name__}"
             )
         self.privacy = privacy
         self.engine: PrivacyEngine | None = None
         self._updates: Updates | None = None
         self._private: PrivateOptimizer | None = None
-        self._teller: Teller | None = None
+        self._estimate: EpsilonEstimate | None = None
         if args is not None:
             _refuse(args, privacy)
             if args.max_grad_norm:
                 _LOG.warning(
-                    "max_grad_norm=%g is switched off: it would clip the noisy mean; each record's gradient is clipped by the terms of "
-                    "privacy=",
+                    "max_grad_norm=%g is ignored: it would clip the noisy mean; privacy= sets how"
+                    " each record's gradient is clipped",
                     args.max_grad_norm,
                 )
             args = copy.copy(args)
@@ -105,12 +131,12 @@ class PrivateTrainer(Trainer):
             self.args.max_grad_norm = 0.0
         if self.compute_loss_func is not None:
             raise ValueError(
-                "compute_loss_func sees a whole batch: override compute_loss in a subclass of PrivateTrainer instead, as a mean over "
-                "the rows, each row's loss by itself"
+                "compute_loss_func sees a whole batch: override compute_loss in a subclass of"
+                " PrivateTrainer instead, as a mean over the rows, with each row's loss alone"
             )
         self.add_callback(_Epochs(self))
 
-    # -- before training ------------------------------------------------------------------------------
+    # -- before training
 
     def get_train_dataloader(self) -> DataLoader:
         """An ordinary loader over the training rows; the engine draws from its data set."""
@@ -125,6 +151,7 @@ class PrivateTrainer(Trainer):
         )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """As the Trainer's, with the number of private updates in an epoch."""
         return super().set_initial_training_values(
             args, _Length(dataloader, self.privacy.steps_per_epoch(dataloader))
         )
@@ -140,7 +167,8 @@ class PrivateTrainer(Trainer):
         )
         if model is not self.model:
             raise ValueError(
-                f"the model was wrapped into {type(model).__name__}, which can't be trained privately: use one device"
+                f"the model was wrapped into {type(model).__name__}, which can't be trained"
+                " privately: use one device"
             )
         register_rules(model)
         if isinstance(train_dataloader.collate_fn, _AsDict):
@@ -163,13 +191,15 @@ class PrivateTrainer(Trainer):
             noted = (*header.notes, "not covered: training losses and gradient norms are logged")
             self.engine.ledger.header = replace(header, notes=noted)
         self._updates.limit = self.privacy.allowed(self.engine, max_steps)
-        self._teller = Teller(self.engine, self.privacy.target_delta, self._updates.limit)
-        # The trainer's scheduler holds the outer optimizer; what that steps is exchanged.
+        self._estimate = EpsilonEstimate(
+            self.engine, self.privacy.target_delta, self._updates.limit
+        )
+        # The trainer's scheduler keeps the outer optimizer, so the inner one is replaced.
         self.optimizer.optimizer = _Taken(self._private)
         return model, self._updates
 
     def _padding_is_inert(self, loader: DataLoader) -> bool:
-        """Whether batches of other lengths are no news, by trial on some records: the loss has to leave padding out."""
+        """Whether batches may have different lengths: by trial, whether padding matters."""
         data: Any = loader.dataset
         model, last = self.model, len(data) - 1
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -188,7 +218,7 @@ class PrivateTrainer(Trainer):
                 batch,
                 1e-3 if exact else 5e-2,
             )
-        except Exception:  # whatever is wrong with model or data is told where they are trained
+        except Exception:  # an error in model or data is reported when they are trained
             return False
         finally:
             set_users_streams(streams, self.args.device)
@@ -199,10 +229,13 @@ class PrivateTrainer(Trainer):
         loss: Tensor = self.compute_loss(model, self._prepare_inputs(rows))
         return loss
 
-    # -- training -------------------------------------------------------------------------------------
+    # -- training
 
     def train(self, *rest: Any, **named: Any) -> TrainOutput:
-        """As the Trainer's. Where training breaks off, the model is free for another trainer, and what was spent stays counted."""
+        """As the Trainer's.
+
+        If training fails, the engine is detached from the model, and what was spent stays counted.
+        """
         try:
             return super().train(*rest, **named)
         except BaseException:
@@ -211,11 +244,16 @@ class PrivateTrainer(Trainer):
             raise
 
     def hyperparameter_search(self, *rest: Any, **named: Any) -> Any:
-        """As the Trainer's; every trial spends ε of its own."""
+        """As the Trainer's; every trial spends its own ε.
+
+        Raises:
+            ValueError: ``push_to_hub`` would upload the secret streams.
+        """
         if self.args.push_to_hub:
             raise ValueError(
-                "push_to_hub in a search uploads the trials' folders, and with them checkpoint-N.private, which holds the keys of the noise: search "
-                "without it, and push the model that you keep"
+                "push_to_hub in a search uploads the trials' folders with checkpoint-N.private,"
+                " which contains the keys of the noise: search without it, and push the model that"
+                " you keep"
             )
         return super().hyperparameter_search(*rest, **named)
 
@@ -226,7 +264,7 @@ class PrivateTrainer(Trainer):
         )
         skipped = named["steps_trained_in_current_epoch"]
         if first and skipped and not self.args.ignore_data_skip:
-            # The engine goes on inside the epoch by itself; batches that were trained on are not drawn again.
+            # The engine continues inside the epoch by itself and does not draw old batches again.
             self._load_rng_state(named["resume_from_checkpoint"])
             rest = named["num_update_steps_per_epoch"] - skipped
             named |= {
@@ -238,7 +276,16 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """One update: forward, backward and a private step for every chunk and pass of a logical batch."""
+        """One update: forward, backward and step for every chunk and pass of a logical batch.
+
+        Args:
+            model: The model.
+            inputs: The first chunk.
+            num_items_in_batch: Ignored.
+
+        Returns:
+            The mean loss; 0 unless ``non_private_diagnostics``.
+        """
         updates, private, engine = self._updates, self._private, self.engine
         assert updates is not None and private is not None and engine is not None
         model.train()
@@ -250,7 +297,7 @@ class PrivateTrainer(Trainer):
                 loss = self.compute_loss(model, prepared)
             self._check_loss(loss)
             private._run.losses.look((loss,), (None,))
-            # Times the rows: the mean's division cancels before any gradient is rounded to half precision.
+            # Times the rows, so that no gradient is divided before it is rounded to half precision.
             (loss * private._run.recorder.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
@@ -262,13 +309,14 @@ class PrivateTrainer(Trainer):
         return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
 
     def _check_loss(self, loss: Tensor) -> None:
-        """Refuses rounding that depends on the number of records in a batch, which the ledger does not cover."""
+        """Refuses rounding that depends on the number of records: the ledger does not cover it."""
         rows = self.privacy.physical_batch_size
         if loss.dtype in (torch.bfloat16, torch.float16) and (rows is None or rows > _EXACT_ROWS):
             raise ValueError(
-                f"the model computes its loss in {loss.dtype}, in which a mean over more than {_EXACT_ROWS} rows rounds each record's gradient "
-                f"by their number: use Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with bf16=True, or override "
-                "compute_loss so that it returns float32"
+                f"the model computes its loss in {loss.dtype}, in which a mean over more than"
+                f" {_EXACT_ROWS} rows rounds each record's gradient by their number: use"
+                f" Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with"
+                " bf16=True, or override compute_loss so that it returns float32"
             )
 
     def compute_loss(
@@ -278,12 +326,19 @@ class PrivateTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The mean over rows of each row's own loss; in evaluation too, so that both can be compared."""
+        """The mean over rows of each row's own loss, in training and in evaluation.
+
+        Args:
+            model: The model.
+            inputs: The batch.
+            return_outputs: Whether to return the model's outputs as well.
+            num_items_in_batch: Ignored.
+        """
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         return record_loss(model, dict(inputs), smoothing, outputs=return_outputs)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        # By now .grad holds the released gradient, noise and all.
+        # By now .grad is the released, noisy gradient.
         return (
             super()._get_grad_norm(model, grad_norm)
             if self.privacy.non_private_diagnostics
@@ -291,24 +346,25 @@ class PrivateTrainer(Trainer):
         )
 
     def floating_point_ops(self, inputs: Any) -> int:
-        # Counted from the rows of a batch, whose number is private.
+        """0 unless ``non_private_diagnostics``: the count depends on the private batch size."""
         return (
             int(super().floating_point_ops(inputs)) if self.privacy.non_private_diagnostics else 0
         )
 
     def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
+        """Logs ε and C, and drops what ε does not cover."""
         logs = dict(logs)
         if not self.privacy.non_private_diagnostics:
             for name in ("loss", "grad_norm", *_HIDDEN):
                 logs.pop(name, None)
-        if self.is_in_train and self._private is not None and self._teller is not None:
-            epsilon = self._teller.epsilon()
+        if self.is_in_train and self._private is not None and self._estimate is not None:
+            epsilon = self._estimate.epsilon()
             logs |= {"clip": self._private.clip} | ({} if epsilon is None else {"epsilon": epsilon})
         super().log(logs, *rest, **named)
 
     def _finalize_training(self, *rest: Any, **named: Any) -> TrainOutput:
-        if self._teller is not None:
-            self._teller.epsilon(exact=True)
+        if self._estimate is not None:
+            self._estimate.epsilon(exact=True)
         output = super()._finalize_training(*rest, **named)
         assert self.engine is not None
         self.engine.detach()
@@ -317,7 +373,7 @@ class PrivateTrainer(Trainer):
         metrics = {name: value for name, value in output.metrics.items() if name not in _HIDDEN}
         return TrainOutput(output.global_step, float("nan"), metrics)
 
-    # -- checkpoints ----------------------------------------------------------------------------------
+    # -- checkpoints
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         root = Path(self._get_output_dir(trial=trial))
@@ -327,29 +383,29 @@ class PrivateTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         for hidden in root.glob("checkpoint-*.private"):
             if not hidden.with_suffix("").exists():
-                hidden.unlink()  # the trainer removes old checkpoints, and knows nothing of their secrets
+                # The trainer has removed the checkpoint, but does not know of its secrets.
+                hidden.unlink()
 
     def _save_engine(self, folder: Path) -> None:
         assert self.engine is not None
         run = self.engine._private()
         with run.weights.restored():
             public, secret = checkpoints.collect(run, folder.parent)
-        for name in ("module", "optimizer"):  # the trainer keeps them itself
+        for name in ("module", "optimizer"):  # the trainer saves them itself
             del public[name]
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
         with replace_file(folder / _STATE) as file:
             torch.save(public, file)
-        run.watch(
-            folder.parent
-        )  # and not in the checkpoint, which the trainer removes after a while
+        run.watch(folder.parent)  # not in the checkpoint, which the trainer removes later
 
     def _restore(self, folder: Path) -> None:
         assert self.engine is not None and self._updates is not None
         run = self.engine._private()
         if not (folder / _STATE).exists():
             warnings.warn(
-                f"{folder.name} holds no private state: what was trained before it is not in the ledger, and ε does not count it",
+                f"{folder.name} holds no private state: the ledger does not contain what was"
+                " trained before it, and ε does not count it",
                 stacklevel=2,
             )
             return
@@ -363,28 +419,34 @@ class PrivateTrainer(Trainer):
 
 
 class _Taken(PrivateOptimizer):
-    """What the trainer steps: the update was taken in ``training_step`` already, and here it is only checked that it was."""
+    """The optimizer that the trainer steps.
+
+    ``training_step`` has already taken the update; ``step`` only checks that it did.
+    """
 
     def __init__(self, private: PrivateOptimizer) -> None:
         super().__init__(private.inner, private._run)
         self._seen = private._run.step_count
 
     def step(self, closure: Any = None) -> Any:
+        """Checks that one private update was taken."""
         taken, self._seen = self._run.step_count - self._seen, self._run.step_count
         if taken != 1:
             raise RuntimeError(
-                f"the trainer counted a step in which {taken} private updates were taken: training_step was overridden, and what it "
-                "trains is not private. Override compute_loss instead"
+                f"the trainer counted a step in which {taken} private updates were taken:"
+                " training_step is overridden, so the training is not private. Override"
+                " compute_loss instead"
             )
 
 
 class _Epochs(TrainerCallback):
-    """Says how far training is from what the engine has done, also after resuming inside an epoch."""
+    """Sets the trainer's epoch from the engine's updates, also after resuming inside an epoch."""
 
     def __init__(self, trainer: PrivateTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Sets the epoch."""
         engine, updates = self._trainer.engine, self._trainer._updates
         assert engine is not None and updates is not None
         state.epoch = engine.updates / len(updates)
@@ -405,7 +467,7 @@ class _AsDict:
 
 
 class _Length:
-    """A loader's data set under the number of updates that an epoch has."""
+    """A loader's data set with the number of updates in an epoch as its length."""
 
     def __init__(self, loader: DataLoader, length: int) -> None:
         self.dataset, self._length = loader.dataset, length
@@ -425,36 +487,39 @@ class _First:
 
 
 def _refuse(args: Any, privacy: Privacy) -> None:
-    """Settings that would train past the mechanism, or tell what it hides, each with what to do instead."""
+    """Refuses settings that would bypass the mechanism or reveal what it hides."""
     counted = getattr(args, "include_num_input_tokens_seen", "no")
     if counted not in (False, "no") and not privacy.non_private_diagnostics:
         raise ValueError(
-            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is private: leave it out, or give "
-            "Privacy(non_private_diagnostics=True)"
+            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is"
+            " private: leave it out, or give Privacy(non_private_diagnostics=True)"
         )
     if args.gradient_accumulation_steps != 1:
         raise ValueError(
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several logical batches into one step: set "
-            "per_device_train_batch_size to the batch size that you want in all, and bound memory with Privacy(physical_batch_size=...)"
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several"
+            " logical batches into one step: set per_device_train_batch_size to the total batch"
+            " size, and limit memory with Privacy(physical_batch_size=...)"
         )
     strategy = getattr(args, "train_sampling_strategy", "random")
     if str(getattr(strategy, "value", strategy)) != "random":
         raise ValueError(
-            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at 'random'; batches are Poisson samples"
+            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at"
+            " 'random'; batches are Poisson samples"
         )
     if args.auto_find_batch_size:
         raise ValueError(
-            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out, and bound memory with "
-            "Privacy(physical_batch_size=...)"
+            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out,"
+            " and limit memory with Privacy(physical_batch_size=...)"
         )
     if args.gradient_checkpointing:
         raise ValueError(
-            "gradient_checkpointing runs each forward again inside backward, where per-example gradients can't be told apart: leave "
-            "it out, and bound memory with Privacy(physical_batch_size=...)"
+            "gradient_checkpointing runs each forward again inside backward, where per-example"
+            " gradients can't be separated: leave it out, and limit memory with"
+            " Privacy(physical_batch_size=...)"
         )
     if args.fp16:
         raise ValueError(
-            "fp16 scales the loss and skips steps by what the data did: use bf16=True or 32-bit"
+            "fp16 scales the loss and skips steps depending on the data: use bf16=True or 32-bit"
         )
     if args.n_gpu > 1:
         raise ValueError(
@@ -469,5 +534,5 @@ def _refuse(args: Any, privacy: Privacy) -> None:
         raise ValueError("several processes would sum raw gradients: train in one process")
     if args.torch_compile:
         raise ValueError(
-            "torch_compile traces per-example gradients away: leave it out; compile a copy for inference"
+            "torch_compile hides per-example gradients: leave it out; compile a copy for inference"
         )

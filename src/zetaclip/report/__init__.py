@@ -1,6 +1,7 @@
-"""Reports: one self-contained HTML page for runs, for an experiment, or for a run that still goes on.
+"""Reports: one self-contained HTML page for runs, for an experiment, or for a run in progress.
 
-``write_report`` is what ``zetaclip report`` calls; ``live.serve`` shows the same page while a run writes its folder.
+``write_report`` is what ``zetaclip report`` calls. ``live.serve`` shows the same page while a run
+writes its folder.
 """
 
 from __future__ import annotations
@@ -20,9 +21,23 @@ def write_report(
     profile: str | None = None,
     verify: bool = True,
 ) -> Path:
-    """Writes the page for these run folders, or for one experiment's results under a profile, and returns its path.
+    """Writes the page for run folders, or for the results of one experiment.
 
-    Raises ``CommandError`` for what the user can put right: a folder without a run, a file that can't be written.
+    Args:
+        folders: Run folders; with ``experiment``, the one folder that ``zetaclip reproduce --out``
+            wrote.
+        out: The file to write; default: ``report.html`` in the first folder, or beside the
+            experiment's table.
+        experiment: The name of an experiment.
+        profile: The experiment's profile, lite or paper; None takes paper if it was run.
+        verify: Whether to recompute ε and every C from the ledger of each finished run.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        CommandError: The user can put it right: a folder without a run, a file that can't be
+            written.
     """
     from ..errors import CommandError
     from .experiment import page_for_experiment, read_experiment
@@ -52,7 +67,7 @@ def _write(target: Path, text: str) -> Path:
 
     try:
         with replace_file(target) as file:
-            # A folder's name may hold bytes that are no text.
+            # A folder's name may contain bytes that are not valid text.
             file.write(text.encode("utf-8", "replace"))
     except OSError as error:
         raise CommandError(f"cannot write {target}: {error.strerror}") from error

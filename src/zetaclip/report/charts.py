@@ -1,4 +1,4 @@
-"""The charts of one run, or of several laid over each other."""
+"""The charts of one run, or of several runs for comparison."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .figure import MAX_LEGEND, Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
+from .format import NAMES, counted, epsilon_text, metric_text, plain, target_unit
 from .read import Run, curve, last, number
-from .words import NAMES, epsilon_text, metric_text, plain, target_unit
 
 STEP = "training step (count)"
 EPOCH = "epoch (count)"
@@ -15,11 +15,12 @@ EPSILON = "ε (no unit)"
 CLIP = "C (unit of gradient norms)"
 ZETA = "ζ (no unit)"
 
-# Layers whose spectra are drawn, for a single run and for several; the exponents of all are in their chart.
+# Layers whose spectra are drawn, for a single run and for several. The chart of exponents shows all
+# layers.
 MAX_LAYERS = 3
 MAX_LAYERS_OF_SEVERAL = 1
 
-# Of one series of readings with error bars: more would be a grey smear.
+# Points of one series with error bars; more would cover one another.
 MAX_READINGS = 80
 
 PARTS = ("setup", "train", "probe", "eval", "accounting", "saving")
@@ -27,7 +28,7 @@ PART_NAMES = {"setup": "setup", "train": "training", "probe": "probing", "eval":
 
 
 def charts_for(runs: Sequence[Run]) -> list[Chart]:
-    """Every chart that has something to show, in the order of the page."""
+    """Every chart that has values, in the order of the page."""
     made = [
         epsilon_chart(runs),
         *metric_charts(runs),
@@ -41,10 +42,10 @@ def charts_for(runs: Sequence[Run]) -> list[Chart]:
 
 
 def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
-    """What a caption says of the first few runs; a single one needs no name."""
+    """What a caption says about the first three runs; a single run is not named."""
     shown = [text if len(runs) == 1 else f"{name}: {text}" for name, text in sentences[:3]]
     text = "; ".join(shown)
-    # A sentence begins with a capital; ε and a run's name stay what they are.
+    # A sentence begins with a capital letter, but not ε or a run's name.
     return (
         f" {text[0].upper() + text[1:] if len(runs) == 1 and text[0].isascii() else text}."
         if text
@@ -53,11 +54,12 @@ def told(runs: Sequence[Run], sentences: Sequence[tuple[str, str]]) -> str:
 
 
 def marked(runs: Sequence[Run]) -> str:
-    """Points on the lines, as long as there are few enough lines to see them."""
+    """The kind of a line: with symbols, unless there are too many lines to see them."""
     return "marked" if len(runs) <= MAX_LEGEND else "line"
 
 
 def epsilon_chart(runs: Sequence[Run]) -> Chart:
+    """ε over training steps."""
     series = []
     for slot, run in enumerate(runs):
         pairs = [(number(line.get("step")), number(line.get("epsilon"))) for line in run.metrics]
@@ -66,14 +68,14 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
             if newest is not None and (not pairs or step > (pairs[-1][0] or 0)):
                 pairs.append((step, newest))
         if any(value is not None for _, value in pairs):
-            # One curve shows its points; several that lie on each other are told apart by their dashes.
+            # Several curves often overlap: dashes tell them apart, symbols would not.
             series.append(
                 points(
                     run.name, pairs, slot, "line" if len(runs) > 1 else "marked", share(len(runs))
                 )
             )
     targets = {number(run.config.get("epsilon")) for run in runs} - {None}
-    # A goal far above what was spent would press the curve to the floor.
+    # A target far above the spent ε would flatten the curve.
     spent = max((value for one in series for value in one.y if value is not None), default=0.0)
     rules = [
         Rule(f"target ε = {plain(value)}", value)
@@ -88,12 +90,12 @@ def epsilon_chart(runs: Sequence[Run]) -> Chart:
         Axis(EPSILON, from_zero=True),
         tuple(series),
         rules=tuple(rules[:1]) if len(targets) == 1 else (),
-        summary=f"ε by what was released so far.{said}",
+        summary=f"ε of everything released so far.{said}",
     )
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """One chart per kind of metric: accuracy and error in miles share no axis."""
+    """One chart per metric, because different metrics share no axis."""
     made = []
     for name in dict.fromkeys(run.metric_name for run in runs if run.metric_name):
         series = []
@@ -140,18 +142,19 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def clip_path(run: Run) -> list[tuple[float | None, Value]]:
-    """(step, C) from the finest record there is: probes, else the controller's changes, else epochs."""
+    """(step, C) from the finest record: probes, else the controller's changes, else epochs."""
     path: list[tuple[float | None, Value]] = []
     if run.probes and (first := number(run.probes[0].get("clip_before"))) is not None:
         path.append((0.0, first))
     source = run.probes or run.clips or run.metrics
     path += [(number(line.get("step")), number(line.get("clip"))) for line in source]
     if path and run.reach > (path[-1][0] or 0.0):
-        path.append((run.reach, path[-1][1]))  # C holds until something changes it
+        path.append((run.reach, path[-1][1]))  # C stays until it is changed
     return path
 
 
 def clip_chart(runs: Sequence[Run]) -> Chart:
+    """The clipping norm over training steps, with its bounds."""
     series = [
         points(run.name, path, slot, "steps", share(len(runs)))
         for slot, run in enumerate(runs)
@@ -165,7 +168,7 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
     log = False
     if len(bounds) == 1 and values:
         low, high = next(pair for pair in bounds if pair is not None)
-        # A bound far away from every C would flatten the curve: then it is said instead of drawn.
+        # A bound far from every C would flatten the curve; the caption states it instead.
         near = [
             (what, bound)
             for what, bound in (("lower", low), ("upper", high))
@@ -186,12 +189,13 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         Axis(CLIP, log=log),
         tuple(series),
         rules=tuple(rules),
-        summary=f"How long a gradient may be.{said}{note}"
-        + (f" {hits} probes ended at a bound." if hits else ""),
+        summary=f"The norm to which each record's gradient is clipped.{said}{note}"
+        + (f" {counted(hits, 'probe')} ended at a bound." if hits else ""),
     )
 
 
 def bounds_of(run: Run) -> tuple[float, float] | None:
+    """The controller's bounds of C at the last probe."""
     stated = run.probes[-1].get("bounds") if run.probes else None
     if not isinstance(stated, list) or len(stated) != 2:
         return None
@@ -200,7 +204,10 @@ def bounds_of(run: Run) -> tuple[float, float] | None:
 
 
 def zeta_chart(runs: Sequence[Run]) -> Chart:
-    """One run: readings with errors, ζ̂ and the zone. Several: ζ̂ of each, and the zone if they share it."""
+    """One run: measured exponents with errors, ζ̂ and the zone.
+
+    Several runs: ζ̂ of each, and the zone if they share it.
+    """
     probed = [(slot, run) for slot, run in enumerate(runs) if run.probes]
     series: list[Series] = []
     zones = set()
@@ -251,22 +258,27 @@ def zeta_chart(runs: Sequence[Run]) -> Chart:
         Axis(ZETA),
         tuple(series),
         tuple(bands),
-        summary=f"Small: a few directions dominate; large: weights look random.{told(runs, ended)} {weak} weak fits (too few"
-        f" eigenvalues, or what random weights read) and {failed} failed ones.",
+        summary=(
+            f"Small: a few directions dominate; large: weights look random.{told(runs, ended)}"
+            f" {counted(weak, 'weak fit')} (too few eigenvalues, or no different from random"
+            f" weights), {counted(failed, 'failed fit')}."
+        ),
     )
 
 
 def layers_of(probe: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fits of a probe by layer."""
     found = probe.get("layers")
     return found if isinstance(found, dict) else {}
 
 
 def layer_names(run: Run) -> list[str]:
+    """The layers that the run probed, in order of appearance."""
     return list(dict.fromkeys(name for probe in run.probes for name in layers_of(probe)))
 
 
 def readings(run: Run) -> list[Series]:
-    """Per layer: good fits filled, weak ones open, and a cross where there was no fit."""
+    """Per layer: good fits filled, weak fits open, and a cross where the fit failed."""
     names = layer_names(run)
     made: list[Series] = []
     for place, layer in enumerate(names):
@@ -299,7 +311,7 @@ def readings(run: Run) -> list[Series]:
 
 
 def spectrum_charts(runs: Sequence[Run]) -> list[Chart]:
-    """The spectra at the first, middle and last probe, for the layers that all probed runs share."""
+    """The spectra at the first, middle and last probe, for layers that all probed runs share."""
     probed = [(slot, run) for slot, run in enumerate(runs) if run.probes]
     if not probed:
         return []
@@ -373,13 +385,13 @@ def _spectrum(
             (
                 run.name,
                 f"ζ = {zeta:.2f}"
-                + (f"; random weights of this shape read {low:.2f} to {high:.2f}" if known else ""),
+                + (f"; random weights of this shape: {low:.2f} to {high:.2f}" if known else ""),
             )
         )
         if alone and low is not None and high is not None and low > 1:
             x, upper = tail_line(start, top, at, low)
             _, lower = tail_line(start, top, at, high)
-            bands.append(Band(f"random reads {low:.2f} to {high:.2f}", x, lower, upper))
+            bands.append(Band(f"random weights {low:.2f} to {high:.2f}", x, lower, upper))
     when = (
         f"step {steps.pop():.0f}"
         if len(steps) == 1 and None not in steps
@@ -398,7 +410,13 @@ def _spectrum(
 
 
 def share_above(drawn: Sequence[Sequence[float]], start: float, tail: float | None) -> float:
-    """The share of eigenvalues in the tail: the height at which the fitted line begins."""
+    """The share of eigenvalues in the tail: the height at which the fitted line begins.
+
+    Args:
+        drawn: Points (λ, share at or above λ).
+        start: Where the tail begins.
+        tail: The number of eigenvalues in the tail, used if no point is above ``start``.
+    """
     above = [share for value, share in drawn if value >= start * (1 - 1e-9)]
     return max(above) if above else (tail or 1.0) / max(1, len(drawn))
 
@@ -406,7 +424,17 @@ def share_above(drawn: Sequence[Sequence[float]], start: float, tail: float | No
 def tail_line(
     start: float, top: float, at: float, zeta: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """A density λ^-ζ leaves a share of (λ / λ_min)^(1 - ζ) above λ."""
+    """The fitted line: a density λ^-ζ leaves a share of (λ / λ_min)^(1 - ζ) above λ.
+
+    Args:
+        start: λ_min, where the tail begins.
+        top: The largest eigenvalue.
+        at: The share at ``start``.
+        zeta: The exponent.
+
+    Returns:
+        The positions and the shares.
+    """
     x = (
         tuple(start * (top / start) ** (place / 8) for place in range(9))
         if top > start
@@ -416,6 +444,7 @@ def tail_line(
 
 
 def reliability_chart(runs: Sequence[Run]) -> Chart:
+    """Accuracy by confidence, in bins."""
     series = []
     said = []
     for slot, run in enumerate(runs):
@@ -432,7 +461,7 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
         rows = [(x, y, count) for x, y, count in rows if x is not None and y is not None]
         if rows:
             x, y, counts = zip(*rows)
-            notes = tuple(f"{count:.0f} records" for count in counts)
+            notes = tuple(counted(round(count), "record") for count in counts)
             series.append(
                 Series(
                     run.name,
@@ -453,11 +482,12 @@ def reliability_chart(runs: Sequence[Run]) -> Chart:
         Axis("confidence of the prediction (%)", limits=(0, 100)),
         Axis("share that was right (%)", limits=(0, 100)),
         tuple(series),
-        summary="Below the diagonal the model is too sure of itself." + told(runs, said),
+        summary="Below the diagonal the model is overconfident." + told(runs, said),
     )
 
 
 def time_chart(runs: Sequence[Run]) -> Chart:
+    """Seconds by part, a bar per run."""
     times = [(run.name, run.seconds) for run in runs]
     times = [(name, parts) for name, parts in times if parts]
     rows: dict[str, list[Value]] = {part: [parts.get(part) for _, parts in times] for part in PARTS}

@@ -1,7 +1,8 @@
-"""Colours that stay apart for colour-blind readers, on white and on dark ground.
+"""Colours that colour-blind readers can tell apart, on white and on dark ground.
 
-The hues follow Okabe and Ito's set, moved until any two stay well apart under every kind of colour blindness, and every line has
-a contrast of 3 to 1 with its ground (tests/report/test_colours.py computes both). Dashes and shapes change too, for print without colour.
+The hues start from Okabe and Ito's set. They were moved until any two differ well under each kind
+of colour blindness, and each has a contrast of 3 to 1 with its ground (tests/report/test_colours.py
+computes both). Dashes and symbols differ too, for print without colour.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
 
 
 def hue(slot: int) -> int:
+    """The index of the colour of the series with this number."""
     return slot % len(LIGHT)
 
 
 def dash(slot: int) -> str:
-    return DASHES[slot % len(DASHES)]
+    """The dash; together with the colour it differs for 24 series."""
+    return DASHES[(slot + slot // 12) % len(DASHES)]
 
 
 def symbol(slot: int) -> str:
-    return SYMBOLS[slot % len(SYMBOLS)]
+    """The symbol; together with the colour it differs for 36 series."""
+    return SYMBOLS[(slot + slot // len(LIGHT)) % len(SYMBOLS)]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from .charts import CLIP, EPOCH, EPSILON, PART_NAMES, PARTS, STEP, ZETA, clip_path
 from .figure import Axis, Bars, Chart, Series, Value, thin
+from .format import NAMES, epsilon_text
 from .read import Follower, Run, number
-from .words import NAMES, epsilon_text
 
-# Panels (data set and condition) per kind of figure; the table has them all.
+# Panels (data set and condition) per kind of figure; the table has all of them.
 MAX_PANELS = 6
-# Budgets whose largest is within this of the smallest are one budget to the eye.
+# If the largest ε is within this factor of the smallest, they look the same in a chart.
 ALIKE = 1.02
 
 Pairs = list[tuple[float, float]]
@@ -21,9 +21,13 @@ Panel = tuple[str, str]
 
 
 def figures(rows: Sequence[dict[str, str]], folders: Sequence[Path | None]) -> list[Chart]:
-    """C, ζ̂, accuracy against ε, ECE and time; each where its runs have something to show.
+    """C, ζ̂, metric against ε, ECE and time, each if its runs have values.
 
-    Only runs that the table counts are drawn: the last value of one that was cut, or still goes on, is not that of its end.
+    Only runs that the table counts are drawn: the last value of an unfinished run is not final.
+
+    Args:
+        rows: The rows of runs.csv.
+        folders: The run folder of each row, or None.
     """
     runs: dict[Path, Run] = {}
     panels: dict[Panel, dict[str, list[Run]]] = {}
@@ -56,7 +60,7 @@ def figures(rows: Sequence[dict[str, str]], folders: Sequence[Path | None]) -> l
 
 
 def _clips(run: Run) -> Pairs:
-    # A constant C needs no picture of its own.
+    # A constant C needs no chart.
     path = [(x, y) for x, y in clip_path(run) if x is not None and y is not None]
     return path if run.probes or run.clips else []
 
@@ -74,7 +78,13 @@ def _eces(run: Run) -> Pairs:
 def mean_curve(
     curves: Sequence[Pairs],
 ) -> tuple[tuple[float, ...], tuple[Value, ...], tuple[Value, ...]]:
-    """Mean and standard deviation over seeds at every x; a seed holds its last value until its next point."""
+    """Mean and standard deviation over seeds at every x.
+
+    A seed keeps its value until its next point.
+
+    Returns:
+        The positions, the means, and the standard deviations (None for a single seed).
+    """
     places = sorted({x for curve in curves for x, _ in curve})
     columns: list[list[float]] = [[] for _ in places]
     for curve in curves:
@@ -129,14 +139,14 @@ def _over_panels(
                     x,
                     y,
                     tuple(series),
-                    summary=f"Mean of up to {seeds} seeds.",
+                    summary="One seed." if seeds == 1 else f"Mean of up to {seeds} seeds.",
                 )
             )
     return made
 
 
 def slots_of(panels: dict[Panel, dict[str, list[Run]]]) -> dict[str, int]:
-    """A method has one colour on the whole page."""
+    """A number for each method, so that it has the same colour on the whole page."""
     return {
         row: slot
         for slot, row in enumerate(dict.fromkeys(row for rows in panels.values() for row in rows))
@@ -154,7 +164,7 @@ def _titled(title: str, panel: Panel) -> str:
 
 
 def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
-    """The metric and the calibration error against ε with error bars: one chart per data set, its conditions joined."""
+    """The metric and the calibration error against ε with error bars, one chart per data set."""
     slots = slots_of(panels)
     found: dict[tuple[str, str], dict[str, list[tuple[float, float, Value]]]] = {}
     for (group, _), rows in panels.items():
@@ -171,9 +181,8 @@ def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
     made: list[Chart] = []
     for (name, group), methods in sorted(found.items(), key=lambda one: one[0][0] == "ece"):
         spent = [point[0] for points in methods.values() for point in points]
-        alike = max(spent) <= ALIKE * min(
-            spent
-        )  # then rows stand side by side, or all would stand on one another
+        # If all ε are alike, rows are drawn side by side; else they would cover one another.
+        alike = max(spent) <= ALIKE * min(spent)
         series = []
         for place, (row, unordered) in enumerate(methods.items(), 1):
             x, y, error = zip(*sorted(unordered, key=lambda point: point[:2]))
@@ -204,7 +213,7 @@ def budget_charts(panels: dict[Panel, dict[str, list[Run]]]) -> list[Chart]:
 
 
 def _at_the_end(runs: Sequence[Run]) -> dict[str, Pairs]:
-    """(ε, value) of each finished run, by what was measured."""
+    """(ε, value) of each finished run, by metric."""
     made: dict[str, Pairs] = {}
     for run in runs:
         measured = (run.result or {}).get("metrics")
@@ -217,7 +226,7 @@ def _at_the_end(runs: Sequence[Run]) -> dict[str, Pairs]:
 
 
 def time_chart(panels: dict[Panel, dict[str, list[Run]]]) -> Chart:
-    """Mean seconds by part, a bar per row and panel."""
+    """Mean seconds by part, with a bar per row and panel."""
     labels: list[str] = []
     times: list[dict[str, float]] = []
     for panel, rows in panels.items():

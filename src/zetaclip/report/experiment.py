@@ -1,7 +1,8 @@
-"""The page of one experiment: the paper's table with our numbers beside it, the figures, and where all of it comes from.
+"""The page of one experiment: the paper's table beside our numbers, figures, and sources.
 
-``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json`` and ``runs.csv`` in a folder
-named after the experiment and its profile, and the run folders beside it.
+``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json``
+and ``runs.csv`` in a folder named after the experiment and its profile, and the run folders beside
+it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,29 @@ from typing import Any
 from ..errors import CommandError
 from ..experiments.spec import folder_of, tables_of
 from .curves import figures
+from .format import counted, duration, epsilon_text, joined, plain
 from .page import Page, Section
 from .read import number, parse_object
 from .runs import footer_text
 from .table import Cell, facts, table
-from .words import duration, epsilon_text, joined, plain
 
 
 @dataclass(frozen=True)
 class Place:
-    """One cell of the table. ``interval`` is that of the paired difference with the baseline."""
+    """One cell of the table.
+
+    Args:
+        ours: Our mean over seeds.
+        spread: Our standard deviation.
+        seeds: The number of seeds.
+        theirs: The paper's mean.
+        their_spread: The paper's standard deviation.
+        difference: Our paired difference from the baseline.
+        interval: The 95 % interval of the difference.
+        better: Whether the difference is an improvement.
+        finished: The number of finished runs.
+        diverged: How many of them diverged.
+    """
 
     ours: float | None = None
     spread: float | None = None
@@ -41,12 +55,14 @@ class Place:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves zero out; only then may anything be printed bold."""
+        """Whether the interval excludes zero; only then may anything be printed bold."""
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
 @dataclass(frozen=True)
 class Line:
+    """A row of the table."""
+
     label: str
     group: str
     cells: tuple[Place | None, ...]
@@ -54,7 +70,23 @@ class Line:
 
 @dataclass(frozen=True)
 class Experiment:
-    """``runs`` are the rows of runs.csv, ``folders`` the run folder of each, or None where there is none."""
+    """The results of one experiment.
+
+    Args:
+        name: The experiment's name.
+        folder: Where its table is.
+        title: One line about it.
+        profile: lite or paper.
+        command: The command that made it.
+        commit: The commit it was made with.
+        baseline: The row that others are compared with.
+        columns: The headings.
+        lines: The rows.
+        notes: Remarks for the reader.
+        runs: The rows of runs.csv.
+        folders: The run folder of each of ``runs``, or None.
+        planned: How many runs were planned.
+    """
 
     name: str
     folder: Path
@@ -72,9 +104,15 @@ class Experiment:
 
 
 def read_experiment(root: Path, name: str, profile: str | None = None) -> Experiment:
-    """What ``zetaclip reproduce NAME --out ROOT`` left behind, or a ``CommandError`` that says what is missing.
+    """What ``zetaclip reproduce NAME --out ROOT`` wrote.
 
-    Where both profiles have been run and none is asked for, the full protocol's tables are shown.
+    Args:
+        root: The folder of results.
+        name: The experiment.
+        profile: lite or paper; None takes paper if both were run.
+
+    Raises:
+        CommandError: Results are missing or damaged; the message says which.
     """
     folders = [
         found
@@ -93,8 +131,8 @@ def read_experiment(root: Path, name: str, profile: str | None = None) -> Experi
     lines = [_line(row, len(columns)) for row in rows if isinstance(row, dict)]
     runs = _runs(folder / "runs.csv")
     notes = found.get("notes")
-    counted = found.get("runs")
-    planned = number(counted.get("planned")) if isinstance(counted, dict) else None
+    totals = found.get("runs")
+    planned = number(totals.get("planned")) if isinstance(totals, dict) else None
     return Experiment(
         name,
         folder,
@@ -119,7 +157,10 @@ def _missing(root: Path, name: str, profile: str | None) -> str:
     listed = f"there are results of: {', '.join(there)}" if there else "there are no results in it"
     under = f" under the profile {profile}" if profile else ""
     command = f"zetaclip reproduce {name}" + (f" --profile {profile}" if profile else "")
-    return f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes them"
+    return (
+        f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes"
+        " them"
+    )
 
 
 def _line(row: dict[str, Any], width: int) -> Line:
@@ -163,7 +204,7 @@ def _runs(path: Path) -> list[dict[str, str]]:
 
 
 def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
-    """The run folder that a row names, relative to the results; one outside of them is not followed."""
+    """The run folder that a row names; a path outside the results is ignored."""
     named = row.get("run", "")
     for base in (root / "runs", root, folder):
         path = base / named
@@ -177,13 +218,17 @@ def _folder(root: Path, folder: Path, row: dict[str, str]) -> Path | None:
 
 
 def page_for_experiment(experiment: Experiment) -> Page:
+    """The page of the experiment."""
     charts = figures(experiment.runs, experiment.folders)
     first = "".join(f"<p>{escape(joined(sentence))}</p>" for sentence in sentences(experiment))
-    head = f"<h1>Experiment {escape(experiment.name)}</h1><p class=sentence>{escape(experiment.title)}</p>{first}"
+    head = (
+        f"<h1>Experiment {escape(experiment.name)}</h1>"
+        f"<p class=sentence>{escape(experiment.title)}</p>{first}"
+    )
     if experiment.profile == "lite":
         head += (
-            "<p class='note plain'>Profile lite: shorter training and smaller networks than the paper's. Look at the "
-            "order of the rows, not at the levels.</p>"
+            "<p class='note plain'>Profile lite: shorter training and smaller networks than the"
+            " paper's. Look at the order of the rows, not at the levels.</p>"
         )
     sections = [
         Section("summary", html=head),
@@ -207,26 +252,27 @@ def page_for_experiment(experiment: Experiment) -> Page:
 
 
 def finished(experiment: Experiment) -> list[dict[str, str]]:
-    """The runs that count: each folder once, because experiments and cells share runs."""
+    """The finished runs, each folder once, because experiments and cells share runs."""
     done = [row for row in experiment.runs if row.get("state") == "finished"]
     return list({row.get("run") or str(place): row for place, row in enumerate(done)}.values())
 
 
 def sentences(experiment: Experiment) -> list[str]:
-    """Three sentences whose form is fixed, so that no result can choose its own words."""
+    """Three sentences of a fixed form, so that the wording never depends on the results."""
     cells = [cell for line in experiment.lines for cell in line.cells if cell is not None]
     done = finished(experiment)
     seeds = max((cell.seeds for cell in cells), default=0)
     first = (
-        f"{len(done)} of {experiment.planned} planned runs have finished (profile {experiment.profile}, up to {seeds} seeds a cell)"
-        f"{_budget(done)}."
+        f"Finished: {len(done)} of {counted(experiment.planned, 'planned run')} (profile"
+        f" {experiment.profile}, up to {counted(seeds, 'seed')} per cell){_budget(done)}."
     )
     compared = [cell for cell in cells if cell.interval is not None and cell.ours is not None]
     better = sum(cell.decided and cell.better is True for cell in compared)
     worse = sum(cell.decided and cell.better is False for cell in compared)
     second = (
-        f"Against {experiment.baseline or 'the baseline'}, {better} of {len(compared)} cells are better and {worse} are worse by the "
-        f"95 % interval of the paired difference; in {len(compared) - better - worse} the runs can't tell."
+        f"Compared with {experiment.baseline or 'the baseline'}: {better} of"
+        f" {counted(len(compared), 'cell')} better, {worse} worse,"
+        f" {len(compared) - better - worse} undecided (95 % interval of the paired difference)."
     )
     both = [
         (cell.ours, cell.theirs)
@@ -240,16 +286,18 @@ def sentences(experiment: Experiment) -> list[str]:
         if relative
         else ""
     )
-    third = f"The paper reports {len(both)} of our cells; ours is higher in {above} and lower in {len(both) - above}{middle}."
+    third = (
+        f"The paper reports {len(both)} of our cells: ours is higher in {above} and lower in"
+        f" {len(both) - above}{middle}."
+    )
     if not both:
         third = "The paper reports none of the cells that have been run."
     return [first, second, third]
 
 
 def _budget(done: Sequence[dict[str, str]]) -> str:
-    private = [
-        row for row in done if _float(row.get("epsilon")) is not None
-    ]  # plain training has a δ in its settings too
+    # Training without privacy has a δ in its settings too.
+    private = [row for row in done if _float(row.get("epsilon")) is not None]
     deltas = sorted({value for row in private if (value := _float(row.get("delta"))) is not None})
     spent = [value for row in private if (value := _float(row.get("epsilon"))) is not None]
     if not spent:
@@ -283,11 +331,20 @@ def _tables(experiment: Experiment) -> list[str]:
             ]
             for line in lines
         ]
-        caption = "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published, and how much ours is above or below."
+        caption = (
+            "Ours: mean ± standard deviation over seeds, at the last epoch. Paper: as published,"
+            " and how much ours is above or below."
+        )
         if experiment.baseline:
-            caption += f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired difference."
+            caption += (
+                f" Bold: better than {experiment.baseline}, by the 95 % interval of the paired"
+                " difference."
+            )
         if any(cell is not None and cell.diverged for line in lines for cell in line.cells):
-            caption += " A seed that diverged has no value: the mean is that of the others, and nothing is concluded from it."
+            caption += (
+                " A seed that diverged has no value: the mean is over the other seeds, and the cell"
+                " counts as neither better nor worse."
+            )
         made.append(f"<h3>{escape(group)}</h3>" if group else "")
         made.append(
             table(
@@ -317,9 +374,8 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
     spread = "" if place.spread is None else f" ± {place.spread:.{digits}f}"
     lost = f"{place.diverged} of {place.finished} diverged" if place.diverged else ""
     if place.ours is None:
-        ours = lost or (
-            "–" if place.finished else "not run"
-        )  # plain training has no C, the baseline no overhead
+        # Training without privacy has no C, and the baseline has no overhead.
+        ours = lost or ("–" if place.finished else "not run")
     else:
         ours = f"{place.ours:.{digits}f}{spread}" + (f" ({lost})" if lost else "")
     if place.better is True and place.decided:
@@ -339,7 +395,8 @@ def _cell(experiment: Experiment, place: Place | None, digits: int) -> Cell:
         )
         base = escape(experiment.baseline or "baseline")
         parts.append(
-            f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f} ({within})</span>"
+            f"<span class=cell-difference>vs {base} {place.difference:+.{digits}f}"
+            f" ({within})</span>"
         )
     return Cell("", place.ours, html="".join(parts))
 
@@ -401,7 +458,7 @@ def _run_table(experiment: Experiment) -> str:
         ]
         for row in experiment.runs
     ]
-    caption = "One line per run and place in the table. A click on a heading sorts."
+    caption = "One line per run and cell of the table. Click a heading to sort."
     return table([_COLUMNS[name] for name in shown], rows, caption, sortable=True) if shown else ""
 
 

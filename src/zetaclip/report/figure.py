@@ -1,7 +1,7 @@
 """A chart as data: what is drawn, not how.
 
-One ``Chart`` is drawn three times: by plotly for the screen, by matplotlib for paper, and as a table for screen readers. All
-three read the same numbers, so they can't disagree.
+Each ``Chart`` is drawn three times: by plotly for the screen, by matplotlib for print, and as a
+table for screen readers. All three use the same numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ Value = float | None
 # Points per series. A phone is 390 pixels wide and a desktop's chart about 600.
 MAX_POINTS = 400
 
-# Above this many series a legend would be longer than the chart; names then stand in the hover and the table.
+# With more series a legend would be larger than the chart. Names are then in the hover text and in
+# the table only.
 MAX_LEGEND = 16
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A name with its unit, as a reader sees it, and the scale."""
+    """An axis.
+
+    Args:
+        label: The name with its unit.
+        log: Whether the scale is logarithmic.
+        limits: The ends of the axis; None fits them to the data.
+        from_zero: Whether the axis starts at zero.
+    """
 
     label: str
     log: bool = False
@@ -30,9 +38,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. ``slot`` chooses colour and shape; ``error`` is a half width per point.
+    """One line or one set of points.
 
-    ``kind``: line, marked (with points on it), steps, dashed; points, open (hollow), cross.
+    Args:
+        name: The name in the legend.
+        x: The positions.
+        y: The values; None leaves a gap.
+        slot: Chooses colour, dash and symbol; below 0 is grey.
+        kind: line, marked (a line with symbols), steps or dashed; points, open (hollow) or cross.
+        error: Half the length of each error bar.
+        notes: A text per point, for the hover box.
+        in_legend: Whether the legend lists it.
     """
 
     name: str
@@ -47,13 +63,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Band:
-    """A shaded stretch between two curves, e.g. the healthy zone."""
+    """A shaded area between two curves, e.g. the healthy zone."""
 
     name: str
     x: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked horizontal bars: one ``Bars`` per part, one value per category."""
+    """One part of stacked horizontal bars, with a value for each category."""
 
     name: str
     values: tuple[Value, ...]
@@ -75,7 +90,21 @@ class Bars:
 
 @dataclass(frozen=True)
 class Chart:
-    """``id`` is unique on the page and made of letters, digits and "-". ``summary`` says in words what is seen."""
+    """A chart.
+
+    Args:
+        id: Letters, digits and "-"; unique on the page.
+        title: The title.
+        x: The horizontal axis.
+        y: The vertical axis.
+        series: Lines and points.
+        bands: Shaded areas.
+        rules: Horizontal lines.
+        bars: Parts of stacked bars; then ``series`` is empty.
+        categories: The names of the bars.
+        summary: What the chart shows, in words.
+        size: half, third or wide: the part of the page's width.
+    """
 
     id: str
     title: str
@@ -87,38 +116,38 @@ class Chart:
     bars: tuple[Bars, ...] = ()
     categories: tuple[str, ...] = ()
     summary: str = ""
-    size: str = "half"  # or "third", "wide"
+    size: str = "half"
 
     @property
     def legend(self) -> bool:
+        """Whether there is a legend: for two to ``MAX_LEGEND`` entries."""
         shown = sum(one.in_legend for one in self.series) + len(self.bands) + len(self.bars)
         return 1 < shown <= MAX_LEGEND
 
     @property
     def empty(self) -> bool:
+        """Whether there is no value to draw."""
         return not any(value is not None for one in self.series for value in one.y) and not any(
             value is not None for part in self.bars for value in part.values
         )
 
 
 def thin(count: int, limit: int = MAX_POINTS) -> list[int]:
-    """At most ``limit`` evenly spaced places of ``count``; the first and the last are among them."""
+    """At most ``limit`` evenly spaced indices below ``count``, with the first and the last."""
     if count <= limit:
         return list(range(count))
     return sorted({round(place * (count - 1) / (limit - 1)) for place in range(limit)})
 
 
 def short(name: str, length: int = 26) -> str:
-    """A name that fits into a legend: the middle is left out, because folders differ at their ends."""
-    return (
-        name
-        if len(name) <= length
-        else f"{name[: length // 2 - 1]}…{name[-(length - length // 2) :]}"
-    )
+    """A name cut to fit a legend: in the middle, because folders' names differ at the ends."""
+    if len(name) <= length:
+        return name
+    return f"{name[: length // 2 - 1]}…{name[-(length - length // 2) :]}"
 
 
 def share(series: int) -> int:
-    """Points for each of so many series: what a page of ten runs can hold in its six megabytes."""
+    """Points per series, so that a page of ten runs stays below six megabytes."""
     return max(40, min(MAX_POINTS, 1600 // max(1, series)))
 
 
@@ -129,7 +158,15 @@ def points(
     kind: str = "line",
     limit: int = MAX_POINTS,
 ) -> Series:
-    """A series from (x, y); pairs without an x are dropped, a missing y stays a gap."""
+    """A series from (x, y) pairs.
+
+    Args:
+        name: The name in the legend.
+        pairs: Pairs without an x are dropped; a missing y leaves a gap.
+        slot: See ``Series``.
+        kind: See ``Series``.
+        limit: The largest number of points; more are thinned evenly.
+    """
     known = [(x, y) for x, y in pairs if x is not None]
     chosen = [known[place] for place in thin(len(known), limit)]
     return Series(name, tuple(x for x, _ in chosen), tuple(y for _, y in chosen), slot, kind)

@@ -1,7 +1,7 @@
-"""A chart for the screen, drawn by plotly.js out of the installed package ``plotly``.
+"""A chart for the screen, drawn by plotly.js from the installed package ``plotly``.
 
-Figures are written as the plain data that plotly.js takes. Colours are names ("$0", "$ink"): the page puts in those of a light
-or a dark screen, and changes them when the reader does.
+Figures are plain data for plotly.js. Colours are names ("$0", "$ink"). The page replaces them with
+those of a light or a dark screen, and again when the reader changes the theme.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from importlib import resources
 from math import ceil, floor, log10
 from typing import Any
 
-from .colours import dash, hue, symbol
+from .colours import DASHES, LIGHT, dash, hue, symbol
 from .figure import Axis, Band, Bars, Chart, Series, short
-from .words import plain
+from .format import plain
 
 
 @lru_cache(maxsize=1)
 def bundle() -> str:
-    """plotly.js, whole. It holds no closing script tag, so that it can stand inside one."""
+    """plotly.js. It contains no closing script tag, so it can be put inside a script element.
+
+    Raises:
+        RuntimeError: The installed version can't be put into a page.
+    """
     code = (
         resources.files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
     )
@@ -28,12 +32,12 @@ def bundle() -> str:
 
 
 def safe(text: str) -> str:
-    """Plotly reads a little HTML in names; nothing that a folder's name says may be read so."""
+    """Escapes a name: plotly renders some HTML, and a folder's name must not be read as HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def figure(chart: Chart) -> dict[str, Any]:
-    """{"data", "layout"} for ``Plotly.react``, and what the page needs to choose a height."""
+    """The chart as "data" and "layout" for ``Plotly.react``, and what sets its height."""
     traces = [_band(band) for band in chart.bands]
     traces += [_series(one, chart) for one in chart.series]
     traces += [_bars(part, chart.categories) for part in chart.bars]
@@ -60,7 +64,7 @@ def figure(chart: Chart) -> dict[str, Any]:
                 "xref": "paper",
                 "x": 0.01,
                 "y": log10(rule.y) if chart.y.log else rule.y,
-                "xanchor": "left",  # curves grow towards their bounds, and meet them at the right
+                "xanchor": "left",  # curves meet their bounds at the right
                 "yanchor": "bottom",
                 "showarrow": False,
                 "font": {"size": 11, "color": "$muted"},
@@ -72,7 +76,7 @@ def figure(chart: Chart) -> dict[str, Any]:
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{_bare(chart.x)} %{{x}}"}
     if chart.bars:
         layout |= {"barmode": "stack", "bargap": 0.35}
-        # Two long names may be cut to the same text, so bars stand at numbers and the names are labels.
+        # Two long names may be cut to the same text, so bars have numbers, and names as labels.
         places = list(range(len(chart.categories)))
         labels = [safe(short(name)) for name in chart.categories]
         layout["yaxis"] |= {
@@ -111,12 +115,15 @@ def _axis(axis: Axis, series: tuple[Series, ...], which: int) -> dict[str, Any]:
 
 
 def _unified(chart: Chart) -> bool:
-    """Few curves over one x: one box with all of their values. Otherwise the nearest point speaks."""
+    """Whether one box shows all values at an x: for few curves. Else it shows the nearest point."""
     return 1 < len(chart.series) <= 6 and not chart.x.log and not chart.bars
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """About four to nine round values; plotly's own labels of a short logarithmic axis drop the power of ten."""
+    """About four to nine round values between ``low`` and ``high``.
+
+    plotly's own labels drop the power of ten on a short logarithmic axis.
+    """
     first, final = floor(log10(low)), ceil(log10(high))
     decades = [10.0**place for place in range(first, final + 1)]
     if len(decades) > 6:
@@ -127,6 +134,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
+    """The label of a tick of a logarithmic axis."""
     place = round(log10(value))
     return plain(value) if 1e-3 <= value < 1e4 else f"1e{place}"
 
@@ -149,7 +157,6 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
         trace["text"] = [safe(note) for note in one.notes]
     if one.kind in ("line", "steps", "dashed", "marked"):
         trace["mode"] = "lines+markers" if one.kind == "marked" or len(one.x) == 1 else "lines"
-        # Readings of a single run are the points; its smoothed line must stand out from them.
         trace["line"] = {
             "color": colour,
             "width": 2,
@@ -176,26 +183,30 @@ def _series(one: Series, chart: Chart) -> dict[str, Any]:
 
 
 def line_dash(one: Series) -> str:
-    """Points with shapes need no dashes; lines that lie on each other do."""
-    return (
-        "dash"
-        if one.kind == "dashed"
-        else "solid"
-        if one.kind == "marked"
-        else dash(max(0, one.slot))
-    )
+    """The dash of a line.
+
+    Lines without symbols often overlap, so each has its own dash. Lines with symbols are dashed
+    only when the colours are used up.
+    """
+    if one.kind == "dashed":
+        return "dash"
+    slot = max(0, one.slot)
+    return DASHES[slot // len(LIGHT) % len(DASHES)] if one.kind == "marked" else dash(slot)
 
 
 def _hover(one: Series, chart: Chart) -> str:
     spread = " ± %{error_y.array:.2~g}" if any(value is not None for value in one.error) else ""
     value = f"%{{y:.4~g}}{spread}" + (" (%{text})" if any(one.notes) else "")
     if _unified(chart):
-        return value  # the box names x and the series
-    return f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}: {value}<extra>%{{fullData.name}}</extra>"
+        return value  # the box already names x and the series
+    return (
+        f"{_bare(chart.x)}: %{{x:.4~g}}<br>{_bare(chart.y)}:"
+        f" {value}<extra>%{{fullData.name}}</extra>"
+    )
 
 
 def _bare(axis: Axis) -> str:
-    """A label without its unit."""
+    """The label without its unit."""
     return safe(axis.label.partition(" (")[0])
 
 
@@ -228,5 +239,5 @@ def _bars(part: Bars, categories: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a screen shows, and a third of the size of sixteen."""
+    """Six digits: more than a screen shows, at a third of the size of sixteen."""
     return None if value is None else float(f"{value:.6g}")

@@ -1,7 +1,7 @@
-"""The page of runs that still go on, served to this machine's own browser.
+"""The page of runs in progress, served to a browser on this machine.
 
-The server reads run folders and writes nothing. It works only when a browser asks, and paces the browser so that its own work stays
-below one per cent of one core.
+The server reads run folders and writes nothing. It works only when a browser asks, and tells the
+browser how long to wait, so that its own work stays below one per cent of one core.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BUDGET = 0.008
 
 
 def pace(cost: float) -> float:
-    """Seconds until the next answer may be built, if this one took ``cost`` seconds of processor time."""
+    """Seconds until the next answer may be built, if this one took ``cost`` seconds of CPU time."""
     return max(WAIT, cost / BUDGET)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The newest page, its data as they go over the wire, and a tag that changes with them."""
+    """The newest page, its data as sent, and a tag that changes with the data."""
 
     page: Page
     data: bytes
@@ -46,7 +46,13 @@ class Answer:
 
 
 class Source:
-    """The newest page of some folders, built at most once per ``pace``, however many browsers ask."""
+    """Builds the page of some folders, at most once per ``pace`` however many browsers ask.
+
+    Args:
+        folders: Run folders, or folders that contain some.
+        clock: The time in seconds.
+        work: The CPU time of this thread in seconds.
+    """
 
     def __init__(
         self,
@@ -66,13 +72,13 @@ class Source:
         self._follow()
 
     def _follow(self) -> list[Follower]:
-        """The runs that there are now; a folder of runs may have got new ones."""
+        """The runs that exist now; a folder of runs may have got new ones."""
         paths: dict[Path, None] = {}
         for root in self._roots:
             inside = [root] if (root / "config.json").exists() else _inside(root)
             paths |= dict.fromkeys(inside)
         if not paths:
-            Follower(self._roots[0])  # raises, and says what is wrong with the folder
+            Follower(self._roots[0])  # raises an error that says what is wrong with the folder
             raise CommandError(f"no runs in {', '.join(map(str, self._roots))} any more")
         kept = {path: self._followers.get(path) or Follower(path) for path in paths}
         for follower, name in zip(kept.values(), unique_names(list(kept))):
@@ -92,7 +98,10 @@ class Source:
             return self._answer, self.wait
 
     def whole(self, answer: Answer) -> bytes:
-        """The data with the page's whole inside, for a browser that shows other charts. It takes time too, and is paced."""
+        """The data with the HTML of the whole page, for a browser that shows other charts.
+
+        Building it takes time too, so it is paced.
+        """
         with self._lock:
             begun = self._work()
             data = to_bytes(payload(answer.page) | {"main": main(answer.page, stills=False)})
@@ -101,7 +110,7 @@ class Source:
 
     def _renewed(self) -> Answer:
         followers = self._follow()
-        # A run that died changes no file: its state is a part of the stamp.
+        # A run that dies changes no file, so its state is a part of the stamp.
         stamp = [(follower.name, follower.stamp(), follower.state()) for follower in followers]
         if self._answer is not None and stamp == self._stamp:
             return self._answer
@@ -113,6 +122,7 @@ class Source:
 
 
 def to_bytes(value: dict[str, Any]) -> bytes:
+    """The value as JSON in UTF-8."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -124,14 +134,15 @@ def _inside(root: Path) -> list[Path]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET / and GET /data.json, for a browser that was told this very address; everything else is refused."""
+    """Answers GET / and GET /data.json at the printed address, and refuses everything else."""
 
     server: _Server
     server_version, sys_version = "zetaclip", ""
     timeout = 20
 
     def do_GET(self) -> None:
-        # A foreign page that rebinds its own name to 127.0.0.1 still sends that name.
+        """Answers one request."""
+        # DNS rebinding: a foreign page whose name resolves to 127.0.0.1 still sends its own name.
         if self.headers.get("Host", "") not in self.server.hosts:
             self._answer(
                 HTTPStatus.FORBIDDEN, b"open the address that zetaclip printed\n", "text/plain"
@@ -182,11 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):  # the browser has gone
+        except (BrokenPipeError, ConnectionResetError):  # the browser closed the connection
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to the run's progress."""
+        """Prints nothing: the terminal shows the run's progress."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -199,7 +210,7 @@ class _Server(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up in the middle is no event; anything else would be a bug and is shown."""
+        """Prints errors, except those of a browser that closed the connection."""
         import sys
 
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
@@ -208,12 +219,22 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(folders: Sequence[str | os.PathLike[str]], port: int = 0) -> Iterator[str]:
-    """Serves the page of these folders while the block runs; yields its address. Port 0: any free one.
+    """Serves the page of these folders while the block runs.
 
-    Each folder is a run (its config.json must be there) or holds runs; new ones show up by themselves.
+    Args:
+        folders: Run folders (with a config.json), or folders that contain some. New runs show up by
+            themselves.
+        port: The port; 0 takes a free one.
 
-    **Guarantee.** Only 127.0.0.1 is listened on, only the page and its data are served, nothing is written, and the
-    work that answering takes is held below one per cent of one core after the page was first opened.
+    Yields:
+        The address of the page.
+
+    Raises:
+        CommandError: There is no run, or the port can't be used.
+
+    **Guarantee.** It listens on 127.0.0.1 only, serves nothing but the page and its data, and
+    writes nothing. After the page was first opened, answering takes less than one per cent of one
+    core.
     """
     source = Source(folders)
     try:

@@ -1,7 +1,7 @@
-"""A run folder as plain series.
+"""Reads a run folder.
 
-Whatever stands in the folder comes out as a ``Run``: a file that is cut off, damaged or not there yet costs its
-own lines and a sentence in ``problems``, never the page. Only a folder that holds no run at all is an error.
+Whatever the folder contains becomes a ``Run``. A file that is cut off, damaged or missing loses its
+own lines only and adds a sentence to ``problems``. Only a folder without a run is an error.
 """
 
 from __future__ import annotations
@@ -19,19 +19,33 @@ from typing import Any
 
 from ..errors import CommandError
 
-# A page shows this many points of a spectrum; more can't be told apart in a picture.
+# Points of a spectrum on a page; more can't be told apart.
 SPECTRUM_POINTS = 160
 
-# Another machine's process can't be asked. Its run counts as dead after this many seconds without a sign of life.
+# A process on another machine can't be checked. Its run counts as stopped after this many seconds
+# without an update.
 SILENCE = 300.0
 
-# How much of a file is compared to notice that it was replaced behind our back.
+# Bytes before the last position that are compared, to notice that a file was replaced.
 _TAIL = 256
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read once. ``state`` is running, finished, stopped, failed or unknown."""
+    """One run folder, read once.
+
+    Args:
+        path: The folder.
+        name: A name that no other run of the page has.
+        config: config.json.
+        status: status.json.
+        result: result.json; None before the end.
+        metrics: The lines of metrics.jsonl, one per epoch.
+        probes: The lines of probes.jsonl.
+        clips: The lines of clips.jsonl.
+        state: running, finished, stopped, failed or unknown.
+        problems: What could not be read.
+    """
 
     path: Path
     name: str
@@ -57,12 +71,9 @@ class Run:
         stated = (self.result or {}).get("metric")
         if isinstance(stated, dict) and isinstance(stated.get("name"), str):
             return str(stated["name"])
-        names = [
-            name
-            for name in ("accuracy", "auc", "rmse")
-            if any(name in line for line in self.metrics)
-        ]
-        return names[0] if names else ""
+        # A binary task reports its accuracy beside the AUC, which is its metric.
+        names = ("auc", "rmse", "accuracy")
+        return next((name for name in names if any(name in line for line in self.metrics)), "")
 
     @property
     def metric(self) -> float | None:
@@ -74,6 +85,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
+        """The ε at the end, or the newest one known; None without privacy."""
         if self.result is not None:
             return number(self.result.get("epsilon"))
         return number(self.status.get("epsilon")) or last(
@@ -82,7 +94,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time by part since the run began; without a result, what the last epoch's line says."""
+        """Time by part since the start; without a result, as of the last epoch."""
         stated = (self.result or {}).get("seconds") or (
             self.metrics[-1].get("seconds") if self.metrics else None
         )
@@ -92,7 +104,7 @@ class Run:
 
     @property
     def reach(self) -> float:
-        """The last step that anything is known of."""
+        """The last step that anything is known about."""
         steps = (
             number(line.get("step"))
             for line in (*self.metrics[-1:], *self.probes[-1:], self.status, self.result or {})
@@ -111,7 +123,7 @@ def number(value: Any) -> float | None:
 
 
 def last(values: Iterable[float | None]) -> float | None:
-    """The last value that is there."""
+    """The last value that is not None."""
     found = None
     for value in values:
         found = value if value is not None else found
@@ -119,7 +131,12 @@ def last(values: Iterable[float | None]) -> float | None:
 
 
 class Lines:
-    """A growing file of JSON lines; ``update`` reads what is new, and everything again if it was replaced."""
+    """A growing file of JSON lines.
+
+    Args:
+        path: The file.
+        key: The field that orders the lines.
+    """
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
@@ -132,7 +149,12 @@ class Lines:
         self._bad = 0
 
     def update(self) -> tuple[dict[str, Any], ...]:
-        """The rows so far, ordered by ``key``; of two with the same key (a repeated epoch) the later one holds."""
+        """Reads what is new, or everything if the file was replaced.
+
+        Returns:
+            The rows so far, ordered by ``key``. Of two with the same key (a repeated epoch), the
+            later one counts.
+        """
         try:
             with open(self.path, "rb") as file:
                 if not self._continues(file):
@@ -174,7 +196,7 @@ class Lines:
         return tuple(self._rows[place] for place in sorted(self._rows))
 
     def problems(self, growing: bool) -> list[str]:
-        """What could not be read. An unfinished last line is none while the run still writes."""
+        """What could not be read; an unfinished last line is normal while the file is growing."""
         found = []
         if self._bad:
             found.append(
@@ -186,7 +208,7 @@ class Lines:
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object, or None. NaN and Infinity come out as they are; ``number`` drops them."""
+    """A JSON object, or None. NaN and Infinity are kept; ``number`` drops them."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -195,7 +217,7 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def slim(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with each layer's eigenvalues as an array: eight bytes each instead of thirty-two."""
+    """The row with each layer's eigenvalues as an array: 8 bytes each instead of 32."""
     layers = row.get("layers")
     if not isinstance(layers, dict):
         return row
@@ -212,14 +234,14 @@ def slim(row: dict[str, Any]) -> dict[str, Any]:
 def _array(values: list[Any]) -> array[float]:
     try:
         return array("d", values)
-    except (TypeError, OverflowError):  # a null or a word among them
+    except (TypeError, OverflowError):  # one of them is no number
         return array("d", [value for value in map(number, values) if value is not None])
 
 
 def curve(eigenvalues: Iterable[float], limit: int = SPECTRUM_POINTS) -> list[tuple[float, float]]:
     """(λ, share of the eigenvalues that are at least λ), from the largest down.
 
-    A long spectrum is thinned evenly in the logarithm of the rank, because the tail is what is looked at.
+    A long spectrum is thinned evenly in the logarithm of the rank, because the tail matters most.
     """
     ordered = sorted((value for value in eigenvalues if 0 < value < math.inf), reverse=True)
     count = len(ordered)
@@ -232,7 +254,15 @@ def curve(eigenvalues: Iterable[float], limit: int = SPECTRUM_POINTS) -> list[tu
 
 
 class Follower:
-    """Reads a run folder again and again, and only what is new in it."""
+    """Reads a run folder again and again, each time only what is new.
+
+    Args:
+        path: The run folder.
+        name: The run's name; default: the folder's.
+
+    Raises:
+        CommandError: The folder does not exist or contains no run.
+    """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         self.path = Path(path)
@@ -250,7 +280,7 @@ class Follower:
         self._clips = Lines(self.path / "clips.jsonl", "step")
 
     def stamp(self) -> tuple[Any, ...]:
-        """Changes whenever a file that a page shows does; costs a few system calls."""
+        """Changes whenever a file that a page shows changes; takes a few system calls."""
         names = (
             "config.json",
             "status.json",
@@ -269,12 +299,13 @@ class Follower:
         return tuple(stats)
 
     def state(self) -> str:
-        """The state alone, for a look at the clock rather than at the files."""
+        """The state alone, without reading the series."""
         return state_of(
             _object(self.path / "status.json", []), (self.path / "result.json").exists()
         )
 
     def read(self) -> Run:
+        """The run as it is now."""
         problems: list[str] = []
         config = _object(self.path / "config.json", problems)
         status = _object(self.path / "status.json", problems)
@@ -298,11 +329,12 @@ class Follower:
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """The runs of these folders, each under a name that no other has."""
+    """The runs of these folders, each with a unique name."""
     return [follower.read() for follower in follow(paths)]
 
 
 def follow(paths: Sequence[str | os.PathLike[str]]) -> list[Follower]:
+    """A ``Follower`` for each folder, with unique names."""
     followers = [Follower(path) for path in dict.fromkeys(Path(path) for path in paths)]
     for follower, name in zip(followers, unique_names([follower.path for follower in followers])):
         follower.name = name
@@ -310,7 +342,7 @@ def follow(paths: Sequence[str | os.PathLike[str]]) -> list[Follower]:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as it takes to tell them apart."""
+    """The last parts of each path, as many as make it unique."""
     parts = [path.resolve().parts for path in paths]
     names = [""] * len(parts)
     for depth in range(1, max((len(part) for part in parts), default=0) + 1):
@@ -325,8 +357,14 @@ def _no_run(path: Path) -> str:
     inside = sorted(child.name for child in path.iterdir() if (child / "config.json").exists())
     if inside:
         shown = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
-        return f"{path} holds no run itself, but {len(inside)} of its folders do ({shown}): give those, e.g. {path}/*"
-    return f"{path} holds no run (there is no config.json); give the folder that `zetaclip train --out` wrote"
+        return (
+            f"{path} holds no run, but there are runs inside it ({shown}): give those, e.g."
+            f" {path}/*"
+        )
+    return (
+        f"{path} holds no run (there is no config.json); give the folder that `zetaclip train"
+        " --out` wrote"
+    )
 
 
 def _object(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -344,7 +382,13 @@ def _object(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def state_of(status: dict[str, Any], finished: bool, now: float | None = None) -> str:
-    """What the folder says, corrected where it says "running" and the process is gone."""
+    """The state that the folder states, corrected if it says "running" and the process has ended.
+
+    Args:
+        status: status.json.
+        finished: Whether there is a result.json.
+        now: The time in unix seconds; default: the clock.
+    """
     if finished:
         return "finished"
     stated = status.get("state")
@@ -364,18 +408,18 @@ def _alive(status: dict[str, Any], now: float) -> bool:
     except (PermissionError, OverflowError):
         pass
     born = _born(pid)
-    # A process that began after the last sign of life only has the number of the one that is gone.
+    # A process that began after the last update is another one with the same id.
     return born is None or updated is None or born <= updated + 2.0
 
 
 def _born(pid: int) -> float | None:
-    """When a process began, in unix seconds, where the system tells."""
+    """When a process began, in unix seconds, if the system says so."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = next(
             line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
         )
-        if fields[0] in "ZX":  # a zombie: ended, and not yet fetched by its parent
+        if fields[0] in "ZX":  # a zombie: it has ended
             return math.inf
         return float(booted.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, StopIteration, IndexError, ValueError):

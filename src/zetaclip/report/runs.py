@@ -9,14 +9,11 @@ from html import escape
 from typing import Any
 
 from .charts import charts_for
-from .page import Page, Section
-from .read import Run, last, number
-from .table import Cell, facts, table
-from .trust import Trust, examine
-from .words import (
+from .format import (
     NAMES,
     STATES,
     cell,
+    counted,
     duration,
     epsilon_text,
     final_clip,
@@ -27,15 +24,26 @@ from .words import (
     summary,
     zone_share,
 )
+from .page import Page, Section
+from .read import Run, last, number
+from .table import Cell, facts, table
+from .trust import Trust, examine
 
-# Columns that are left out where all rows agree.
+# Columns that are left out if all rows have the same value.
 _SHARED = ("data", "method", "model", "metric", "δ", "seed")
 
 TRAINING = ("epsilon", "metric-", "clip", "zeta")
 
 
 def page_for(runs: Sequence[Run], verify: bool = True, live: bool = False) -> Page:
-    """The sections for these runs. A live page looks at no ledger: that would cost the run time."""
+    """The page of one run, or of several for comparison.
+
+    Args:
+        runs: The runs.
+        verify: Whether to recompute ε and every C from the ledger of each finished run.
+        live: Whether the page is served while the runs go on. It then reads no ledger, because that
+            would take time from the training.
+    """
     trusts = {
         run.name: Trust("not checked", ("the page is live",)) if live else examine(run, verify)
         for run in runs
@@ -46,10 +54,14 @@ def page_for(runs: Sequence[Run], verify: bool = True, live: bool = False) -> Pa
 
 
 def footer_text() -> str:
+    """The last line of every page."""
     from .. import __version__
 
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing and sends nothing."
+    return (
+        f"Made by zetaclip {escape(__version__)}, {made}. ε is rounded up. This page loads nothing"
+        " and sends nothing."
+    )
 
 
 def _chart_sections(runs: Sequence[Run]) -> list[Section]:
@@ -62,8 +74,9 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
         made.append(Section("training", "Training", charts=training))
     if spectra:
         text = (
-            "<p>Each point is an eigenvalue of the probed matrix; the line is the fitted tail. Where random weights of the same "
-            "shape read the same exponent, the reading says little about what was learned.</p>"
+            "<p>Each point is an eigenvalue of the probed matrix; the line is the fitted tail. If"
+            " random weights of the same shape have the same exponent, the exponent says little"
+            " about what was learned.</p>"
         )
         made.append(Section("spectra", "Spectrum of the probed weights", text, spectra))
     if rest:
@@ -73,7 +86,8 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
 
 def _one(run: Run, trust: Trust) -> list[Section]:
     head = (
-        f"<h1>{escape(run.name)} {_state(run)}</h1><p class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
+        f"<h1>{escape(run.name)} {_state(run)}</h1><p"
+        f" class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
         f"{_tiles(run)}{_warnings(run, trust)}"
     )
     return [
@@ -89,11 +103,14 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
     counts = {state: sum(run.state == state for run in runs) for state in STATES}
     told = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
     tasks = list(dict.fromkeys(run.metric_name for run in runs if run.metric_name))
-    sentence = f"{len(runs)} runs: {told}"
+    sentence = f"{counted(len(runs), 'run')}: {told}"
     notes = ""
     if len(tasks) > 1:
         names = ", ".join(NAMES.get(task, task) for task in tasks)
-        notes = f"<p class='note plain'>These runs measure different things ({escape(names)}): compare only rows with the same one.</p>"
+        notes = (
+            f"<p class='note plain'>These runs have different metrics ({escape(names)}): compare"
+            " only rows with the same metric.</p>"
+        )
     head = f"<h1>{escape(_common(runs))}</h1><p class=sentence>{escape(sentence)}</p>{notes}"
     head += "".join(
         _warnings(run, trusts[run.name], named=True)
@@ -101,8 +118,10 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
         if run.problems or run.state in ("stopped", "failed")
     )
     listed = "".join(
-        f"<details><summary>{escape(run.name)}: {escape(summary(run))}</summary>{_lead(run)}{_ledger(run, trusts[run.name])}"
-        f"<h3>Configuration</h3><div class=columns>{facts(_config_rows(run))}</div><h3>How to repeat it</h3>{_repeat(run, place)}</details>"
+        f"<details><summary>{escape(run.name)}: {escape(summary(run))}</summary>"
+        f"{_lead(run)}{_ledger(run, trusts[run.name])}"
+        f"<h3>Configuration</h3><div class=columns>{facts(_config_rows(run))}</div>"
+        f"<h3>How to repeat it</h3>{_repeat(run, place)}</details>"
         for place, run in enumerate(runs)
     )
     return [
@@ -174,9 +193,11 @@ def _tiles(run: Run) -> str:
         moved = start is not None and start != final_clip(run)
         tiles.append(
             (
-                f"{plain(start, 3)} → {plain(final_clip(run), 3)}"
-                if moved
-                else f"C = {plain(final_clip(run), 3)}",
+                (
+                    f"{plain(start, 3)} → {plain(final_clip(run), 3)}"
+                    if moved
+                    else f"C = {plain(final_clip(run), 3)}"
+                ),
                 "clipping norm",
             )
         )
@@ -185,23 +206,16 @@ def _tiles(run: Run) -> str:
     if ece is not None:
         tiles.append((f"{100 * ece:.1f} %", "expected calibration error"))
     if total:
-        tiles.append((duration(total), f"{progress_steps(run)}" + _probing(run, total)))
-    return (
-        ""
-        if not tiles
-        else (
-            "<ul class=tiles>"
-            + "".join(
-                f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles
-            )
-            + "</ul>"
-        )
+        tiles.append((duration(total), _steps(run) + _probing(run, total)))
+    items = "".join(
+        f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles
     )
+    return f"<ul class=tiles>{items}</ul>" if tiles else ""
 
 
-def progress_steps(run: Run) -> str:
+def _steps(run: Run) -> str:
     steps = number(run.get("steps")) if run.result else number(run.status.get("step"))
-    return f"for {steps:.0f} steps" if steps else "so far"
+    return f"for {counted(round(steps), 'step')}" if steps else "so far"
 
 
 def _probing(run: Run, total: float) -> str:
@@ -210,7 +224,7 @@ def _probing(run: Run, total: float) -> str:
 
 
 def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
-    """What must not be overlooked, on top of the page."""
+    """What a reader must not miss, at the top of the page."""
     said = []
     if run.state in ("stopped", "failed"):
         message, resume = run.status.get("message"), run.status.get("resume")
@@ -226,7 +240,8 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
         said.append(f"<p class=note>{_who(run, named)}{escape(problem)}.</p>")
     if trust.verdict == "failed":
         said.append(
-            f"<p class=note>{_who(run, named)}The check of the ledger failed: {escape('; '.join(trust.reasons))}.</p>"
+            f"<p class=note>{_who(run, named)}The check of the ledger failed:"
+            f" {escape('; '.join(trust.reasons))}.</p>"
         )
     said += [f"<p class=note>{_who(run, named)}{escape(warning)}</p>" for warning in trust.warnings]
     if not named:
@@ -245,7 +260,10 @@ def _who(run: Run, named: bool) -> str:
 
 def _ledger(run: Run, trust: Trust) -> str:
     verdicts = {
-        "passed": "<p><span class=good>Verified.</span> ε and every clipping norm were recomputed from the ledger and agree.</p>",
+        "passed": (
+            "<p><span class=good>Verified.</span> ε and every clipping norm were recomputed from"
+            " the ledger and agree.</p>"
+        ),
         "failed": "<p><span class=bad>Not verified.</span></p>",
         "not checked": "<p>Not checked: {}.</p>",
         "no ledger": "<p>No ledger: {}.</p>",
@@ -284,17 +302,20 @@ def _repeat(run: Run, place: int = 0) -> str:
     )
     commit = (run.result or {}).get("commit")
     made = (
-        f"<p class=muted>Made with {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
+        "<p class=muted>Made with"
+        f" {escape(', '.join(told))}{escape(f', commit {commit}') if commit else ''}.</p>"
         if told or commit
         else ""
     )
     config = json.dumps(run.config, indent=1, ensure_ascii=False)
     return (
         "<p>Save the configuration below as <code>config.json</code>, then:</p>"
-        f"<pre>zetaclip train --config config.json --out again\nzetaclip verify again\nzetaclip report again</pre>{made}"
-        "<p class=muted>Sampling and noise are drawn anew, so the numbers will be close and not equal"
-        " (unless a seed was given).</p>"
-        f"<details><summary>config.json</summary><button type=button class=copy data-copy=config-{place}>Copy</button>"
+        "<pre>zetaclip train --config config.json --out again\n"
+        f"zetaclip verify again\nzetaclip report again</pre>{made}"
+        "<p class=muted>Sampling and noise are drawn again, so the numbers will be close but not"
+        " equal (unless a seed was given).</p>"
+        "<details><summary>config.json</summary>"
+        f"<button type=button class=copy data-copy=config-{place}>Copy</button>"
         f"<pre id=config-{place}>{escape(config)}</pre></details>"
     )
 
@@ -351,7 +372,7 @@ def _comparison(runs: Sequence[Run], trusts: dict[str, Trust]) -> str:
                 Cell(trusts[run.name].verdict),
             ]
         )
-    # What is the same in every row is said once, above; what no run has is not said at all.
+    # Drops columns that no run has, and those whose value is the same in every row.
     kept = [
         column
         for column, name in enumerate(head)
@@ -366,18 +387,18 @@ def _comparison(runs: Sequence[Run], trusts: dict[str, Trust]) -> str:
     return table(
         [head[column] for column in kept],
         [[row[column] for column in kept] for row in rows],
-        "The runs. A click on a heading sorts.",
+        "The runs. Click a heading to sort.",
         sortable=True,
     )
 
 
 def _differences(runs: Sequence[Run]) -> str:
-    """Keys whose values are not the same in all runs; a row per run."""
+    """The settings that differ between the runs, with a row per run."""
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key != "zetaclip_run"))
     values = {key: [cell(run.config.get(key)) for run in runs] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
     if not differing:
-        return "<p>Nothing: the runs share one configuration.</p>"
+        return "<p>Nothing: all runs have the same configuration.</p>"
     rows = [
         [
             Cell(run.name),

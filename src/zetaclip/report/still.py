@@ -1,4 +1,4 @@
-"""A chart for paper: drawn by matplotlib, always on white; as SVG, or as PNG where that would be too long."""
+"""A chart for print, drawn by matplotlib on white: SVG, or PNG if the SVG would be too large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .colours import LIGHT, hue
+from .colours import LIGHT, SYMBOLS, hue, symbol
 from .figure import Bars, Chart, Series, short, thin
 from .interactive import line_dash, log_ticks, tick_text
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 _WIDTHS = {"half": 4.4, "third": 4.0, "wide": 6.5}
 _DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-_MARKERS = ("o", "s", "D", "^", "*", "h")
+_MARKERS = dict(zip(SYMBOLS, ("o", "s", "D", "^", "*", "h"), strict=True))
 
-# Points of all series together; paper has no zoom, and the page has a limit.
+# Points of all series together: paper has no zoom, and the size of a page is limited.
 _POINTS = 1200
 
-# Bytes of an SVG; what is longer is dots beyond counting, and smaller as a PNG.
+# Bytes. A larger SVG holds very many points and is smaller as a PNG.
 _LONGEST = 40_000
 
-# A category axis with more rows than this would need a longer paper.
+# More bars than this don't fit on a sheet of paper.
 _ROWS = 40
 
 
 def picture(chart: Chart) -> str:
-    """The chart as a data address for an ``<img>``."""
+    """The chart as a ``data:`` URL for an ``<img>``."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -44,20 +44,19 @@ def picture(chart: Chart) -> str:
     )
     legend = 0.17 * math.ceil(len(names) / columns) + 0.05 if chart.legend else 0.0
     height = (0.65 + 0.26 * rows if chart.bars else 2.7) + legend
-    # Text stays text: smaller than outlines, can be searched in a PDF, and the browser knows ζ̂.
+    # Text stays text: it is smaller than outlines, can be searched in a PDF, and ζ̂ is drawn right.
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": chart.id,
         "font.size": 9,
         "font.family": "sans-serif",
-        # Names of folders are shown as they are, never read as formulas.
+        # A "$" in a folder's name starts no formula.
         "text.parse_math": False,
     }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r"Glyph \d+ .* missing from font"
-        )  # the browser has it
-        # Margins by hand: a layout engine draws every picture twice, which is most of a page's time.
+        # The browser has the glyph.
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        # Margins by hand: a layout engine draws every picture twice.
         figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
         left = (
@@ -78,7 +77,7 @@ def picture(chart: Chart) -> str:
         else:
             _draw_series(axes, chart)
         axes.set_xlabel(chart.x.label)
-        # Names of bars speak for themselves.
+        # The names of bars need no label.
         axes.set_ylabel("" if chart.bars else chart.y.label)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -102,7 +101,7 @@ def picture(chart: Chart) -> str:
 
 
 def _trim(svg: bytes) -> bytes:
-    """From the element on: what stands before is a declaration that names a remote DTD."""
+    """Drops what precedes the element: a declaration that names a remote DTD."""
     return svg[svg.index(b"<svg") :]
 
 
@@ -142,7 +141,7 @@ def _draw_series(axes: Axes, chart: Chart) -> None:
 
 
 def _log_labels(axis: Any, values: list[float]) -> None:
-    """The same labels as on the screen; matplotlib's own are formulas, which are switched off here."""
+    """Labels as on the screen. Those of matplotlib are formulas, which are switched off here."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     positive = [value for value in values if value > 0]
@@ -162,11 +161,11 @@ def _draw(axes: Axes, one: Series, limit: int, small: bool) -> None:
     if one.kind in ("line", "steps", "dashed", "marked"):
         style |= {"zorder": 3, "linewidth": 1.4, "linestyle": _DASHES[line_dash(one)]}
         if one.kind == "marked" or len(x) == 1:
-            style |= {"marker": _MARKERS[slot % len(_MARKERS)], "markersize": 3.5}
+            style |= {"marker": _MARKERS[symbol(slot)], "markersize": 3.5}
         if one.kind == "steps":
             style["drawstyle"] = "steps-post"
     else:
-        shape = "x" if one.kind == "cross" else _MARKERS[slot % len(_MARKERS)]
+        shape = "x" if one.kind == "cross" else _MARKERS[symbol(slot)]
         style |= {"linestyle": "", "marker": shape, "markersize": 2 if small else 3.5}
         if one.kind == "open":
             style["markerfacecolor"] = "none"

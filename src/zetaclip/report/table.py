@@ -1,4 +1,4 @@
-"""Tables: plain HTML, readable by a screen reader, and sortable where a script runs."""
+"""Tables: plain HTML for screen readers, sortable where scripts run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ from dataclasses import dataclass
 from html import escape
 
 from .figure import Chart, thin
-from .words import plain
+from .format import plain
 
 # Rows of the table that belongs to a chart.
 MAX_ROWS = 60
 
-# Columns of it: beyond, nobody listens to the end of a row.
+# Its columns: nobody listens to a longer row.
 MAX_COLUMNS = 20
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what it is sorted by if that is a number. ``html`` is trusted, ``text`` is escaped."""
+    """A cell of a table.
+
+    Args:
+        text: What is shown; it is escaped.
+        key: The number to sort by, if any.
+        html: Trusted HTML to show instead of ``text``.
+    """
 
     text: str
     key: float | None = None
-    strong: bool = False
-    title: str = ""
     html: str = ""
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, sortable: bool = False
 ) -> str:
-    """A table in a frame of its own that scrolls, so that a wide one never widens the page."""
+    """A table in a frame that scrolls, so that a wide table does not widen the page.
+
+    Args:
+        head: The headings.
+        rows: The cells; the first of a row is its heading.
+        caption: The caption.
+        sortable: Whether a click on a heading sorts.
+    """
     numeric = [any(row[place].key is not None for row in rows) for place in range(len(head))]
     labels = "".join(
         f"<th scope=col{' class=number' * right}>{_head(label, sortable)}</th>"
@@ -44,9 +55,10 @@ def table(
             *(_data(*pair) for pair in zip(rest, numeric[1:])),
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    kind = " class=sortable" if sortable else ""
+    kind, name = " class=sortable" if sortable else "", escape(caption)
     return (
-        f'<div class=frame tabindex=0 role=group aria-label="{escape(caption)}"><table{kind}><caption><span>{escape(caption)}</span></caption>'
+        f'<div class=frame tabindex=0 role=group aria-label="{name}">'
+        f"<table{kind}><caption><span>{name}</span></caption>"
         f"<thead><tr>{labels}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -56,24 +68,22 @@ def _head(label: str, sortable: bool) -> str:
 
 
 def _content(cell: Cell) -> str:
-    inner = cell.html or escape(cell.text)
-    return f"<strong>{inner}</strong>" if cell.strong else inner
+    return cell.html or escape(cell.text)
 
 
 def _data(cell: Cell, right: bool) -> str:
     key = "" if cell.key is None else f' data-key="{cell.key!r}"'
-    title = f' title="{escape(cell.title)}"' if cell.title else ""
-    return f"<td{key}{' class=number' * right}{title}>{_content(cell)}</td>"
+    return f"<td{key}{' class=number' * right}>{_content(cell)}</td>"
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """A list of names and values."""
+    """A list of names with values."""
     inner = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
     return f"<dl>{inner}</dl>"
 
 
 def chart_table(chart: Chart) -> str:
-    """The numbers of a chart: a row per x, a column per series. Long ones are thinned, and say so."""
+    """The numbers of a chart: a row per x, a column per series. A long table is thinned."""
     if chart.bars:
         rows = [
             [

@@ -1,4 +1,4 @@
-"""The series of a report for TensorBoard, as training goes on or from a folder that is there."""
+"""The series of a report for TensorBoard: written during training, or from a run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ _PROBE = {
 class Board:
     """Writes lines of metrics.jsonl, probes.jsonl and clips.jsonl as scalars over training steps.
 
-    Nothing but what those files hold is written, so a board reveals no more than the run folder does.
+    **Guarantee.** Only what those files contain is written, so the TensorBoard folder reveals no
+    more than the run folder.
+
+    Args:
+        folder: Where TensorBoard's files go.
+
+    Raises:
+        CommandError: tensorboard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -35,6 +42,7 @@ class Board:
         self._writer: Any = SummaryWriter(log_dir=os.fspath(folder))
 
     def epoch(self, line: Mapping[str, Any]) -> None:
+        """Writes a line of metrics.jsonl."""
         for name in _EPOCH:
             self._scalar(f"epoch/{name}", line.get(name), line)
         seconds = line.get("seconds")
@@ -42,6 +50,7 @@ class Board:
             self._scalar(f"seconds/{part}", value, line)
 
     def probe(self, line: Mapping[str, Any]) -> None:
+        """Writes a line of probes.jsonl."""
         for name, tag in _PROBE.items():
             self._scalar(tag, line.get(name), line)
         layers = line.get("layers")
@@ -50,6 +59,7 @@ class Board:
                 self._scalar(f"zeta/{layer}", fit.get("zeta"), line)
 
     def clip(self, line: Mapping[str, Any]) -> None:
+        """Writes a line of clips.jsonl."""
         self._scalar("control/clip", line.get("clip"), line)
 
     def _scalar(self, tag: str, value: Any, line: Mapping[str, Any]) -> None:
@@ -58,6 +68,7 @@ class Board:
             self._writer.add_scalar(tag, known, int(step))
 
     def close(self) -> None:
+        """Flushes and closes the files."""
         self._writer.close()
 
     def __enter__(self) -> Board:
@@ -68,10 +79,18 @@ class Board:
 
 
 def export(run: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Path:
-    """Writes a run folder's series for TensorBoard; into ``tensorboard`` inside it if no other folder is named."""
+    """Writes a run folder's series for TensorBoard.
+
+    Args:
+        run: The run folder.
+        folder: Where to write; default: ``tensorboard`` inside the run folder.
+
+    Returns:
+        The folder that was written.
+    """
     read = Follower(run).read()
     target = Path(folder) if folder is not None else read.path / "tensorboard"
-    # A second export would lie over the first as a second curve.
+    # A second export would show up as a second curve over the first.
     for old in target.glob("events.out.tfevents.*") if target.is_dir() else ():
         old.unlink()
     with Board(target) as board:

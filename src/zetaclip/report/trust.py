@@ -1,31 +1,41 @@
-"""What a reviewer asks of a run: its ledger in brief, and whether everything can be recomputed from it."""
+"""What a reviewer needs of a run: its ledger in brief, and whether it can be recomputed."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LedgerError
+from .format import counted, plain
 from .read import Run
-from .words import plain
 
 
 @dataclass(frozen=True)
 class Trust:
-    """``verdict`` is passed, failed, not checked, or no ledger; ``facts`` are the ledger in brief."""
+    """The outcome of a check.
+
+    Args:
+        verdict: passed, failed, not checked, or no ledger.
+        reasons: Why.
+        facts: The ledger in brief, as (name, value).
+        warnings: What a reader must know besides.
+    """
 
     verdict: str
     reasons: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 def examine(run: Run, verify: bool = True) -> Trust:
-    """Reads the ledger, and recomputes ε and every C of a finished run if asked to.
+    """Reads the ledger; for a finished run it also recomputes ε and every C.
 
-    Edge cases: a ledger that can't be read is a failure with its reason. A run that still goes on has written
-    no final ledger, so nothing is checked. A run without privacy has none.
+    Args:
+        run: The run.
+        verify: Whether to recompute.
+
+    **Edge cases.** A ledger that can't be read is a failure with its reason. A run in progress has
+    no final ledger yet, so nothing is checked. A run without privacy has no ledger.
     """
     path = run.path / "ledger.jsonl"
     if not path.exists():
@@ -33,9 +43,11 @@ def examine(run: Run, verify: bool = True) -> Trust:
             return Trust("failed", ("an ε is stated, but there is no ledger.jsonl",))
         return Trust(
             "no ledger",
-            ("the run is not finished",)
-            if run.state != "finished"
-            else ("the method is not private",),
+            (
+                ("the run is not finished",)
+                if run.state != "finished"
+                else ("the method is not private",)
+            ),
         )
     try:
         facts, warnings = _brief(path)
@@ -45,13 +57,9 @@ def examine(run: Run, verify: bool = True) -> Trust:
         return Trust("not checked", ("the check was switched off",), facts, warnings)
     if run.state != "finished":
         return Trust("not checked", ("the run is not finished",), facts, warnings)
-    try:
-        check: Any = importlib.import_module("zetaclip.verify")
-    except ModuleNotFoundError:
-        return Trust(
-            "not checked", ("this installation has no command zetaclip verify",), facts, warnings
-        )
-    problems = tuple(str(problem) for problem in check.verify(run.path))
+    from ..training.verify import verify as recompute  # imports torch
+
+    problems = tuple(recompute(run.path))
     return Trust("failed" if problems else "passed", problems, facts, warnings)
 
 
@@ -64,20 +72,24 @@ def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
         ("method", head.method),
         ("claim", head.claim),
         ("neighbours", head.adjacency),
-        ("steps", f"{ledger.steps} steps, {len(ledger)} releases"),
+        ("steps", f"{counted(ledger.steps, 'step')}, {counted(len(ledger), 'release')}"),
         (
             "records",
-            f"N = {head.num_examples} ({head.num_examples_source}), L = {plain(head.expected_batch_size)} expected per batch",
+            (
+                f"N = {head.num_examples} ({head.num_examples_source}), L ="
+                f" {plain(head.expected_batch_size)} expected per batch"
+            ),
         ),
     ]
     for event in events[:6]:
         rate, noise = plain(event.sample_rate, 6), plain(event.noise_multiplier, 6)
         facts.append(("noise", f"{event.count} × sampling rate {rate}, noise multiplier {noise}"))
     if len(events) > 6:
-        facts.append(("noise", f"and {len(events) - 6} more kinds of step"))
+        more = len(events) - 6
+        facts.append(("noise", f"and {more} more kind{'s' * (more > 1)} of step"))
     facts += [("note", note) for note in head.notes]
     warnings = (
-        ("The noise seed is known: whoever has it can remove the noise.",)
+        ("The noise seed is known. Anyone who has it can remove the noise.",)
         if head.noise_seed_known
         else ()
     )

@@ -1,6 +1,7 @@
 """The loop behind ``zetaclip train``: a configuration in, a run folder out.
 
-Names are loaded when they are first used: the command line reads settings before it pays for torch.
+Names are loaded when they are first used, so that the command line can read settings before it
+imports torch.
 """
 
 from __future__ import annotations

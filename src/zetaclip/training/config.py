@@ -1,7 +1,8 @@
-"""What a run is asked to do: one flat, frozen table, from flags, a file, or code.
+"""The settings of a run: one flat, frozen table, from flags, a file, or code.
 
-Each field carries its own help text; the command line is made from this class, so a name, its meaning and its default have
-one home. ``None`` means "choose for me"; ``resolve`` (in ``recipe.py``) fills those in once the data are known.
+Each field has its own help text, and the command line is made from this class. So a name, its
+meaning and its default are in one place. ``None`` means "choose for me"; ``resolve`` (in
+``recipe.py``) fills it in once the data are known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """A setting that can't be used; the message says which and what to do."""
+    """A setting that can't be used; the message says which one and what to do."""
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -30,29 +31,41 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of one run; equal settings, data and seed give equal runs."""
+    """The settings of one run; equal settings, data and seed give equal runs.
 
-    # -- what is learned
+    The fields and their meanings are listed by ``zetaclip train --help``.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of range.
+
+    Example:
+        >>> Config(data="mnist", epsilon=1.0, epochs=8).epsilon
+        1.0
+    """
+
+    # -- data and model
     data: str = _option(
         "digits",
         "a data set by name, a .csv or .parquet file, or a folder of images by class",
         kind=str,
     )
-    data_root: str | None = _option(None, "where data sets lie (default: $ZETACLIP_DATA)", kind=str)
-    data_options: dict[str, Any] = _option({}, "further arguments of the data set's loader")
-    target: str | None = _option(None, "own data: the column to predict", kind=str)
+    data_root: str | None = _option(
+        None, "where the data sets are (default: $ZETACLIP_DATA)", kind=str
+    )
+    data_options: dict[str, Any] = _option({}, "more arguments of the data set's loader")
+    target: str | None = _option(None, "your own data: the column to predict", kind=str)
     task: str | None = _option(
         None,
-        "own data: what the target is",
+        "your own data: the kind of target",
         kind=str,
         choices=("classification", "binary", "regression"),
     )
     schema: str | None = _option(
-        None, "own data: a file that declares columns, bounds and classes", kind=str
+        None, "your own data: a file that declares columns, bounds and classes", kind=str
     )
     class_weight: Any = _option(
         None,
-        "public weights of classes in the loss, as LABEL=WEIGHT,...; classes left out weigh 1",
+        "public weights of classes in the loss, as LABEL=WEIGHT,...; other classes have weight 1",
         kind=str,
         metavar="LABEL=WEIGHT,...",
     )
@@ -62,66 +75,73 @@ class Config:
     skew_seed: int = _option(0, "seed of the skew", kind=int)
     skew_size: int | None = _option(
         None,
-        "records that are left after the skew (default: as many as are feasible for every alpha)",
+        "records left after the skew (default: as many as every alpha allows)",
         kind=int,
     )
     validation: float = _option(
         0.0,
-        "share of the training records to hold out and evaluate on, instead of the test set",
+        "share of the training records to hold out for evaluation, instead of the test set",
         kind=float,
     )
     num_examples: int | None = _option(
         None,
-        "the public nominal number of training records N (default: the set's published size)",
+        "the public number of training records N (default: the set's published size)",
         kind=int,
     )
     model: str | None = _option(
-        None, "a network by name, or package.module:callable (default: by data set)", kind=str
+        None,
+        "a network by name, or package.module:callable (default: depends on the data set)",
+        kind=str,
     )
-    # -- how
+    # -- method and training
     method: str = _option("ww-dp-sgd", "a method by name; `zetaclip methods` lists them", kind=str)
     method_options: dict[str, Any] = _option({}, "options of the method")
     recipe: str = _option(
         "default",
-        "default: decoupled step size, linear decay, the method's own rate; paper: the paper's constant, coupled rate and "
-        "literal controller",
+        "default: decoupled step size, linear decay, the method's own learning rate; paper: the"
+        " paper's constant, coupled learning rate and its controller as published",
         kind=str,
         choices=("default", "paper"),
     )
-    epochs: float | None = _option(None, "epochs to train (default: by data set)", kind=float)
+    epochs: float | None = _option(
+        None, "epochs to train (default: depends on the data set)", kind=float
+    )
     steps: int | None = _option(None, "updates to train, instead of epochs", kind=int)
     batch_size: int | None = _option(
-        None, "expected logical batch size L = qN (default: by data set)", kind=int
+        None, "expected logical batch size L = qN (default: depends on the data set)", kind=int
     )
     physical_batch_size: int | None = _option(
         None,
-        "most records at once in memory; changes nothing else (default: the logical batch)",
+        "largest number of records in memory at once; results don't change (default: the logical"
+        " batch)",
         kind=int,
     )
     lr: float | None = _option(None, "learning rate (default: the method's)", kind=float)
     schedule: str | None = _option(
         None,
-        "of the learning rate (default: linear, to zero)",
+        "schedule of the learning rate (default: linear, to zero)",
         kind=str,
         choices=("linear", "cosine", "constant"),
     )
     momentum: float | None = _option(None, "momentum of SGD (default: 0)", kind=float)
     weight_decay: float | None = _option(
         None,
-        "weight decay of the optimizer (default: its own, 0.01 for AdamW and else 0)",
+        "weight decay of the optimizer (default: 0.01 for AdamW, else 0)",
         kind=float,
     )
     decouple: bool | None = _option(
-        None, "divide the private gradient by C, so that C does not move the step size", kind=bool
+        None, "divide the private gradient by C, so that C does not change the step size", kind=bool
     )
     weight_average: float | None = _option(
         None,
-        "also keep a moving average of the weights with this decay, and evaluate and save that",
+        "keep a moving average of the weights with this decay, and evaluate and save the average",
         kind=float,
     )
     # -- clipping
     clip: float | None = _option(
-        None, "the clipping norm C, or C_0 where a controller moves it (default: 1)", kind=float
+        None,
+        "the clipping norm C; its start value if a controller sets it (default: 1)",
+        kind=float,
     )
     clipping: Any = _option(
         None,
@@ -134,7 +154,7 @@ class Config:
     )
     # -- privacy
     epsilon: float | None = _option(
-        None, "target ε; σ is found for it (default: 3, unless --sigma is given)", kind=float
+        None, "target ε; determines σ (default: 3, unless --sigma is given)", kind=float
     )
     sigma: float | None = _option(
         None, "noise multiplier in DP-SGD's terms, instead of --epsilon", kind=float
@@ -145,24 +165,26 @@ class Config:
         None, "stop before the step that would exceed this ε", kind=float
     )
     normalize: str = _option(
-        "expected", "realized: divide by the batch's real size, as the paper does; claims no ε", kind=str,
+        "expected",
+        "realized: divide by the actual batch size, as the paper does; claims no ε",
+        kind=str,
         choices=("expected", "realized"),
-    )  # fmt: skip
+    )
     empty: str = _option(
         "noise",
         "skip: skip empty batches, as the paper does; claims no ε",
         kind=str,
         choices=("noise", "skip"),
     )
-    # -- the machine, and what is written
+    # -- machine and output
     seed: int | None = _option(
-        None, "makes the run repeatable, and its noise known to whoever knows the seed", kind=int
+        None, "makes the run repeatable; anyone who knows the seed can remove the noise", kind=int
     )
     device: str = _option("cpu", "cpu, cuda, cuda:1, mps", kind=str)
     threads: int | None = _option(None, "threads of torch (default: torch's own choice)", kind=int)
     eval_every: int = _option(1, "epochs between two evaluations", kind=int)
     no_eval: bool = _option(
-        False, "evaluate nothing: held-out metrics of private data are not covered by ε", kind=bool
+        False, "don't evaluate: ε does not cover metrics on held-out private data", kind=bool
     )
     non_private_diagnostics: bool = _option(
         False,
@@ -175,10 +197,11 @@ class Config:
         _check_values(self)
 
     def changed(self, **values: Any) -> Config:
-        """This with other values."""
+        """A copy with other values."""
         return dataclasses.replace(self, **values)
 
     def to_json(self) -> str:
+        """The content of config.json."""
         return (
             json.dumps(
                 {"zetaclip_run": 1, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False
@@ -188,7 +211,15 @@ class Config:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "the configuration") -> Config:
-        """A config from plain values; an unknown key is an error that names the nearest ones."""
+        """A config from plain values.
+
+        Args:
+            values: The settings by name; "-" in a name counts as "_".
+            source: Where they come from, for error messages.
+
+        Raises:
+            ConfigError: A setting is unknown (the message names similar ones) or wrong.
+        """
         values = {
             key.replace("-", "_"): value for key, value in values.items() if key != "zetaclip_run"
         }
@@ -219,8 +250,8 @@ _CHOICES = {
     f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata
 }
 _POSITIVE = (
-    "skew", "skew_size", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon",
-    "threads", "eval_every",
+    "skew", "skew_size", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size",
+    "lr", "clip", "epsilon", "max_epsilon", "threads", "eval_every",
 )  # fmt: skip
 
 
@@ -250,7 +281,7 @@ def _check_types(config: Config) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Also numpy's, which come out of a grid search."""
+    """Also true for numpy's numbers, e.g. from a grid search."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -278,14 +309,15 @@ def _clipping(value: Any) -> Any:
 
 
 def _class_weight(value: Any) -> dict[str, float] | None:
-    """Weights by label, from a table or from words."""
+    """Weights by label, from a table or from "LABEL=WEIGHT,..."."""
     if value is None:
         return None
     if isinstance(value, str):
         if "=" not in value:
             raise ConfigError(
-                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights that are counted from the data, as 'balanced' ones are, tell how "
-                "many records each class has, which ε does not cover: declare them from public knowledge"
+                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights computed from the data,"
+                " like 'balanced', reveal how many records each class has, which ε does not cover:"
+                " declare weights from public knowledge"
             )
         value = dict(part.rsplit("=", 1) for part in value.split(",") if "=" in part)
     try:
@@ -309,14 +341,15 @@ def _check_values(config: Config) -> None:
     if config.epochs is not None and config.steps is not None:
         raise ConfigError("give epochs or steps, not both")
     if config.epsilon is not None and config.sigma is not None:
-        raise ConfigError("give epsilon (σ is then found) or sigma, not both")
+        raise ConfigError("give epsilon (which determines σ) or sigma, not both")
     if config.sigma is not None and not (math.isfinite(config.sigma) and config.sigma >= 0):
         raise ConfigError(f"sigma must be at least 0, not {config.sigma:g}")
     if config.delta is not None and not 0 < config.delta < 1:
         raise ConfigError(f"delta must be between 0 and 1, not {config.delta:g}")
     if not 0 <= config.validation < 1:
         raise ConfigError(
-            f"validation is a share of the training records, at least 0 and below 1, not {config.validation:g}"
+            "validation is a share of the training records, at least 0 and below 1, not"
+            f" {config.validation:g}"
         )
     if config.weight_average is not None and not 0 < config.weight_average < 1:
         raise ConfigError(
@@ -327,7 +360,11 @@ def _check_values(config: Config) -> None:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The settings of a .toml or .json file."""
+    """The settings of a .toml or .json file.
+
+    Raises:
+        ConfigError: The file can't be read or is not valid.
+    """
     path = Path(path)
     try:
         text = path.read_text()
@@ -340,11 +377,12 @@ def read_file(path: str | Path) -> dict[str, Any]:
             f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a table of settings")
+        raise ConfigError(f"{path} must contain a table of settings")
     return values
 
 
 def parse_toml(text: str) -> dict[str, Any]:
+    """The content of a TOML text."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
@@ -353,7 +391,13 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_settings(words: Sequence[str]) -> dict[str, Any]:
-    """The values of ``--set key=value``, where key may be dotted and value is TOML, or else plain text."""
+    """The values of ``--set key=value``.
+
+    A key may be dotted. A value is TOML, or else plain text.
+
+    Raises:
+        ConfigError: A word is not key=value, or uses a value as a table.
+    """
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -374,7 +418,7 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers over earlier ones; tables are joined key by key."""
+    """Later layers override earlier ones; tables are joined key by key."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():

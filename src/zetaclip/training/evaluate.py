@@ -14,14 +14,21 @@ from .. import metrics
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
-_ROWS = 250  # at a time: evaluation should not need more memory than a step
+_ROWS = 250  # records at a time, so that evaluation needs no more memory than a step
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a network's outputs mean, and what one number sums the run up.
+    """What a network's outputs mean, and which metric sums up the run.
 
-    A regression target is trained with its declared range as [-1, 1], so that the step size does not depend on the unit.
+    A regression target is scaled so that its declared range becomes [-1, 1]. The step size then
+    does not depend on the unit.
+
+    Args:
+        kind: classification, binary or regression.
+        metric: The name of the main metric.
+        middle: The middle of the target's range.
+        half: Half the width of the target's range.
     """
 
     kind: str
@@ -31,16 +38,20 @@ class Task:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Task:
+        """The task of the data set."""
         if dataset.task == "regression":
             low, high = dataset.target_range or (-1.0, 1.0)
             return cls("regression", "rmse", (low + high) / 2, (high - low) / 2)
         return cls(dataset.task, {"classification": "accuracy", "binary": "auc"}[dataset.task])
 
-    @property
-    def higher_is_better(self) -> bool:
-        return self.kind != "regression"
-
     def loss(self, outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """The loss of the outputs.
+
+        Args:
+            outputs: The network's outputs.
+            y: The targets.
+            reduction: mean, sum or none.
+        """
         if self.kind == "classification":
             return functional.cross_entropy(outputs, y, reduction=reduction)
         if self.kind == "binary":
@@ -69,6 +80,7 @@ class Task:
         return {**found, "accuracy": metrics.accuracy(outputs, y), "ece": metrics.ece(outputs, y)}
 
     def reliability(self, outputs: Tensor, y: Tensor) -> list[dict[str, Any]] | None:
+        """Accuracy by confidence, in bins; None for a regression."""
         if self.kind == "regression":
             return None
         if self.kind == "binary":
@@ -81,7 +93,15 @@ class Task:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, split: Split, device: torch.device) -> Tensor:
-    """The network's outputs on all records, in pieces, on the CPU; the model is back in its mode afterwards."""
+    """The network's outputs on all records, computed in parts, on the CPU.
+
+    The model is put into eval mode and back.
+
+    Args:
+        model: The network.
+        split: The records.
+        device: Where the network is.
+    """
     mode = model.training
     model.eval()
     try:

@@ -1,8 +1,9 @@
-"""The folder of a run: what lies where, written so that a kill at any moment leaves something usable.
+"""The folder of a run, written so that a process killed at any moment leaves it usable.
 
-Public: config.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl, ledger.jsonl, model.safetensors, result.json, and while
-the run goes on checkpoint/ (weights, optimizer, ledger and journal of releases: nothing that was not released).
-Secret: private/ (mode 0700), the keys of sampling and noise. Both folders go when the run is finished.
+Public: config.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl, ledger.jsonl,
+model.safetensors, result.json, and during the run checkpoint/ (weights, optimizer, ledger and
+journal of releases: nothing that was not released). Secret: private/ (mode 0700), the keys of
+sampling and noise. Both folders are deleted when the run is finished.
 """
 
 from __future__ import annotations
@@ -28,25 +29,33 @@ class FolderError(Exception):
 
 
 class RunFolder:
-    """Paths and writers of one run."""
+    """Paths and writers of one run.
+
+    Args:
+        path: The folder; it need not exist yet.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.saved = False  # whether this process has written a checkpoint, which comes before the first step
+        # Whether this process has written a checkpoint; it does so before the first step.
+        self.saved = False
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     @property
     def checkpoint(self) -> Path:
+        """The newest checkpoint."""
         return self.path / "checkpoint" / "run.pt"
 
     @property
     def secrets(self) -> Path:
+        """The secret random streams."""
         return self.path / "private" / "streams.json"
 
     @property
     def finished(self) -> bool:
+        """Whether there is a result."""
         return (self.path / "result.json").exists()
 
     @property
@@ -61,7 +70,7 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run here, in as many processes as now."""
+        """The command that resumes the run, in as many processes as now."""
         import torch.distributed as dist
 
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -73,7 +82,7 @@ class RunFolder:
         return f"{program} train --out {self.path} --resume"
 
     def listed(self) -> set[Path]:
-        """What lies here of the kind that a run writes, and the folders around it."""
+        """The existing files and folders that a run writes, and the folders around them."""
         inside = (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*"))
         own = (
             self.path / "checkpoint",
@@ -83,9 +92,9 @@ class RunFolder:
         return {*inside, *(path for path in (*own, self.path, *self.path.parents) if path.exists())}
 
     def undo(self, before: set[Path]) -> None:
-        """Takes back a start that executed nothing: what ``listed`` now and did not ``before``. Anything else stays.
+        """Removes the files of a start that executed nothing: those not in ``before``.
 
-        A folder that is not empty stays as well: somebody else has put something there.
+        A folder that is not empty stays, because someone else has put a file there.
         """
         for path in sorted(self.listed() - before, key=lambda path: len(path.parts), reverse=True):
             with suppress(OSError):
@@ -97,7 +106,11 @@ class RunFolder:
                     path.unlink()
 
     def create(self, needed_bytes: int) -> None:
-        """Makes the folder and sees whether it can hold a run, before anything is trained."""
+        """Makes the folder and checks that a run fits, before anything is trained.
+
+        Raises:
+            FolderError: The folder can't be written, or the disk is too full.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "checkpoint").mkdir(exist_ok=True)
@@ -114,12 +127,16 @@ class RunFolder:
             ) from error
         if free < needed_bytes:
             raise FolderError(
-                f"{self.path}: {free / 2**20:.0f} MiB free, and the run needs about {needed_bytes / 2**20:.0f} MiB for its "
-                "checkpoints and results. Free some space or choose another --out"
+                f"{self.path}: {free / 2**20:.0f} MiB free, and the run needs about"
+                f" {needed_bytes / 2**20:.0f} MiB for its checkpoints and results. Free some space"
+                " or choose another --out"
             )
 
     def clear(self) -> None:
-        """Removes a run's own files, and nothing else that may lie here; secret keys as ``drop_state`` does. The lock stays: hold it."""
+        """Removes a run's own files and nothing else; hold the lock.
+
+        Secret keys are overwritten first, as in ``drop_state``.
+        """
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         for path in (*(self.path / "checkpoint").glob("*"), *(self.path / "private").glob("*")):
@@ -133,7 +150,10 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def drop_state(self) -> None:
-        """Removes what only resuming needs; the secret keys are overwritten first, as far as a file system honours that."""
+        """Removes what only resuming needs.
+
+        Secret keys are overwritten first, as far as the file system allows.
+        """
         for path in (self.path / "private").glob("*"):
             _blank(path)
         for name in ("private", "checkpoint"):
@@ -141,7 +161,11 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process per folder; a second one is told who has it."""
+        """Allows one process per folder inside the block.
+
+        Raises:
+            FolderError: Another process has it; the message says which one.
+        """
         descriptor = os.open(self.path / "private" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
@@ -162,16 +186,18 @@ class RunFolder:
     # -- files
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Writes a file as JSON; infinity and NaN become null."""
         self.write_text(
             name, json.dumps(finite(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         )
 
     def write_text(self, name: str, text: str) -> None:
+        """Writes a file; a reader sees the old or the new content, never a part."""
         with replace_file(self.path / name) as file:
             file.write(text.encode())
 
     def append(self, name: str, lines: Iterable[dict[str, Any]]) -> None:
-        """Adds lines in one write each, so that a reader sees whole lines or, at the very end, a part of one."""
+        """Adds lines in one write, so that only the last line of a file can be incomplete."""
         text = "".join(
             json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n" for line in lines
         )
@@ -180,7 +206,7 @@ class RunFolder:
                 file.write(text.encode())
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a file; a last one that was cut off is left out."""
+        """The whole lines of a file; an incomplete last one is left out."""
         try:
             raw = (self.path / name).read_bytes()
         except FileNotFoundError:
@@ -196,7 +222,7 @@ class RunFolder:
         return lines
 
     def cut_back(self, step: int) -> None:
-        """Takes out of the logs what came after ``step``: it will be written again."""
+        """Removes lines after ``step`` from the logs, because they will be written again."""
         for name in ("metrics.jsonl", "probes.jsonl", "clips.jsonl", "diagnostics.jsonl"):
             if (self.path / name).exists():
                 kept = [line for line in self.read_lines(name) if line.get("step", 0) <= step]
@@ -206,13 +232,13 @@ class RunFolder:
 
 
 _FILES = (
-    "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl", "diagnostics.jsonl", "ledger.jsonl",
-    "model.safetensors", "result.json", "report.html",
+    "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl",
+    "diagnostics.jsonl", "ledger.jsonl", "model.safetensors", "result.json", "report.html",
 )  # fmt: skip
 
 
 def _blank(path: Path) -> None:
-    """Overwrites a file in place: one that is cut off first would get other blocks of the disk."""
+    """Overwrites a file in place; truncating it first would write to other blocks of the disk."""
     if path.is_file():
         with open(path, "r+b") as file:
             file.write(b"\0" * path.stat().st_size)
@@ -221,7 +247,7 @@ def _blank(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: both become null."""
+    """The value with null for infinity and NaN, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -232,7 +258,11 @@ def finite(value: Any) -> Any:
 
 
 class Status:
-    """status.json: where the run stands, for whoever watches; rewritten at most once a second."""
+    """Writes status.json: how far the run is. Callers write at most once a second (``due``).
+
+    Args:
+        folder: The run folder.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -246,9 +276,11 @@ class Status:
         self._next = 0.0
 
     def due(self) -> bool:
+        """Whether a second has passed since the last write."""
         return time.monotonic() >= self._next
 
     def write(self, **values: Any) -> None:
+        """Updates the values and writes the file."""
         self._values.update(values, updated=time.time())
         self._next = time.monotonic() + 1.0
         self._folder.write_json("status.json", self._values)

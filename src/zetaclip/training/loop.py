@@ -1,4 +1,4 @@
-"""The loop of a run, from its first step to its result: trains, evaluates, writes as it goes, and can be cut anywhere."""
+"""The loop of a run: trains, evaluates, writes as it goes, and can be interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -23,15 +23,25 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
 
-# Seconds between two checkpoints, at least; and at most this share of the time goes into writing them.
+# The least seconds between two checkpoints, and the largest share of the time to write them.
 _SAVE_SECONDS = 5.0
 _SAVE_SHARE = 0.05
-# Telling ε takes a fraction of a second; short epochs would spend more on it than on training.
+# Computing ε takes a fraction of a second, which would be more than a very short epoch.
 _ACCOUNTING_SHARE = 0.1
 
 
 class Training:
-    """The loop's own state: what is counted and timed on the way."""
+    """The loop with its own counters and timers.
+
+    Args:
+        config: The settings, all of them chosen.
+        dataset: The data.
+        steps: What takes the updates.
+        folder: The run folder.
+        status: Writes status.json.
+        display: Prints progress.
+        series: Called with each line of the logs, or None.
+    """
 
     def __init__(
         self,
@@ -54,13 +64,13 @@ class Training:
         self.epsilon: float | None = None
         self._saved_at = -math.inf
         self._save_cost = 0.0
-        self._clock = (0.0, 0.0)  # since when steps are timed, and the probes' seconds then
+        self._clock = (0.0, 0.0)  # start of the timed steps, and the probes' seconds at the start
         self._signals = Signals()
         steps.wish = self._wish
         if isinstance(steps, PrivateSteps):
             steps.engine.observe(self._observe)
 
-    # -- what comes in from the controller
+    # -- the controller's readings
 
     def _observe(self, reading: Any, before: Any, after: Any) -> None:
         if hasattr(reading, "spectra"):
@@ -81,6 +91,11 @@ class Training:
     # -- saving
 
     def save(self) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            FolderError: It can't be written; the last one is kept.
+        """
         begun = time.perf_counter()
         trainer = {
             "seconds": dict(self.seconds),
@@ -91,11 +106,12 @@ class Training:
         try:
             self.steps.save(self.folder, trainer)
         except OSError as error:
-            if not self.folder.executed:  # then there is nothing to go on with either
+            if not self.folder.executed:  # nothing to resume yet
                 raise
             raise FolderError(
-                f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the last good one is kept. Make "
-                f"room and go on with: {self.folder.resume_command}"
+                f"the checkpoint of step {self.steps.done} can't be written ({error.strerror}); the"
+                " last good one is kept. Free some space and continue with:"
+                f" {self.folder.resume_command}"
             ) from error
         self.folder.saved = True
         self._saved_at = time.perf_counter()
@@ -111,13 +127,18 @@ class Training:
         return self._signals.asked + SAVE * self._save_due()
 
     def restore(self, rekey: bool) -> None:
+        """Continues from the checkpoint; with ``rekey``, with new random streams.
+
+        Raises:
+            FolderError: The checkpoint can't be used; the message says what to do.
+        """
         try:
             trainer = self.steps.load(self.folder, rekey)
         except Exception as error:
             private = isinstance(self.steps, PrivateSteps)
             if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
                 raise
-            # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
+            # The checkpoint without privacy has no checks of its own, and torch fails in many ways.
             reason = (
                 str(error)
                 if private
@@ -137,11 +158,21 @@ class Training:
     # -- the loop
 
     def train(self) -> dict[str, Any]:
+        """Trains to the end and writes the result.
+
+        Returns:
+            The content of result.json.
+
+        Raises:
+            ConfigError: ``max_epsilon`` does not allow a single step.
+            Interrupted: The run was asked to stop and has saved.
+        """
         steps = self.steps
         stop = steps.affordable()
         if stop == 0:
             raise ConfigError(
-                f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this noise; raise it, or --sigma"
+                f"max_epsilon = {self.config.max_epsilon:g} does not allow a single step with this"
+                " noise; raise max_epsilon or sigma"
             )
         self.save()
         together = isinstance(steps, PrivateSteps) and steps.engine.ranks is not None
@@ -170,7 +201,7 @@ class Training:
         return self._finish(stop)
 
     def _cut_before_its_line(self, stop: int) -> bool:
-        """Whether the run was cut between the last update of an epoch and the line of metrics that is due there."""
+        """Whether the run stopped after the last update of an epoch, before its line of metrics."""
         done = self.steps.done
         at_end = done > 0 and (done % self.steps.per_epoch == 0 or done >= stop)
         return at_end and self.last.get("step") != done
@@ -179,7 +210,7 @@ class Training:
         self._clock = (time.perf_counter(), self.steps.probe_seconds)
 
     def _book(self) -> None:
-        """What has passed since the clock was started goes to training and probing: also into a checkpoint inside an epoch."""
+        """Adds the time since the clock was started to training and probing."""
         begun, probed = self._clock
         probe = self.steps.probe_seconds - probed
         self.seconds["probe"] += probe
@@ -231,18 +262,16 @@ class Training:
         return {"metric": found[self.steps.task.metric], **found}
 
     def _epsilon_so_far(self, final: bool) -> float | None:
-        """ε of what was released; None at epochs so short that telling it would take longer than training."""
+        """ε of what was released; None if an epoch is so short that computing ε would dominate."""
         spent = self.seconds["accounting"]
         if not final and spent > _ACCOUNTING_SHARE * self.seconds["train"]:
             return None
         begun = time.perf_counter()
         try:
             self.epsilon = self.steps.epsilon()
-        except (
-            AccountingError
-        ):  # no reason to lose what is trained; the result says what each accountant can tell
+        except AccountingError:  # the training is not lost; the result lists every accountant
             self.epsilon = None
-        if self.epsilon is not None and (spent or final):  # the first time, most of it is importing
+        if self.epsilon is not None and (spent or final):  # the first time is mostly imports
             self.seconds["accounting"] += time.perf_counter() - begun
         return self.epsilon
 
@@ -273,9 +302,10 @@ class Training:
         self.folder.write_json("result.json", result)
         return result
 
-    # -- for people
+    # -- progress
 
     def standing(self) -> dict[str, Any]:
+        """How far the run is, for status.json."""
         steps = self.steps
         return {
             "step": steps.done,
@@ -300,8 +330,8 @@ class Training:
         return found
 
 
-_REKEY = "`--resume --rekey` goes on with fresh streams, and what was executed stays counted"
-# A checkpoint speaks of calls; and only where it speaks of fresh streams are they a cure.
+_REKEY = "`--resume --rekey` continues with new random streams; executed steps still count"
+# The engine's messages name calls, not flags. --rekey helps only if they offer fresh streams.
 _CALLS = {
     ". load(path) goes on with fresh streams": "",
     ", or go on with fresh streams: load(path), or a framework's resume without streams.json": "",
@@ -310,7 +340,7 @@ _CALLS = {
 
 
 def _in_flags(message: str, private: bool) -> str:
-    """Why a checkpoint can't be loaded, with what somebody at the command line can do about it."""
+    """Why a checkpoint can't be loaded, and what to do about it at the command line."""
     curable = "fresh streams" in message
     for call, words in _CALLS.items():
         message = message.replace(call, words)
@@ -318,11 +348,14 @@ def _in_flags(message: str, private: bool) -> str:
         return f"{message}. {_REKEY}"
     weights = "are lost" if "can't be read" in message else "can't be used here"
     counted = (
-        " What was executed is released and still counts; the journal in checkpoint/ names every step. "
+        " Executed steps are released and still count; the journal in checkpoint/ lists them. "
         if private
         else " "
     )
-    return f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
+    return (
+        f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start a new run in"
+        " another folder"
+    )
 
 
 def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:
@@ -337,6 +370,6 @@ def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(state, temporary)
-    except SafetensorError as error:  # a full disk, which it does not tell as an OSError
+    except SafetensorError as error:  # a full disk is not reported as an OSError
         raise OSError(f"{path.name}: {error}") from error
     os.replace(temporary, path)

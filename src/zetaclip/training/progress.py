@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line per epoch anywhere else."""
+"""What is printed during a run: a bar on a terminal, a line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METRICS = {"accuracy": "accuracy", "auc": "AUC", "rmse": "RMSE"}
 
 
 def shown(metric: str, value: float | None) -> str:
-    """A metric with its name, as people write it."""
+    """A metric with its name: "accuracy 96.1 %"."""
     if value is None:
         return f"{METRICS[metric]} n/a"
     return (
@@ -26,7 +26,7 @@ class _Bar:
         self._bar = bar
 
     def step(self, done: int, postfix: Callable[[], dict[str, Any]]) -> None:
-        """Cheap: the texts are made only when the bar is about to be drawn."""
+        """Moves the bar. The texts are made only when it is about to be drawn."""
         if self._bar is None:
             return
         bar = self._bar
@@ -39,7 +39,12 @@ class _Bar:
 
 
 class Display:
-    """Progress on ``stream``; ``quiet`` shows nothing."""
+    """Prints progress.
+
+    Args:
+        quiet: Print nothing.
+        stream: Where to; default: stderr.
+    """
 
     def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self._quiet = quiet
@@ -47,11 +52,13 @@ class Display:
         self._bar: Any = None
 
     def say(self, text: str) -> None:
+        """Prints a line."""
         if not self._quiet:
             self._write(text)
 
     @contextmanager
     def bar(self, done: int, total: int) -> Iterator[_Bar]:
+        """Shows a bar inside the block, if the stream is a terminal."""
         if self._quiet or not self._stream.isatty():
             yield _Bar(None)
             return
@@ -72,6 +79,13 @@ class Display:
             self._bar = None
 
     def epoch(self, line: dict[str, Any], metric: str, epochs: int) -> None:
+        """Prints the line of an epoch.
+
+        Args:
+            line: The line of metrics.jsonl.
+            metric: The name of the main metric.
+            epochs: The planned number of epochs.
+        """
         if self._quiet:
             return
         parts = [f"epoch {line['epoch']}/{epochs}"]

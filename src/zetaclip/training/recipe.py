@@ -1,4 +1,4 @@
-"""From what was asked to what is run: data, defaults, method, network, and what steers C."""
+"""From settings to what is run: data, defaults, method, network and clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..methods import Method
 
-# Expected batch size and epochs where none are given. The paper's where it says them; otherwise what fits the set's size.
+# Default of expected batch size and epochs: the paper's if stated, else chosen for the set's size.
 _LENGTHS = {
     "digits": (256, 30.0),
     "mnist": (256, 8.0),
@@ -30,7 +30,7 @@ _LENGTHS = {
     "heart": (32, 20.0),
     "ved": (256, 20.0),
 }
-# The rates of the paper's constant, coupled recipe are not in the paper; these are starting points by kind of data.
+# The paper does not state the learning rates of its recipe; these are starting points.
 _PAPER_RATES = {
     "digits": 0.25,
     "mnist": 0.25,
@@ -45,7 +45,7 @@ _VALIDATION_SEED = 20240
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set of a run: loaded, skewed, and with a validation part in place of the test set if one was asked for."""
+    """The data set of a run: loaded, skewed, and with a validation part if one was asked for."""
     from ..data import dirichlet_skew, load
 
     own: dict[str, Any] = {
@@ -62,10 +62,11 @@ def load_data(config: Config) -> Dataset:
 
 
 def _with_validation(dataset: Dataset, share: float) -> Dataset:
-    """A fixed random part of the training records stands in for the test set, which is not touched.
+    """Replaces the test set by a fixed random part of the training records.
 
-    A public set has its published records at their places, so a permutation of the places does. Of own data each record is
-    held out by itself: one more must not move the others (see ``data.holdout``), and how many are left is not public.
+    For a public set, a permutation of the positions is enough. In private data, each record is held
+    out independently of the others, so that one more record does not move them (see
+    ``data.holdout``); how many are left is then not public.
     """
     import torch
 
@@ -88,7 +89,7 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
         )
     if not (len(held) and len(kept)):
         raise ConfigError(
-            f"validation = {share:g} of {len(y)} training records leaves one of the parts empty"
+            f"validation = {share:g} of {len(y)} training records leaves one part empty"
         )
     return dataclasses.replace(
         dataset,
@@ -109,11 +110,13 @@ def nominal_size(config: Config, dataset: Dataset) -> tuple[int, bool]:
 
 
 def steps_per_epoch(config: Config, size: int) -> int:
+    """Updates per epoch, for ``size`` records."""
     assert config.batch_size is not None
     return max(1, -(-size // config.batch_size))
 
 
 def total_steps(config: Config, size: int) -> int:
+    """Updates of the whole run, for ``size`` records."""
     if config.steps is not None:
         return config.steps
     assert config.epochs is not None
@@ -121,7 +124,11 @@ def total_steps(config: Config, size: int) -> int:
 
 
 def build_method(config: Config) -> Method:
-    """The method as the configuration wants it."""
+    """The method with its options.
+
+    Raises:
+        ConfigError: There is no such method or option.
+    """
     from ..methods import _table as methods
 
     options = dict(config.method_options)
@@ -138,7 +145,11 @@ def build_method(config: Config) -> Method:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network as the configuration wants it, on its device."""
+    """The network, on its device.
+
+    Raises:
+        ConfigError: There is no such network, or it can't be built.
+    """
     from ..models import build
 
     assert config.model is not None
@@ -150,7 +161,16 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
 
 
 def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
-    """``config`` with every choice made that was left open. What was set stays as it was set."""
+    """Makes every choice that ``config`` leaves open; what is set stays as it is.
+
+    Args:
+        config: The settings.
+        dataset: The data.
+        method: The method.
+
+    Raises:
+        ConfigError: The settings don't fit the data or the method.
+    """
     from ..methods._updates import defaults
     from ..models import default_for
 
@@ -176,35 +196,42 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:
         raise ConfigError(
-            f"batch_size {resolved.batch_size} is more than the {size} training records; q would exceed 1"
+            f"batch_size {resolved.batch_size} is more than the {size} training records; q would"
+            " exceed 1"
         )
     if not method.private:
         for name in ("epsilon", "sigma", "max_epsilon", "clip", "clipping"):
             if getattr(config, name) is not None:
                 raise ConfigError(
-                    f"method {config.method!r} is not private, so {name} means nothing for it; leave it out"
+                    f"method {config.method!r} is not private, so {name} means nothing for it;"
+                    " leave it out"
                 )
     return resolved
 
 
 def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
-    """The declared weight of each class, in the order of the network's outputs; None if none was declared."""
+    """The weight of each class in the order of the network's outputs; None if none was declared.
+
+    Raises:
+        ConfigError: A label is unknown, or the task has no classes.
+    """
     if config.class_weight is None:
         return None
     if dataset.task == "regression":
-        raise ConfigError("class_weight is for classes, and the target is a number; leave it out")
+        raise ConfigError("class_weight is for classes, but the target is a number; leave it out")
     count = 2 if dataset.task == "binary" else dataset.outputs
     names = list(dataset.classes) or [str(number) for number in range(count)]
     for label in config.class_weight:
         if label not in names:
             raise ConfigError(
-                f"class_weight names {label!r}, which is no class; there are: {', '.join(names[:20])}"
+                f"class_weight names {label!r}, which is no class; there are:"
+                f" {', '.join(names[:20])}"
             )
     return [config.class_weight.get(name, 1.0) for name in names]
 
 
 def _paper_rate(dataset: Dataset, method: Method) -> float:
-    """The method's published rate; one of the SGD family moves with the kind of data, as DP-SGD's does."""
+    """The method's published learning rate; in the SGD family it scales with the data set's."""
     own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)
     if method.paper_lr is None:
         return own if method.family == "sgd" else method.lr
@@ -214,31 +241,36 @@ def _paper_rate(dataset: Dataset, method: Method) -> float:
 
 
 def build_clipping(config: Config, method: Method) -> Any:
-    """What goes into ``make_private(clipping=...)``: None, a number, or a controller."""
+    """The argument ``clipping`` of ``make_private``: None, a number, or a controller.
+
+    Raises:
+        ConfigError: The settings of clipping are wrong.
+    """
     kind = config.clipping
     spectral = kind == "spectral" or (kind is None and method.name == "ww-dp-sgd")
     if config.spectral and not spectral:
         raise ConfigError(
-            f"settings of the spectral controller were given, but method {method.name!r} does not use it"
+            f"settings of the spectral controller were given, but method {method.name!r} does not"
+            " use it"
         )
     try:
         if spectral:
             return build_spectral(config)
         if isinstance(kind, dict):
-            return _from_run(kind, config)
+            return _from_run(kind)
         return kind
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 
 
 def build_spectral(config: Config) -> Any:
+    """The spectral controller with its options."""
     from .. import Spectral
 
     options = dict(config.spectral)
     literal = options.pop("paper", config.recipe == "paper")
-    for name in ("bounds",):
-        if isinstance(options.get(name), list):
-            options[name] = tuple(options[name])
+    if isinstance(options.get("bounds"), list):
+        options["bounds"] = tuple(options["bounds"])
     if options.get("bounds") in ("none", ()):
         options["bounds"] = None
     if config.clip is not None:
@@ -251,8 +283,8 @@ def build_spectral(config: Config) -> Any:
     return Spectral.paper(**options) if literal else Spectral(**options)
 
 
-def _from_run(table: dict[str, Any], config: Config) -> Any:
-    """C taken from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run = FOLDER}``."""
+def _from_run(table: dict[str, Any]) -> Any:
+    """C from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run = FOLDER}``."""
     from .. import Replay
 
     kinds = ("replay", "schedule", "mean-of")
@@ -280,9 +312,8 @@ def _from_run(table: dict[str, Any], config: Config) -> Any:
         return mean
     first, last = math.log(changes[0][1]), math.log(changes[-1][1])
     line = [math.exp(first + (last - first) * step / max(1, steps - 1)) for step in range(steps)]
-    factor = mean / (
-        sum(line) / steps
-    )  # the straight line in log C, moved so that its mean is the run's
+    # A straight line in log C, scaled so that its mean is the run's.
+    factor = mean / (sum(line) / steps)
     return Replay([factor * clip for clip in line])
 
 
@@ -297,7 +328,15 @@ def mean_clip(changes: list[tuple[int, float]], steps: int) -> float:
 
 
 def rate_at(config: Config, step: int, steps: int) -> float:
-    """The learning rate of update number ``step`` of ``steps``: a function of public numbers, so that nothing needs saving."""
+    """The learning rate of update number ``step`` of ``steps``.
+
+    It depends on public numbers only, so nothing needs to be saved.
+
+    Args:
+        config: The settings.
+        step: The update, from 0.
+        steps: The planned number of updates.
+    """
     assert config.lr is not None
     done = step / steps
     if config.schedule == "linear":

@@ -1,4 +1,4 @@
-"""The lines and the summary that a run leaves: what was reached, what it cost, and everything needed to check it."""
+"""The lines and the summary that a run writes, with everything needed to check it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from ..spectrum.null import random_null
 from .config import Config
 from .folder import RunFolder, finite
 from .progress import shown
-from .recipe import mean_clip
 
 if TYPE_CHECKING:
     from ..data import Dataset
     from .steps import PlainSteps, PrivateSteps
 
-# What result.json seals by digest.
+# Files whose digests are in result.json.
 SEALED = (
     "config.json",
     "metrics.jsonl",
@@ -37,7 +36,14 @@ METRICS = ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss")
 
 
 def describe_probe(reading: Any, before: Any, after: Any, controller: Any) -> dict[str, Any]:
-    """One line of probes.jsonl: enough to fit the tails and work the next C out again."""
+    """One line of probes.jsonl: enough to fit the tails and compute the next C again.
+
+    Args:
+        reading: The spectra and their fits.
+        before: The controller's state before the probe.
+        after: Its state after the probe.
+        controller: The controller.
+    """
     k = getattr(controller.probe, "k", None)
     layers = {}
     for name, fit in reading.fits.items():
@@ -87,7 +93,19 @@ def compose(
     resumed: int,
     stop: int,
 ) -> dict[str, Any]:
-    """result.json."""
+    """The content of result.json.
+
+    Args:
+        config: The settings, all of them chosen.
+        dataset: The data.
+        steps: What took the updates.
+        folder: The run folder.
+        last: The last line of metrics.jsonl.
+        seconds: Time by part.
+        reliability: Accuracy by confidence, in bins.
+        resumed: How often the run was resumed.
+        stop: How many updates ``max_epsilon`` allowed.
+    """
     from .steps import PrivateSteps
 
     private = isinstance(steps, PrivateSteps)
@@ -136,7 +154,7 @@ def compose(
         result["metric"]["unit"] = dataset.target_unit
     if private:
         result |= _privacy(config, dataset, steps)  # type: ignore[arg-type]
-    result["clip"] = _clip_summary(folder, steps, probes)
+    result["clip"] = _clip_summary(steps, probes)
     if probes:
         result["probes"] = probe_summary(probes)
     result["notes"] += _notes(config, dataset, steps, stop)
@@ -146,12 +164,16 @@ def compose(
 
 
 def seal(result: dict[str, Any]) -> str:
-    """A digest of everything else in result.json: tells an edited line, not a forger, who would make a new one."""
+    """A digest of everything else in result.json.
+
+    It reveals an edited line. It does not stop a forger, who would compute a new one.
+    """
     whole = finite({name: value for name, value in result.items() if name != "seal"})
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def ranks_of(steps: PrivateSteps | PlainSteps) -> int:
+    """How many ranks train."""
     from .steps import PrivateSteps
 
     together = steps.engine.ranks if isinstance(steps, PrivateSteps) else None
@@ -192,10 +214,8 @@ def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str,
     return found
 
 
-def _clip_summary(
-    folder: RunFolder, steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]
-) -> Any:
-    """C over all updates, from the ledger: the norm that each update really used."""
+def _clip_summary(steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]) -> Any:
+    """C over all updates: the norm that each update used."""
     from .steps import PrivateSteps
 
     if not isinstance(steps, PrivateSteps):
@@ -204,6 +224,7 @@ def _clip_summary(
 
 
 def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of C over the updates, and how often a probe ended at a bound."""
     return {
         "median": statistics.median(clips),
         "mean": statistics.fmean(clips),
@@ -215,11 +236,12 @@ def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, 
 
 
 def clip_lines_every(planned_steps: int) -> int:
-    """A change of C has a line in clips.jsonl at each of so many steps: a long run keeps a thousand or two of them."""
+    """Every how many steps a change of C is written: a long run keeps at most about 2000 lines."""
     return max(1, planned_steps // 1000)
 
 
 def probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of the probes and of their fits."""
     fits = [layer for line in probes for layer in line["layers"].values()]
     return {
         "count": len(probes),
@@ -239,20 +261,23 @@ def _notes(
         notes.append(f"preprocessing looked at private data, which ε does not cover: {looked}")
     if not dataset.public and not config.no_eval and dataset.test is not None:
         notes.append(
-            "the metrics are of held-out private records, which ε does not cover; --no-eval writes none"
+            "the metrics are of held-out private records, which ε does not cover; --no-eval turns"
+            " them off"
         )
     if config.no_eval:
         notes.append("nothing was evaluated (--no-eval)")
     if config.non_private_diagnostics:
         share = ", of rank 0's share" if ranks_of(steps) > 1 else ""
         notes.append(
-            f"diagnostics.jsonl holds batch losses, batch sizes and clip fractions{share}, which ε does not cover"
+            f"diagnostics.jsonl holds batch losses, batch sizes and clip fractions{share}, which ε"
+            " does not cover"
         )
     if config.seed is not None and steps.method.private:
-        notes.append("the seed is known: whoever has it can remove the noise")
+        notes.append("the seed is known: anyone who has it can remove the noise")
     if stop < steps.total:
         notes.append(
-            f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon = {config.max_epsilon:g}"
+            f"stopped after {stop} of {steps.total} updates: one more would exceed max_epsilon ="
+            f" {config.max_epsilon:g}"
         )
     if config.weight_average is not None:
         notes.append(
@@ -262,7 +287,13 @@ def _notes(
 
 
 def clip_path(first: float, lines: list[dict[str, Any]], steps: int) -> list[float]:
-    """C of each update, from the lines of probes.jsonl, or of clips.jsonl, that changed it."""
+    """C of each update.
+
+    Args:
+        first: C at the start.
+        lines: The lines of probes.jsonl or clips.jsonl that changed it.
+        steps: The number of updates.
+    """
     changes = [(0, first), *((line["step"], line["clip"]) for line in lines)]
     clips: list[float] = []
     for (start, clip), end in zip(
@@ -273,10 +304,12 @@ def clip_path(first: float, lines: list[dict[str, Any]], steps: int) -> list[flo
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that results depend on."""
     import platform
 
     found = {"python": platform.python_version()}
@@ -290,7 +323,10 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit of the source tree that is running, if it is one; "+" marks changes to the package on top."""
+    """The commit of the source tree that is running; "+" marks uncommitted changes of the package.
+
+    None if the package does not run from its own repository.
+    """
     package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:
@@ -308,7 +344,7 @@ def commit() -> str | None:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The result in a few lines for a person."""
+    """The result in a few lines for a reader."""
     lines = []
     reached = shown(result["metric"]["name"], result["metric"]["value"])
     if result["epsilon"] is not None:
@@ -326,16 +362,22 @@ def summary(result: dict[str, Any]) -> str:
             else f"ε = {group['epsilon']:.3g}"
         )
         lines.append(
-            f"per {group['unit']} (at most {group['records']} records): {bound}, δ = {group['delta']:.3g}"
+            f"per {group['unit']} (at most {group['records']} records): {bound},"
+            f" δ = {group['delta']:.3g}"
         )
     if result["clip"]:
         clip = result["clip"]
-        text = f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median {clip['median']:.3g}"
+        text = (
+            f"C: final {clip['final']:.3g}, first {clip['initial']:.3g}, median"
+            f" {clip['median']:.3g}"
+        )
         if result["probes"]:
             probes = result["probes"]
+            weak = probes["weak_fits"]
             text += (
-                f"; {probes['count']} probes of {', '.join(probes['layers'])}, {100 * probes['in_zone_share']:.0f} % in the zone, "
-                f"{probes['weak_fits']} weak fits"
+                f"; {probes['count']} probe{'s' * (probes['count'] != 1)} of"
+                f" {', '.join(probes['layers'])}, {100 * probes['in_zone_share']:.0f} % in the"
+                f" zone, {weak} weak fit{'s' * (weak != 1)}"
             )
         lines.append(text)
     seconds = result["seconds"]
@@ -345,21 +387,10 @@ def summary(result: dict[str, Any]) -> str:
         else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
     )
     lines.append(
-        f"{result['method']} on {result['data']}: {result['steps']} steps{rate}; {seconds['total']:.1f} s "
-        f"(train {seconds['train']:.1f}, eval {seconds['eval']:.1f}, probe {seconds['probe']:.2f})"
+        f"{result['method']} on {result['data']}: {result['steps']}"
+        f" step{'s' * (result['steps'] != 1)}{rate};"
+        f" {seconds['total']:.1f} s (train {seconds['train']:.1f}, eval {seconds['eval']:.1f},"
+        f" probe {seconds['probe']:.2f})"
     )
     lines += [f"note: {note}" for note in result["notes"]]
     return "\n".join(lines)
-
-
-__all__ = [
-    "SEALED",
-    "clip_path",
-    "commit",
-    "compose",
-    "describe_probe",
-    "digest",
-    "mean_clip",
-    "summary",
-    "versions",
-]

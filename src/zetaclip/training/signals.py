@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill: noted, and obeyed after the step that is under way."""
+"""Ctrl-C and SIGTERM: noted when they arrive, acted on after the current step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, has saved, and can be resumed."""
+    """The run was asked to stop, has saved, and can be resumed.
+
+    Args:
+        number: The signal's number.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -17,14 +21,18 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """``asked`` is the number of the first signal that came in, 0 before."""
+    """Notes signals. ``asked`` is the number of the first one, 0 before."""
 
     def __init__(self) -> None:
         self.asked = 0
 
     @contextmanager
     def noted(self, patient: bool = False) -> Iterator[None]:
-        """A second signal ends at once, unless ``patient``: a launcher passes on what the terminal has sent to all already."""
+        """Notes signals inside the block.
+
+        A second signal ends the process at once, unless ``patient``: a launcher sends each rank a
+        signal that the terminal has already sent.
+        """
 
         def note(number: int, frame: Any) -> None:
             if self.asked and not patient:
@@ -36,7 +44,7 @@ class Signals:
             for name in (signal.SIGINT, signal.SIGTERM):
                 try:
                     old[int(name)] = signal.signal(name, note)
-                except ValueError:  # not in the main thread: then nobody sends us signals either
+                except ValueError:  # only the main thread may set handlers
                     break
             yield
         finally:

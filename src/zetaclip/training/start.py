@@ -1,4 +1,4 @@
-"""The start and the end of a run: what its folder may hold, what is set up, and what is left behind if it fails."""
+"""The start and the end of a run: checks of its folder, setup, and cleanup after a failure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .config import Config, ConfigError
 from .folder import FolderError, RunFolder, Status
 from .loop import Training
 from .progress import Display
+from .ranks import Leader, follow
 from .recipe import build_method, build_model, load_data, resolve
 from .signals import Interrupted
 from .steps import PlainSteps, PrivateSteps, Steps
-from .together import Leader, follow
 
 
 def train(
@@ -38,16 +38,35 @@ def train(
     series: Callable[[str, dict[str, Any]], None] | None = None,
     begun: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains what ``config`` says into the folder ``out`` and returns its result.
+    """Trains what ``config`` says into the folder ``out``.
 
-    ``resume`` goes on where a cut run stopped, replaying its secret streams exactly, and is refused where there is none; ``rekey``
-    goes on with fresh ones, and everything that was executed stays in the ledger. ``force`` discards what the folder holds. ``series`` is called with
-    ("metrics" | "probe" | "clip", line) for whoever wants to log elsewhere, ``begun`` once the folder can be read.
+    Args:
+        config: The settings.
+        out: The run folder.
+        resume: Continue an interrupted run exactly where it stopped, with the same secret random
+            streams. It is an error if there is none.
+        rekey: With ``resume``, use new random streams. Executed steps stay in the ledger.
+        force: Delete a run that the folder contains.
+        keep_state: Keep the secret resume state of the finished run.
+        display: Where progress is printed; default: nowhere.
+        series: Called with ("metrics" | "probe" | "clip", line), for logging elsewhere.
+        begun: Called once the folder can be read.
 
-    **Guarantee.** The folder tells no more about the training records than the ledger says, apart from the time that things took,
-    unless ``non_private_diagnostics`` is set, and then the result says so. Held-out metrics are about held-out records, which ε
-    does not cover. **Edge cases.** A finished folder is returned as it is by ``resume`` and refused otherwise. A start that fails
-    before anything was executed leaves no files behind, so that the folder is free for the next.
+    Returns:
+        The content of ``result.json``; on ranks other than 0 an empty dict.
+
+    Raises:
+        ConfigError: A setting can't be used.
+        FolderError: The folder can't be used.
+        Interrupted: The run was asked to stop and has saved.
+
+    **Guarantee.** Apart from how long things took, the folder reveals no more about the training
+    records than the ledger says, unless ``non_private_diagnostics`` is set; then the result says
+    so. Held-out metrics are about held-out records, which ε does not cover.
+
+    **Edge cases.** ``resume`` returns the result of a finished folder; otherwise such a folder is
+    an error. A start that fails before anything was executed leaves no files behind, so the folder
+    can be used again.
     """
     others = ranks()
     if others is not None and not others.first:
@@ -78,23 +97,25 @@ def train(
 
 
 def _check_free(folder: RunFolder, resume: bool, force: bool) -> None:
-    """Whether what the folder holds is what was asked for: nothing for a new run, one that can go on for ``resume``."""
+    """Checks that the folder is free for a new run, or has one to resume."""
     if folder.finished and not force:
         raise FolderError(
             f"{folder.path} holds a finished run; choose another --out, or --force to replace it"
         )
     if folder.begun and not resume and not force:
         raise FolderError(
-            f"{folder.path} holds a run that is not finished: --resume goes on with it, --force discards it"
+            f"{folder.path} holds a run that is not finished: --resume continues it, --force"
+            " deletes it"
         )
     if resume and not folder.begun:
-        # A wrong name, most likely: a new run would train something else than was asked for.
+        # Most likely a wrong name: a new run would not be what was asked for.
         raise FolderError(
             f"nothing to resume in {folder.path}; leave --resume out to start a run there"
         )
     if resume and not folder.executed and (folder / "metrics.jsonl").exists():
         raise FolderError(
-            f"{folder.path}: checkpoint/ is gone, so nobody can tell which steps were executed. Start a new run in another folder"
+            f"{folder.path}: checkpoint/ is missing, so it is unknown which steps were executed."
+            " Start a new run in another folder"
         )
 
 
@@ -117,7 +138,8 @@ def _run(
     config = resolve(config, dataset, method)
     if leader.ranks is not None and not method.private:
         raise ConfigError(
-            f"method {config.method!r} is not private: only private sums are added up over ranks. Train it in one process"
+            f"method {config.method!r} is not private, and only private methods train on several"
+            " ranks. Train it in one process"
         )
     if config.threads is None:
         config = config.changed(threads=torch.get_num_threads())
@@ -136,7 +158,7 @@ def _run(
         folder.undo(before)
         raise
     with folder.lock():
-        if replaced:  # only now: somebody may be training there
+        if replaced:  # not before the lock: another process may be training there
             folder.clear()
             before &= folder.listed()
         status = Status(folder)
@@ -171,9 +193,9 @@ def _run(
 
 @contextmanager
 def _failures_noted(folder: RunFolder, status: Status, before: set[Path] | None) -> Iterator[None]:
-    """What goes wrong is noted in the status; a start that saved nothing, and so executed nothing, is taken back to ``before``.
+    """Notes a failure in the status, or removes the files of a start that executed nothing.
 
-    Otherwise the next start would find a run that is not finished, and resuming it would only fail in the same way again.
+    Otherwise the next start would find an unfinished run, and resuming it would fail again.
     """
     try:
         yield
@@ -190,31 +212,34 @@ def _failures_noted(folder: RunFolder, status: Status, before: set[Path] | None)
 
 
 def _unwritable(folder: RunFolder, error: OSError) -> FolderError:
-    """A full disk, most often: the same sentence whichever of the run's files met it."""
+    """An error for files that can't be written, most often because the disk is full."""
     reason = error.strerror or str(error)
     if folder.begun:
         return FolderError(
-            f"{folder.path}: the run's files can't be written ({reason}); the last good state is kept. Make room and go on with: "
-            f"{folder.resume_command}"
+            f"{folder.path}: the run's files can't be written ({reason}); the last good state is"
+            f" kept. Free some space and continue with: {folder.resume_command}"
         )
     return FolderError(
-        f"cannot write to {folder.path}: {reason}. Make room, or choose another --out"
+        f"cannot write to {folder.path}: {reason}. Free some space, or choose another --out"
     )
 
 
 def _needed_bytes(model: nn.Module) -> int:
-    """Two checkpoints with an optimizer's two moments each, the average, the weights; and some for the logs."""
+    """The size of a run: two checkpoints with two moments each, the average, weights and logs."""
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     return 10 * size + 16 * 2**20
 
 
 def check_device(name: str) -> None:
-    """Whether this machine can compute there; otherwise an error that lists where it can."""
+    """Checks that this machine can compute on the device.
+
+    Raises:
+        ConfigError: It can't; the message lists the devices that can be used.
+    """
     try:
         torch.zeros(1, device=name).item()
-    except (
-        Exception
-    ) as error:  # torch has one kind for an unknown name, others for a card that is missing or full
+    # torch raises different kinds of error for unknown names and for missing or full cards.
+    except Exception as error:
         cards = (
             [f"cuda:{number}" for number in range(torch.cuda.device_count())]
             if torch.cuda.is_available()
@@ -229,7 +254,7 @@ def check_device(name: str) -> None:
 
 
 def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False) -> None:
-    """What is asked for now must be what the folder's run was asked for; an open choice agrees with anything."""
+    """Checks that the settings are those of the folder's run; a setting left open fits."""
     saved = json.loads((folder / "config.json").read_text())
     differing = [
         f"{name} ({saved.get(name)!r} there, {value!r} here)"
@@ -241,14 +266,14 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
     ]
     if differing:
         raise FolderError(
-            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it with its own settings "
-            "(--out and --resume are enough), or start a new run elsewhere"
+            f"{folder.path} is a run with another configuration: {'; '.join(differing)}. Resume it"
+            " with its own settings (--out and --resume are enough), or start a new run elsewhere"
         )
 
 
 @contextmanager
 def _threads(wanted: int | None) -> Iterator[None]:
-    """torch's number of threads for this run, if one was asked for."""
+    """Sets torch's number of threads for this run, if one is given."""
     before = torch.get_num_threads()
     if wanted is not None:
         torch.set_num_threads(wanted)
@@ -258,24 +283,27 @@ def _threads(wanted: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# What these say is about settings, the run's folder and the ledger. Any other error may tell of records: a batch's size, a label,
-# the path of an image; or, if a checkpoint does not fit, the digest of the data.
+# These are about settings, the run's folder and the ledger. The text of any other error may be
+# about records: a batch's size, a label, the path of an image, or the digest of the data.
 _ABOUT_NO_RECORD = (AccountingError, ConfigError, FolderError, LedgerError, NoGuarantee)
 
 
 def _note_failure(status: Status, error: BaseException) -> None:
-    with suppress(OSError):  # a full disk is often the reason, and the error itself matters more
+    with suppress(OSError):  # often the disk is full; the first error matters more
         status.write(state="failed", message=_public_words(error)[:500])
 
 
 def _public_words(error: BaseException) -> str:
-    """An error as a public file may tell it. One that repeats another is as public as that one."""
-    name, said = type(error).__name__, "what it said is on the terminal of the run"
+    """The text of an error that may be written to a public file.
+
+    An error that was raised from another one is only as public as that one.
+    """
+    name, said = type(error).__name__, "the message was printed on the terminal of the run"
     repeats = error.__cause__
     if isinstance(error, _ABOUT_NO_RECORD) and isinstance(
         repeats, (*_ABOUT_NO_RECORD, OSError, type(None))
     ):
         said = str(error)
     elif isinstance(error, OSError) and error.errno is not None:
-        said = os.strerror(error.errno)  # and not its own text, which names a file
+        said = os.strerror(error.errno)  # its own text names a file
     return f"{name}: {said}"

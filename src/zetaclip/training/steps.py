@@ -1,7 +1,8 @@
-"""Who takes the updates: the private engine, or an ordinary optimizer. Both look the same to the loop.
+"""What takes the updates: the private engine, or an ordinary optimizer.
 
-``updates(until)`` trains to the end of the epoch, or until that many updates are done, and yields after each of them.
-``save`` and ``load`` carry everything that the rest of the run depends on.
+Both look the same to the loop. ``updates(until)`` trains to the end of the epoch, or until that
+many updates are done, and yields after each. ``save`` and ``load`` carry everything that the rest
+of the run depends on.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
     from ..methods import Budget, Method, Plan
 
 
-# What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
+# A request after an update is the number of a signal (0 for none), plus this to save the run.
 SAVE = 128
 
 
 class Diagnostics:
-    """What ε does not cover, gathered only where the user asked for it."""
+    """Values that ε does not cover, collected only if the user asked for them."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -51,6 +52,7 @@ class Diagnostics:
         self.clipped: list[float] = []
 
     def flush(self) -> dict[str, Any]:
+        """Returns what was collected, and starts again."""
         taken = {
             "batch_losses": self.losses,
             "batch_sizes": self.sizes,
@@ -61,7 +63,7 @@ class Diagnostics:
 
 
 class _NotingRule:
-    """A clip rule that also notes which share of a chunk it clipped. Everything else is the rule's own."""
+    """A clip rule that also notes which share of a chunk it clipped."""
 
     def __init__(self, rule: Any, notes: Diagnostics) -> None:
         self._rule, self._notes = rule, notes
@@ -73,17 +75,25 @@ class _NotingRule:
         return repr(self._rule)
 
     def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
+        """The factors of the wrapped rule.
+
+        Args:
+            norms: The norm of each record's gradient.
+            clip: The clipping norm.
+            generator: For rules that need randomness.
+        """
         factors = self._rule.factors(norms, clip, generator)
         if len(norms):
             self._notes.clipped.append(float((norms > clip).double().mean()))
         return factors
 
     def sensitivity(self, clip: float) -> float:
+        """The sensitivity of the wrapped rule."""
         return self._rule.sensitivity(clip)
 
 
 def _noting(method: Method, notes: Diagnostics) -> Method:
-    """The method with a rule that takes notes, also where its plan brings another rule."""
+    """The method with a rule that takes notes, also if its plan has another rule."""
 
     def plan(budget: Budget) -> Plan:
         found = method.plan(budget)
@@ -93,7 +103,7 @@ def _noting(method: Method, notes: Diagnostics) -> Method:
 
 
 class _Steps:
-    """What both kinds share: the task, the schedule of rates, the average of the weights."""
+    """What both kinds share: the task, the learning rate schedule, the average of the weights."""
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         self.config = config
@@ -119,18 +129,27 @@ class _Steps:
         )
 
     def optimizer_options(self) -> dict[str, Any]:
-        """What goes over the method's own; a momentum of 0 is what every family without one has."""
+        """Options over the method's own. Families without momentum get none, which equals 0."""
         momentum = {"momentum": self.config.momentum} if self.config.momentum else {}
         return {**momentum, "weight_decay": self.config.weight_decay}
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """Sets the learning rate of the next update."""
         rate = rate_at(self.config, self.done, self.total)
         for group in optimizer.param_groups:
             group["lr"] = rate
         return rate
 
     def backward(self, x: Tensor, y: Tensor, divisor: int = 1) -> None:
-        """Of the sum over these records: in a private step, no digit of one's gradient hangs on how many others there are."""
+        """Backpropagates the loss summed over these records.
+
+        A sum keeps each record's gradient bit-identical whatever the batch size.
+
+        Args:
+            x: The inputs.
+            y: The targets.
+            divisor: Divides the loss.
+        """
         loss = self.loss(x, y)
         (loss if divisor == 1 else loss / divisor).backward()
         if self.diagnostics is not None:
@@ -138,17 +157,18 @@ class _Steps:
             self.diagnostics.sizes.append(len(y))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of the sum over these records; each weighed by its own class, if weights were declared."""
+        """The loss summed over these records, weighted by class if weights were declared."""
         outputs, y = self.model(x.to(self.device)), y.to(self.device)
         if self.weights is None:
             return self.task.loss(outputs, y, reduction="sum")
         return (self.task.loss(outputs, y, reduction="none") * self.weights[y.long()]).sum()
 
     def agreed(self) -> int:
-        """What this process wishes for, or where there are several, what they have agreed on."""
+        """The request of this process, or, with several ranks, the one they agreed on."""
         return self.wish()
 
     def moved(self, clip: float | None = None) -> None:
+        """Counts an update, and notes its C."""
         self.done += 1
         if clip is not None:
             self.clips.append(clip)
@@ -156,6 +176,7 @@ class _Steps:
             self.average.update()
 
     def extra(self, trainer: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint contains besides weights and optimizer."""
         average = None if self.average is None else self.average.state_dict()
         return {
             "average": average,
@@ -164,6 +185,7 @@ class _Steps:
         }
 
     def take(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Takes over ``extra`` from a checkpoint; returns the trainer's part."""
         if self.average is not None:
             self.average.load_state_dict(extra["average"])
         self.clips = extra["clips"].tolist()
@@ -171,7 +193,14 @@ class _Steps:
 
 
 class PrivateSteps(_Steps):
-    """Updates by ``PrivacyEngine``."""
+    """Updates by ``PrivacyEngine``.
+
+    Args:
+        config: The settings, all of them chosen.
+        dataset: The data.
+        method: The method.
+        model: The network, on its device.
+    """
 
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         from ..accounting import epsilon, noise_multiplier_for
@@ -216,9 +245,7 @@ class PrivateSteps(_Steps):
                 target_delta=config.delta,
             )
         for warning in caught:
-            if issubclass(
-                warning.category, OwnerWarning
-            ):  # the notes are published; this is not for them
+            if issubclass(warning.category, OwnerWarning):  # not for the notes: they are published
                 warnings.warn(warning.message, stacklevel=2)
             else:
                 self.notes.append(str(warning.message))
@@ -227,12 +254,12 @@ class PrivateSteps(_Steps):
         )
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
-            # Better now than after the training: an ε that this accountant can't tell is an error that says what to do.
+            # If this accountant can't compute ε, fail now rather than after the training.
             planned = (self.engine.planned_events(0, self.total), config.delta, config.accountant)
-            on_first_rank(lambda: epsilon(*planned), "the question what the noise costs")
+            on_first_rank(lambda: epsilon(*planned), "the computation of the planned ε")
 
     def _made_up(self, dataset: Dataset) -> MadeUp:
-        """Some records of the right shape, with targets of every kind."""
+        """Made-up records of the right shape, with targets of every kind."""
         made = MadeUp(self.loader.blank(), 5)
         numbers = torch.arange(made.rows)
         if dataset.task == "classification":
@@ -243,18 +270,21 @@ class PrivateSteps(_Steps):
 
     @property
     def sample_rate(self) -> float:
+        """The sampling rate q."""
         return self.loader.sample_rate
 
     @property
     def clip(self) -> float:
+        """The current clipping norm."""
         return self.optimizer.clip
 
     @property
     def probe_seconds(self) -> float:
+        """Seconds spent on probes."""
         return self.engine.control_seconds
 
     def epsilon(self, accountant: str | None = None) -> float | None:
-        """ε so far from the ledger; None where none is claimed or it is infinite."""
+        """ε so far from the ledger; None if none is claimed or it is infinite."""
         assert self.config.delta is not None
         try:
             value = self.engine.get_epsilon(self.config.delta, accountant)
@@ -263,14 +293,14 @@ class PrivateSteps(_Steps):
         return value if math.isfinite(value) else None
 
     def updates(self, until: int) -> Iterator[int]:
+        """Trains to the end of the epoch or to ``until`` updates; yields after each update."""
         for x, y in self.loader:
             self.set_rate(self.optimizer)
             self.optimizer.zero_grad()
             self.backward(x, y)
             clip = self.optimizer.clip
-            if (
-                self.engine.ranks is not None
-            ):  # wishes travel with the sum, so that all ranks obey after the same update
+            if self.engine.ranks is not None:
+                # Requests are sent with the sum, so that all ranks act after the same update.
                 self.engine.ranks.word = self.wish()
             self.optimizer.step()
             if self.optimizer.stepped:
@@ -280,6 +310,7 @@ class PrivateSteps(_Steps):
                     return
 
     def agreed(self) -> int:
+        """See ``_Steps.agreed``."""
         if self.engine.ranks is None:
             return self.wish()
         words = self.engine.ranks.words
@@ -295,7 +326,8 @@ class PrivateSteps(_Steps):
                 self._stop = self._largest_affordable(limit)
             else:
                 self._stop = ranks.once(
-                    lambda: self._largest_affordable(limit), "the question what max_epsilon allows"
+                    lambda: self._largest_affordable(limit),
+                    "the computation of what max_epsilon allows",
                 )
         assert self._stop is not None
         return self._stop
@@ -315,9 +347,11 @@ class PrivateSteps(_Steps):
         )
 
     def save(self, folder: RunFolder, trainer: dict[str, Any]) -> None:
+        """Writes the checkpoint and the secret streams."""
         self.engine.save(folder.checkpoint, extra=self.extra(trainer), private=folder.secrets)
 
     def load(self, folder: RunFolder, rekey: bool) -> dict[str, Any]:
+        """Loads the checkpoint; returns the trainer's part."""
         extra = self.engine.load(folder.checkpoint, replay=not rekey, private=folder.secrets)
         assert extra is not None
         self.done = self.engine.updates
@@ -325,7 +359,14 @@ class PrivateSteps(_Steps):
 
 
 class PlainSteps(_Steps):
-    """Ordinary training: shuffled batches, no clipping, no noise, no claim."""
+    """Ordinary training: shuffled batches, no clipping, no noise, no privacy.
+
+    Args:
+        config: The settings, all of them chosen.
+        dataset: The data.
+        method: The method.
+        model: The network, on its device.
+    """
 
     sigma: float | None = None
     sample_rate: float | None = None
@@ -342,12 +383,15 @@ class PlainSteps(_Steps):
         self.total = total_steps(config, self.size)
 
     def epsilon(self, accountant: str | None = None) -> None:
+        """None: nothing is claimed."""
         return None
 
     def affordable(self) -> int:
+        """All planned updates."""
         return self.total
 
     def updates(self, until: int) -> Iterator[int]:
+        """Trains to the end of the epoch or to ``until`` updates; yields after each update."""
         epoch, first = divmod(self.done, self.per_epoch)
         order = torch.randperm(
             self.size, generator=torch.Generator().manual_seed(self.order_seed + epoch)
@@ -366,6 +410,7 @@ class PlainSteps(_Steps):
                 return
 
     def save(self, folder: RunFolder, trainer: dict[str, Any]) -> None:
+        """Writes the checkpoint."""
         state = {
             "module": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -378,6 +423,7 @@ class PlainSteps(_Steps):
             torch.save(state, file)
 
     def load(self, folder: RunFolder, rekey: bool) -> dict[str, Any]:
+        """Loads the checkpoint; returns the trainer's part."""
         state = torch.load(folder.checkpoint, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])

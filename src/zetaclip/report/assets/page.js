@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts, sorts tables, and on a live page asks for news. Everything that is shown comes from the page itself.
+// Draws the charts, sorts tables, and asks for changes on a live page.
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const settings = read("zetaclip-settings");
@@ -9,10 +9,13 @@
 
   // "$3" and "$ink" in a figure stand for colours of the reader's theme.
   function coloured(value, theme) {
-    if (typeof value === "string") return value[0] === "$" && value.slice(1) in theme ? theme[value.slice(1)] : value;
+    if (typeof value === "string")
+      return value[0] === "$" && value.slice(1) in theme ? theme[value.slice(1)] : value;
     if (Array.isArray(value)) return value.map((inner) => coloured(inner, theme));
     if (value && typeof value === "object")
-      return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner, theme)]));
+      return Object.fromEntries(
+        Object.entries(value).map(([key, inner]) => [key, coloured(inner, theme)]),
+      );
     return value;
   }
 
@@ -36,8 +39,12 @@
     const { data, layout } = coloured(figure, theme);
     const width = plot.clientWidth || holder.clientWidth || 360;
     const rows = legendRows(figure.legend, width - 60);
-    const base = figure.rows ? 110 + 26 * figure.rows : holder.classList.contains("third") ? 270 : 300;
-    const axis = { gridcolor: theme.grid, zerolinecolor: theme.grid, linecolor: theme.grid, tickcolor: theme.grid };
+    const small = holder.classList.contains("third");
+    const base = figure.rows ? 110 + 26 * figure.rows : small ? 270 : 300;
+    const axis = {
+      gridcolor: theme.grid, zerolinecolor: theme.grid,
+      linecolor: theme.grid, tickcolor: theme.grid,
+    };
     const full = {
       ...layout,
       autosize: true,
@@ -46,14 +53,20 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: theme.ink },
-      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal", font: { size: 12 } },
-      hoverlabel: { bgcolor: theme.ground, bordercolor: theme.grid, font: { color: theme.ink, size: 12 } },
+      legend: {
+        orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0,
+        traceorder: "normal", font: { size: 12 },
+      },
+      hoverlabel: {
+        bgcolor: theme.ground, bordercolor: theme.grid, font: { color: theme.ink, size: 12 },
+      },
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
       uirevision: id,
     };
     const config = {
-      responsive: false, displaylogo: false, displayModeBar: false, scrollZoom: false, doubleClick: "reset",
+      responsive: false, displaylogo: false, displayModeBar: false,
+      scrollZoom: false, doubleClick: "reset",
     };
     if (window.innerWidth <= 700) full.dragmode = false; // a finger on a chart scrolls the page
     Plotly.react(plot, data, full, config);
@@ -65,7 +78,7 @@
     for (const id of Object.keys(figures)) draw(id);
   }
 
-  // Sorting: numbers by their key, all else as text; rows without a number go last.
+  // Numbers are sorted by their key, everything else as text; rows without a number go last.
   const chosen = { column: null, direction: 1 };
   function sort(table, column, direction) {
     const body = table.tBodies[0];
@@ -77,11 +90,13 @@
     const numeric = rows.some(([key]) => typeof key === "number");
     rows.sort(([a], [b]) => {
       if (numeric && typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
-      return direction * (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+      const numbers = typeof a === "number";
+      return direction * (numbers ? a - b : a.localeCompare(b, undefined, { numeric: true }));
     });
     body.append(...rows.map(([, row]) => row));
     [...table.tHead.rows[0].cells].forEach((cell, place) => {
-      if (place === column) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+      const name = direction > 0 ? "ascending" : "descending";
+      if (place === column) cell.setAttribute("aria-sort", name);
       else cell.removeAttribute("aria-sort");
     });
   }
@@ -96,15 +111,16 @@
     } else if (button.classList.contains("copy")) {
       const text = document.getElementById(button.dataset.copy).textContent;
       const done = () => { button.textContent = "Copied"; };
-      if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, () => select(button.dataset.copy));
-      else select(button.dataset.copy);
+      const refused = () => select(button.dataset.copy);
+      if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, refused);
+      else refused();
     }
   });
   function select(id) {
     getSelection().selectAllChildren(document.getElementById(id));
   }
 
-  // A part is replaced only when it changed, and stays open and sorted as the reader left it.
+  // Replaces a part if it changed, and keeps it open and sorted as before.
   function replace(id, html) {
     const part = document.querySelector(`[data-part="${id}"]`);
     if (!part || part.dataset.html === html) return;
@@ -116,13 +132,16 @@
     if (table && chosen.column !== null) sort(table, chosen.column, chosen.direction);
   }
 
-  // New charts came: everything is put in anew, and what the reader had opened is opened again.
+  // There are new charts: replaces everything, and opens again what was open.
   function rebuild(html) {
-    const place = (one) => `${one.closest("figure")?.dataset.chart || one.closest("section").id} ${one.querySelector("summary").textContent}`;
+    const place = (one) => {
+      const home = one.closest("figure")?.dataset.chart || one.closest("section").id;
+      return `${home} ${one.querySelector("summary").textContent}`;
+    };
     const opened = new Set([...document.querySelectorAll("main details[open]")].map(place));
     document.querySelectorAll(".plot").forEach((plot) => Plotly.purge(plot));
     document.querySelector("main").innerHTML = html;
-    document.querySelectorAll("main details").forEach((one) => { one.open = opened.has(place(one)); });
+    for (const one of document.querySelectorAll("main details")) one.open = opened.has(place(one));
     const table = document.querySelector("table.sortable");
     if (table && chosen.column !== null) sort(table, chosen.column, chosen.direction);
   }
@@ -131,11 +150,13 @@
   async function news() {
     let wait = settings.wait;
     try {
-      const answer = await fetch("data.json", { cache: "no-store", headers: { "If-None-Match": tag, "X-Shape": encodeURIComponent(shape) } });
+      const headers = { "If-None-Match": tag, "X-Shape": encodeURIComponent(shape) };
+      const answer = await fetch("data.json", { cache: "no-store", headers });
       if (answer.status === 200) {
         tag = answer.headers.get("ETag") || "";
         const fresh = await answer.json();
-        if (fresh.shape !== shape && fresh.main === undefined) tag = ""; // asked before it changed: ask again
+        // The page changed after the request: ask again.
+        if (fresh.shape !== shape && fresh.main === undefined) tag = "";
         document.title = fresh.title;
         if (fresh.main !== undefined) {
           rebuild(fresh.main);
@@ -145,7 +166,8 @@
         } else {
           for (const [id, html] of Object.entries(fresh.parts)) replace(id, html);
           figures = fresh.figures;
-          for (const id of Object.keys(figures)) if (drawn.get(id) !== JSON.stringify(figures[id])) draw(id);
+          for (const id of Object.keys(figures))
+            if (drawn.get(id) !== JSON.stringify(figures[id])) draw(id);
         }
       }
       wait = Number(answer.headers.get("X-Wait")) || wait;

@@ -1,4 +1,7 @@
-"""``train`` on several ranks. Rank 0 does what one process does; the others take the same updates and write nothing."""
+"""``train`` on several ranks.
+
+Rank 0 does what a single process does. The others take the same updates and write nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,33 @@ _WHAT = "the start of the run"
 
 
 class Leader:
-    """Rank 0's word to the others, sent once: what to train, or that there is nothing to do. Without others it is not said."""
+    """Tells the other ranks once what to train, or that there is nothing to do.
+
+    Args:
+        ranks: The process group; None for a single process, which tells nobody.
+    """
 
     def __init__(self, ranks: Ranks | None) -> None:
         self.ranks = ranks
         self._sent = False
 
     def start(self, config: Config, out: Any, going_on: bool, rekey: bool) -> None:
+        """Tells the others to train.
+
+        Args:
+            config: The settings, all of them chosen.
+            out: The run folder.
+            going_on: Whether a checkpoint is loaded.
+            rekey: Whether it is loaded with new random streams.
+        """
         self._say({"config": asdict(config), "out": str(out), "going_on": going_on, "rekey": rekey})
 
     def finished(self, result: dict[str, Any]) -> None:
+        """Tells the others that the run was finished before."""
         self._say({"result": result})
 
     def stop(self, error: BaseException) -> None:
-        """Where the others have not been started yet; later on they find out by themselves."""
+        """Tells the others about an error before they have started; later they notice it."""
         with suppress(RankError):
             self._say({"error": str(error)})
 
@@ -46,7 +62,14 @@ class Leader:
 
 
 def follow(ranks: Ranks) -> dict[str, Any]:
-    """Trains along, as rank 0 says. Returns its result if the run was finished before, and nothing otherwise."""
+    """Trains as rank 0 says.
+
+    Returns:
+        The result if the run was finished before, else an empty dict.
+
+    Raises:
+        RankError: Rank 0 has failed.
+    """
     word = ranks.send(None, _WHAT)
     if "error" in word:
         raise RankError(f"rank 0: {word['error']}", told=True)
@@ -56,13 +79,13 @@ def follow(ranks: Ranks) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads or before)
     try:
-        _follow(ranks, config, folder, word["going_on"], word["rekey"])
+        _follow(config, folder, word["going_on"], word["rekey"])
     finally:
         torch.set_num_threads(before)
     return {}
 
 
-def _follow(ranks: Ranks, config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
+def _follow(config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
     dataset = load_data(config)
     method = build_method(config)
     model = build_model(config, dataset)

@@ -4,7 +4,7 @@ import pytest
 from helpers import mean_loss, private, tiny, toy_data
 
 from zetaclip.accounting import epsilon
-from zetaclip.integrations.terms import Teller
+from zetaclip.integrations.terms import EpsilonEstimate
 from zetaclip.ledger import Event
 
 DELTA = 1e-5
@@ -14,17 +14,17 @@ def told(cost, epochs=None, limit=None, steps=20):
     """(updates, told, exact) after each of them, with an accountant that seems to take ``cost`` seconds."""
     options = {} if epochs is None else {"epochs": epochs}
     engine, module, optimizer, loader = private(tiny(), toy_data(), q=0.25, **options)
-    teller, lines = Teller(engine, DELTA, limit), []
+    estimate, lines = EpsilonEstimate(engine, DELTA, limit), []
     while engine.updates < steps:
         for batch in loader:
             optimizer.zero_grad()
             mean_loss(module, batch).backward()
             optimizer.step()
-            if teller._cost is not None:
-                teller._cost = cost
+            if estimate._cost is not None:
+                estimate._cost = cost
             exact = epsilon([Event(0.25, 1.0, engine.updates)], DELTA, "rdp")
-            lines.append((engine.updates, teller.epsilon(), exact))
-    assert teller.epsilon(exact=True) == pytest.approx(lines[-1][2], rel=1e-9)
+            lines.append((engine.updates, estimate.epsilon(), exact))
+    assert estimate.epsilon(exact=True) == pytest.approx(lines[-1][2], rel=1e-9)
     return lines
 
 

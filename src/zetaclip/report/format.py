@@ -1,4 +1,4 @@
-"""Numbers and runs in the words that a reader understands."""
+"""Numbers and runs as text for readers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,19 @@ STATES = {
 }
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: "1 run", "3 runs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def metric_text(name: str, value: float | None, unit: str = "") -> str:
-    """ "96.1 % accuracy", "AUC 0.912", "RMSE 0.31 kWh"."""
+    """The metric in words: "96.1 % accuracy", "AUC 0.912", "RMSE 0.31 kWh".
+
+    Args:
+        name: accuracy, auc or rmse; "" if unknown.
+        value: The value, or None if it was not measured.
+        unit: The unit of a regression's target.
+    """
     if value is None:
         return f"{NAMES.get(name, name)} not measured" if name else "nothing measured"
     if name == "accuracy":
@@ -28,18 +39,22 @@ def metric_text(name: str, value: float | None, unit: str = "") -> str:
 
 
 def metric_cell(name: str, value: float | None) -> str:
+    """The value for a cell of a table."""
     if value is None:
         return "–"
     return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4g}"
 
 
 def epsilon_text(value: float | None) -> str:
-    """Two decimals (more below 0.1), rounded up: a page must not promise more privacy than there is."""
+    """ε with two decimals (four below 0.1), rounded up.
+
+    **Guarantee.** A page never states a smaller ε than was spent, apart from a slack of 1e-6.
+    """
     if value is None:
         return "∞"
     places = 2 if value >= 0.1 else 4
     scale = 10**places
-    # The slack keeps 3.0000000001, which is 3 for every accountant, from becoming 3.01.
+    # Without the slack, 3.0000000001 (3 to every accountant) would become 3.01.
     return f"{math.ceil(value * scale - 1e-6 * scale) / scale:.{places}f}"
 
 
@@ -53,6 +68,7 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """A time for people: "9.5 s", "3 min 07 s", "2 h 05 min"."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -66,7 +82,7 @@ def duration(seconds: float | None) -> str:
 
 
 def privacy_text(run: Run) -> str:
-    """What is promised, with everything that belongs to the promise; or that nothing is."""
+    """The guarantee with δ and the neighbouring relation, or a statement that there is none."""
     claim = run.get("claim", "")
     if isinstance(claim, str) and claim.startswith("none"):
         return "no privacy is claimed" + (f": {claim[5:].strip()}" if claim[5:].strip() else "")
@@ -100,11 +116,12 @@ def summary(run: Run) -> str:
 
 
 def joined(text: str) -> str:
-    """A value is not torn from its name at the end of a line."""
+    """The text with spaces that don't break, so that a value stays on the line of its name."""
     return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
 def progress(run: Run) -> str:
+    """How far the run got: "at step 40 of 120"."""
     step, steps = number(run.status.get("step")), number(run.status.get("steps"))
     if not step:
         return "before the first step"
@@ -112,7 +129,7 @@ def progress(run: Run) -> str:
 
 
 def target_unit(run: Run) -> str:
-    """Of a regression's error, e.g. kWh."""
+    """The unit of a regression's error, e.g. kWh."""
     stated = (run.result or {}).get("metric")
     unit = stated.get("unit") if isinstance(stated, dict) else None
     return unit if isinstance(unit, str) else ""
@@ -130,6 +147,7 @@ def zone_share(run: Run) -> float | None:
 
 
 def final_clip(run: Run) -> float | None:
+    """The last clipping norm that is known."""
     stated = (run.result or {}).get("clip")
     if isinstance(stated, dict):
         return number(stated.get("final"))
@@ -144,7 +162,7 @@ def final_clip(run: Run) -> float | None:
 
 
 def cell(value: Any) -> str:
-    """A configuration value as it would be typed."""
+    """A configuration value as a user would type it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
