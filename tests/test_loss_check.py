@@ -325,6 +325,31 @@ def test_a_divisor_that_changes_with_the_batch_is_not_silent(loss, declared):
         run(loss, declared, rows=61, q=0.5, epochs=4)
 
 
+BY_BATCH = {
+    "counts": (lambda out, y: (each(out, y) / torch.bincount(y)[y]).sum(), "sum"),
+    "counts in a mean": (lambda out, y: (each(out, y) / torch.bincount(y)[y]).mean(), "mean"),
+    "reciprocals": (lambda out, y: (each(out, y) * (1 / torch.bincount(y))[y]).sum(), "sum"),
+    "a sum of one": (lambda out, y: (each(out, y) * (WEIGHT[y] / WEIGHT[y].sum())).sum(), "sum"),
+    "a mean of one": (
+        lambda out, y: (each(out, y) * (WEIGHT[y] / WEIGHT[y].mean())).mean(),
+        "mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_BATCH)
+def test_weights_made_from_the_batch_are_not_silent(name):
+    with pytest.warns(OwnerWarning, match="weighs records by what seems"):
+        run(*BY_BATCH[name], rows=61, q=0.5, epochs=8)
+
+
+def test_weights_of_ones_own_are_silent():
+    run(lambda out, y: (each(out, y) * WEIGHT[y]).sum(), "sum", rows=60, q=0.5, epochs=8)
+    run(lambda out, y: (each(out, y) / (1 + y)).sum(), "sum", rows=60, q=0.5, epochs=8)
+    halves = torch.tensor([0.5, 1.5, 1.0])
+    run(lambda out, y: (each(out, y) * halves[y]).mean(), "mean", rows=60, q=0.5, epochs=8)
+
+
 RIGHT = {
     "norm": lambda out, y: (out - one_hot(y)).norm() ** 2 / len(y),
     "dot": lambda out, y: torch.dot(each(out, y), each(out, y)) / len(y),

@@ -45,6 +45,8 @@ PAIRS = (
     "record, give both the same shape, as with y.unsqueeze(1) or out.squeeze(1)"
 )
 
+_RARE = 1e-3
+
 
 def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[str, str, bool]:
     """What is wrong on one way, what can't be told, and whether other rows could tell more."""
@@ -120,6 +122,7 @@ class LossCheck:
         self._unsure_at = 0  # rows of a first look that left something open
         self._decides = False  # whether a number that equals other rows as well is taken for them
         self._numbers: tuple[int, frozenset[float]] = (0, frozenset())  # divisors by rows
+        self._odds = 1.0  # that the weights of records seen so far are their own
         self._factors: dict[float, int] = {}
         self._capped = settings.physical_batch_size
         self._warned = False
@@ -180,7 +183,7 @@ class LossCheck:
                 self._looked = True
                 self._tell(f"reading it failed ({type(problem).__name__})")
             return
-        doubts, unsure, decides = [self._changed(rows, trails)], False, True
+        doubts, unsure, decides = [self._changed(rows, trails), self._made(trails)], False, True
         # Pairs at two numbers of rows are no chance. A full batch always has the same rows.
         last, paired = self._paired_at, any(trail.paired for trail in trails)
         again = bool(last) and (rows != last or (rows > FEW and rows != self._capped))
@@ -211,6 +214,15 @@ class LossCheck:
         if not last or not (numbers - before and before - numbers):
             return ""
         return "it divides by a number that is another one for each batch"
+
+    def _made(self, trails: set[Trail]) -> str:
+        """A doubt if weights of records looked made from their batch at every look so far."""
+        odds = [trail.weighed for trail in trails if trail.weighed is not None]
+        if odds:
+            self._odds = self._odds * min(odds) if min(odds) < 1 else 1.0
+        if self._odds > _RARE:
+            return ""
+        return "it weighs records by what seems to come from the whole batch (counts, a sum)"
 
     def _tell(self, doubt: str) -> None:
         if not self._warned:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._loss_weights import by_chance
+
 SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
 # With as few rows, another dimension (classes, tokens, quantiles) or factor often equals them.
@@ -77,6 +79,7 @@ class Trail(NamedTuple):
     spread: bool = False  # a number that all records have a part in was given to each record
     rooted: bool = False  # the last step took the root of a sum of squares over the records
     divided: bool = False  # by a tensor with one value that is not the rows
+    weighed: float | None = None  # how likely weights of records are their own, if there are any
     numbers: frozenset[float] = frozenset()  # divisors that are no multiple of the rows
     picked: bool = False  # only some of the records come through
     single: int | None = None  # exactly one record comes through: its index
@@ -385,6 +388,8 @@ class _Graph:
                     return found._replace(divided=True)
                 return found
         scalar = operands[0]
+        if isinstance(scalar, Tensor) and scalar.numel() == self.rows and not scalar.requires_grad:
+            return trail._replace(weighed=by_chance(scalar, kind == "Div"))
         if kind == "Div" and isinstance(scalar, (int, float)):
             return self._with_number(
                 trail, float(scalar), True, True
