@@ -2,7 +2,7 @@
 runs.
 
 With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
-one record moves the sum by more than C. ``loss_graph.py`` reads the graph; here is who asks for it,
+one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for it,
 when, and what is said.
 
 The numbers that a graph has saved are gone once backward has passed them. So
@@ -107,7 +107,9 @@ class LossCheck:
     ``LossError`` before any gradient of that chunk is computed. Nothing is written anywhere; what
     can't be told is an ``OwnerWarning``, once. **Edge cases.** With one record a mean is a sum, so
     chunks of one record are not looked at. Where the number that a loss is divided by could be a
-    constant that equals the rows by chance, the next chunk of other rows decides.
+    constant that equals the rows by chance, the next chunk of other rows decides. The same goes for
+    pairs of records, which are told by a shape: a warning first (silent up to 16 rows), then an
+    error. What labels or inputs mix before the loss has no graph and is not seen.
     """
 
     def __init__(self, recorder: Recorder, settings: Settings) -> None:
