@@ -229,6 +229,174 @@ def test_a_similarity_of_all_pairs_is_not_silent():
         run(lambda out, y: F.cross_entropy(out @ out.t(), torch.arange(len(y))), "mean")
 
 
+def column(out):
+    return out[:, :1]
+
+
+# Under "mean". Each compares records with each other, by shapes that broadcast.
+PAIRS = {
+    "(B, 1) - (B,)": lambda out, y: ((column(out) - y) ** 2).mean(),
+    "(B,) - (B, 1)": lambda out, y: ((out[:, 0] - y[:, None]) ** 2).mean(),
+    "absolute": lambda out, y: (column(out) - y).abs().mean(),
+    "mse_loss": lambda out, y: F.mse_loss(column(out), y.float()),
+    "huber_loss": lambda out, y: F.huber_loss(column(out), y.float()),
+    "transposed": lambda out, y: F.softplus(column(out).t() - column(out)).mean(),
+    "einsum": lambda out, y: F.cross_entropy(
+        torch.einsum("id,jd->ij", out, out), torch.arange(len(y))
+    ),
+    "product": lambda out, y: F.cross_entropy(
+        (out[:, None] * out[None]).sum(-1), torch.arange(len(y))
+    ),
+    "cosine": lambda out, y: F.cross_entropy(
+        F.cosine_similarity(out[:, None], out[None], dim=-1), torch.arange(len(y))
+    ),
+    "constant on the other side": lambda out, y: (out @ one_hot(y).t()).exp().mean(),
+    "distances": lambda out, y: torch.cdist(out, out).mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_are_warned_of_and_refused_once_other_rows_show_them(name):
+    with (
+        pytest.warns(OwnerWarning, match=r"compares every record.*makes shape.*squeeze\(1\)"),
+        pytest.raises(LossError, match=r"compares every record.*makes shape.*squeeze\(1\)"),
+    ):
+        run(PAIRS[name], "mean", rows=60, q=0.5, epochs=4)
+    # Full batches all have the same rows.
+    with (
+        pytest.warns(OwnerWarning, match="compares every record"),
+        pytest.raises(LossError, match="compares every record"),
+    ):
+        run(PAIRS[name], "mean", epochs=2)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_in_a_criterion_are_refused_before_the_first_batch(name):
+    with pytest.raises(LossError, match=r"^criterion"):
+        private(tiny(), data(), criterion=PAIRS[name])
+
+
+ACROSS = {
+    "softmax": lambda out, y: F.nll_loss(out.log_softmax(0), y),
+    "standardised": lambda out, y: F.cross_entropy((out - out.mean(0)) / out.std(0), y),
+    "centred": lambda out, y: F.cross_entropy(out - out.mean(0), y),
+    "scaled by the mean": lambda out, y: F.cross_entropy(out / out.abs().mean(), y),
+    "cox": lambda out, y: -(out[:, 0] - out[:, 0].logcumsumexp(0)).mean(),
+    "sorted": lambda out, y: (out[:, 0].sort().values - y.float().sort().values).abs().mean(),
+    "running sum": lambda out, y: out.cumsum(0).mean(),
+    "norm by column": lambda out, y: (out - one_hot(y)).norm(dim=0).mean(),
+    "correlation": lambda out, y: 1 - F.cosine_similarity(out[:, 0], y.float(), dim=0),
+    "gram of columns": lambda out, y: (out.t() @ out / len(y) - torch.eye(3)).square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_what_runs_along_the_records_is_refused(name):
+    with pytest.raises(LossError, match=r"mixes records|adds up"):
+        run(ACROSS[name], "mean")
+
+
+DIVIDED = {
+    "by weights": lambda out, y: (each(out, y) * WEIGHT[y]).mean() / WEIGHT[y].mean(),
+    "by a mask": lambda out, y: (each(out, y) * (y > 0)).mean() / (y > 0).float().mean(),
+    "before the mean": lambda out, y: (each(out, y) * WEIGHT[y] / WEIGHT[y].mean()).mean(),
+    "by itself": lambda out, y: each(out, y).mean() / each(out, y).mean().detach(),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_mean_that_is_divided_by_a_tensor_is_not_silent(name):
+    with pytest.warns(OwnerWarning, match="divides by a tensor"):
+        run(DIVIDED[name], "mean")
+
+
+@pytest.mark.parametrize(
+    ("loss", "declared"),
+    [
+        (lambda out, y: (each(out, y) * (y > 0)).sum() / int((y > 0).sum()), "sum"),
+        (lambda out, y: each(out, y).mean() / float((y > 0).float().mean()), "mean"),
+        (lambda out, y: each(out, y).mean() / each(out, y).mean().item(), "mean"),
+    ],
+)
+def test_a_divisor_that_changes_with_the_batch_is_not_silent(loss, declared):
+    with pytest.warns(OwnerWarning, match="another one for each batch"):
+        run(loss, declared, rows=61, q=0.5, epochs=4)
+
+
+BY_BATCH = {
+    "counts": (lambda out, y: (each(out, y) / torch.bincount(y)[y]).sum(), "sum"),
+    "counts in a mean": (lambda out, y: (each(out, y) / torch.bincount(y)[y]).mean(), "mean"),
+    "reciprocals": (lambda out, y: (each(out, y) * (1 / torch.bincount(y))[y]).sum(), "sum"),
+    "a sum of one": (lambda out, y: (each(out, y) * (WEIGHT[y] / WEIGHT[y].sum())).sum(), "sum"),
+    "a mean of one": (
+        lambda out, y: (each(out, y) * (WEIGHT[y] / WEIGHT[y].mean())).mean(),
+        "mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_BATCH)
+def test_weights_made_from_the_batch_are_not_silent(name):
+    with pytest.warns(OwnerWarning, match="weighs records by what seems"):
+        run(*BY_BATCH[name], rows=61, q=0.5, epochs=8)
+
+
+def test_weights_of_ones_own_are_silent():
+    run(lambda out, y: (each(out, y) * WEIGHT[y]).sum(), "sum", rows=60, q=0.5, epochs=8)
+    run(lambda out, y: (each(out, y) / (1 + y)).sum(), "sum", rows=60, q=0.5, epochs=8)
+    halves = torch.tensor([0.5, 1.5, 1.0])
+    run(lambda out, y: (each(out, y) * halves[y]).mean(), "mean", rows=60, q=0.5, epochs=8)
+
+
+RIGHT = {
+    "norm": lambda out, y: (out - one_hot(y)).norm() ** 2 / len(y),
+    "dot": lambda out, y: torch.dot(each(out, y), each(out, y)) / len(y),
+    "product with weights": lambda out, y: each(out, y) @ WEIGHT[y] / len(y),
+    "diagonal": lambda out, y: -torch.diag(out @ one_hot(y).t()).sigmoid().mean(),
+    "trace": lambda out, y: -torch.trace(out @ one_hot(y).t()) / len(y),
+    "loop": lambda out, y: (
+        sum(each(o[None], t[None]).exp().mean() for o, t in zip(out, y, strict=True)) / len(y)
+    ),
+    "stacked loop": lambda out, y: torch.stack([(o.exp().sum() + 1).log() for o in out]).mean(),
+    "sliced loop": lambda out, y: (
+        sum(F.cross_entropy(out[i : i + 1], y[i : i + 1]) for i in range(len(y))) / len(y)
+    ),
+    "mean beside each": lambda out, y: (each(out, y) + 0.1 * out.square().mean()).mean(),
+    "by row": lambda out, y: F.cross_entropy(
+        (out - out.mean(1, keepdim=True)) / out.std(1, keepdim=True), y
+    ),
+    "normalized": lambda out, y: (F.normalize(out) - one_hot(y)).square().mean(),
+    "quantiles": lambda out, y: (column(out) - torch.linspace(0, 1, 5)).abs().mean(),
+    "prototypes": lambda out, y: torch.cdist(out, torch.eye(3)).mean(),
+    "pairs within a record": lambda out, y: F.softplus(out[:, :, None] - out[:, None]).mean(),
+    "distillation": lambda out, y: 9 * F.cross_entropy(out / 3, y),
+}
+
+
+@pytest.mark.filterwarnings("ignore:num_examples")
+@pytest.mark.parametrize("rows", [3, 5, 9, 30])
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_everyday_mean_is_silent(name, rows):
+    """Also where the rows are as many as classes, quantiles or a factor."""
+    run(RIGHT[name], "mean", rows=rows)
+
+
+def test_a_number_of_all_records_beside_each_keeps_its_power():
+    with pytest.raises(LossError, match="adds up"):
+        run(lambda out, y: (each(out, y) + out.square().sum()).mean(), "mean")
+    run(lambda out, y: (each(out, y) + out.square().mean()).sum(), "sum")
+
+
+def test_a_constant_dimension_that_equals_the_rows_once_is_no_pair():
+    seed = next(seed for seed in range(100) if first_rows(seed) == 15)
+    engine, module, optimizer, loader = private(tiny(), data(), q=0.5, seed=seed)
+    grid = torch.linspace(0, 1, 15)
+    train(module, optimizer, loader, lambda m, b: (m(b[0])[:, :1] - grid).abs().mean(), epochs=4)
+    assert engine.updates > 4
+
+
 def test_other_models_and_reentrant_checkpoints_are_left_alone():
     from torch.utils.checkpoint import checkpoint
 

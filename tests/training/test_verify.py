@@ -197,7 +197,7 @@ def rewritten(folder, change):
 
 def test_releases_on_no_grid_are_found(copy):
     rewritten(copy, lambda row: replace(row, clip=row.sensitivity, grid=0.0))
-    assert any("releases lie on no grid" in problem for problem in verify(copy))
+    assert any("releases are not on a grid" in problem for problem in verify(copy))
 
 
 def test_a_grid_that_is_too_coarse_for_the_network_is_found(copy):

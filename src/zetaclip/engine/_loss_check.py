@@ -2,7 +2,7 @@
 runs.
 
 With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
-one record moves the sum by more than C. ``loss_graph.py`` reads the graph; here is who asks for it,
+one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for it,
 when, and what is said.
 
 The numbers that a graph has saved are gone once backward has passed them. So
@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import Recorder
-from ._loss_graph import MEAN, SUM, Trail, classified
+from ._loss_graph import FEW, MEAN, SUM, Trail, classified
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -40,13 +40,24 @@ WEIGHTED = (
 )
 
 
+PAIRS = (
+    "it compares every record with every other one: {}. If outputs and targets are meant record by "
+    "record, give both the same shape, as with y.unsqueeze(1) or out.squeeze(1)"
+)
+
+_RARE = 1e-3
+
+
 def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[str, str, bool]:
     """What is wrong on one way, what can't be told, and whether other rows could tell more."""
     target, other = (MEAN, SUM) if declared == "mean" else (SUM, MEAN)
+    if trail.unclear:
+        return "", "", True
     if trail.wrong:
         return f"the loss mixes records: {trail.wrong}. {WEIGHTED}", "", False
     if trail.paired:
-        return "", "it compares every record with every other one", False
+        words = PAIRS.format(trail.paired)
+        return (f"the loss mixes records: {words}", "", False) if strict else ("", words, True)
     if not trail.powers or trail.doubt:
         return (
             "",
@@ -56,8 +67,8 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
     read = {power + trail.shift for power in trail.powers}
     if target in read:
         doubt = (
-            "it divides by a tensor that may hang on the records"
-            if trail.divided and declared == "sum"
+            "it divides by a tensor that may come from the records (their weights, a mask)"
+            if trail.divided
             else ""
         )
         doubt = (
@@ -71,6 +82,8 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
             return "", "", True  # mean / 4 on 4 rows: nobody divides twice
         if trail.loose and not strict:
             return "", "it divides by a number that is that of this batch, by chance or not", True
+    if trail.common and not strict:
+        return "", "", True
     if other in read:
         does = "takes the mean" if other == MEAN else "adds up"
         if other == SUM and trail.divided:
@@ -94,7 +107,9 @@ class LossCheck:
     ``LossError`` before any gradient of that chunk is computed. Nothing is written anywhere; what
     can't be told is an ``OwnerWarning``, once. **Edge cases.** With one record a mean is a sum, so
     chunks of one record are not looked at. Where the number that a loss is divided by could be a
-    constant that equals the rows by chance, the next chunk of other rows decides.
+    constant that equals the rows by chance, the next chunk of other rows decides. The same goes for
+    pairs of records, which are told by a shape: a warning first (silent up to 16 rows), then an
+    error. What labels or inputs mix before the loss has no graph and is not seen.
     """
 
     def __init__(self, recorder: Recorder, settings: Settings) -> None:
@@ -105,8 +120,13 @@ class LossCheck:
         self._rows = 0  # of the chunk that is to be looked at; 0: none is
         self._looked = True  # whether a backward of that chunk came by
         self._seen = 0
+        self._paired_at = 0  # rows of the last look, if it showed pairs
         self._unsure_at = 0  # rows of a first look that left something open
         self._decides = False  # whether a number that equals other rows as well is taken for them
+        self._numbers: tuple[int, frozenset[float]] = (0, frozenset())  # divisors by rows
+        self._odds = 1.0  # that the weights of records seen so far are their own
+        self._factors: dict[float, int] = {}
+        self._capped = settings.physical_batch_size
         self._warned = False
         _watch(self)
 
@@ -155,7 +175,9 @@ class LossCheck:
             return newest and node.name() == "CheckpointFunctionBackward"
 
         try:
-            trails = classified(zip(roots, gradients, strict=True), rows, self.constants, ours)
+            trails = classified(
+                zip(roots, gradients, strict=True), rows, self.constants, ours, self._factors
+            )
         except (
             Exception
         ) as problem:  # a node of a kind that was never seen: no reason to stop a run
@@ -163,19 +185,46 @@ class LossCheck:
                 self._looked = True
                 self._tell(f"reading it failed ({type(problem).__name__})")
             return
-        doubts, unsure, decides = [], False, True
+        doubts, unsure, decides = [self._changed(rows, trails), self._made(trails)], False, True
+        # Pairs at two numbers of rows are no chance. A full batch always has the same rows.
+        last, paired = self._paired_at, any(trail.paired for trail in trails)
+        again = bool(last) and (rows != last or (rows > FEW and rows != self._capped))
         for trail in trails:
             self._looked = True
-            wrong, doubt, open_still = verdict(trail, self.declared, strict, self._cure)
+            sure = again if trail.paired else strict
+            wrong, doubt, open_still = verdict(trail, self.declared, sure, self._cure)
             if wrong:
                 raise LossError(wrong)
-            doubts += [doubt] if doubt else []
+            if not trail.paired or rows > FEW or (rows == last and self._seen > 2):
+                doubts.append(doubt)
             unsure |= open_still
             decides &= not trail.far
-        self._unsure_at = rows if unsure and not strict else 0
+        self._unsure_at = rows if paired or (unsure and not strict) else 0
         self._decides = decides and bool(self._unsure_at)
-        if doubts:
-            self._tell(min(doubts))
+        self._paired_at = rows if paired else 0
+        if any(doubts):
+            self._tell(min(doubt for doubt in doubts if doubt))
+
+    def _changed(self, rows: int, trails: set[Trail]) -> str:
+        """A doubt if the loss is divided by other numbers than at a look with other rows."""
+        numbers = frozenset(number for trail in trails for number in trail.numbers)
+        last, before = self._numbers
+        if not trails or rows == last:
+            return ""
+        self._numbers = rows, numbers
+        # A number on one side only is a term that was left out, or one that equals the rows.
+        if not last or not (numbers - before and before - numbers):
+            return ""
+        return "it divides by a number that is another one for each batch"
+
+    def _made(self, trails: set[Trail]) -> str:
+        """A doubt if weights of records looked made from their batch at every look so far."""
+        odds = [trail.weighed for trail in trails if trail.weighed is not None]
+        if odds:
+            self._odds = self._odds * min(odds) if min(odds) < 1 else 1.0
+        if self._odds > _RARE:
+            return ""
+        return "it weighs records by what seems to come from the whole batch (counts, a sum)"
 
     def _tell(self, doubt: str) -> None:
         if not self._warned:

@@ -15,8 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._loss_weights import by_chance
+
 SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
+# With as few rows, another dimension (classes, tokens, quantiles) or factor often equals them.
+FEW = 16
+_OF_ALL = "a number that all records have a part in"
+_EACH = -1  # each output of the node holds one record
 _IGNORED = -100  # torch's default of ignore_index, which most labels never are
 
 
@@ -33,8 +39,15 @@ _LINEAR = _names(
     "SplitWithSizes Unbind MaskedSelect Take Stack Cat Permute Transpose T Flip Repeat Cumsum"
 )
 _PICKS = _names(
-    "Index IndexSelect Gather Select Slice Narrow Split SplitWithSizes MaskedSelect Take"
+    "Index IndexSelect Gather Select Slice Narrow Split SplitWithSizes MaskedSelect Take Unbind"
 )
+_JOINS = _names("Stack Cat")
+# Operations that repeat an operand along dimensions of another one.
+_BROADCASTS = _names(
+    "Add Sub Rsub Mul Div Expand Repeat Where Maximum Minimum Pow Lerp Addcmul Addcdiv Logaddexp "
+    "Hypot Atan2 Xlogy"
+)
+_PRODUCTS = _names("Mm Bmm Addmm Baddbmm Addbmm Mv Addmv Dot Vdot")
 # Of a number that all records have a part in: the slope of these hangs on all of them.
 _BENT = _names(
     "Exp Expm1 Log Log1p Log2 Log10 Sqrt Rsqrt Pow Sigmoid Tanh Softplus LogSigmoidForward "
@@ -44,7 +57,11 @@ _BENT = _names(
 # Reductions over records in which one record decides what another one counts.
 _MIXES = _names(
     "LinalgVectorNorm Norm Std StdMean Var VarMean Max Min Amax Amin Median Nanmedian Logsumexp "
-    "Prod Kthvalue Topk Aminmax"
+    "Prod Kthvalue Topk Aminmax Mode Cov Pdist"
+)
+# What each value comes to depends on all others along the saved dimension.
+_ALONG = _MIXES | _names(
+    "Softmax LogSoftmax SafeSoftmax Sort Cumsum Cumprod Cummax Cummin Logcumsumexp Renorm"
 )
 
 
@@ -54,11 +71,19 @@ class Trail(NamedTuple):
     powers: frozenset[int] = frozenset()  # of the reductions that may be the one over the records
     shift: int = 0  # by numbers that equal the rows
     loose: bool = False  # whether such a number may well be a public constant
+    common: bool = False  # whether such a number is an everyday factor, as 0.1 or 4
     far: bool = False  # whether it is but some multiple of the rows
     counts: frozenset[int] = frozenset()  # how many values were added up, wherever some were
-    paired: bool = False  # every record was compared with every other one
+    wide: int = 0  # the most dimensions that equal the rows in one value on the way
+    paired: str = ""  # every record was compared with every other one: what makes the pairs
+    spread: bool = False  # a number that all records have a part in was given to each record
+    rooted: bool = False  # the last step took the root of a sum of squares over the records
     divided: bool = False  # by a tensor with one value that is not the rows
+    weighed: float | None = None  # how likely weights of records are their own, if there are any
+    numbers: frozenset[float] = frozenset()  # divisors that are no multiple of the rows
     picked: bool = False  # only some of the records come through
+    single: int | None = None  # exactly one record comes through: its index
+    unclear: bool = False  # which dimension holds the records could not be told
     wrong: str = ""
     doubt: str = ""
 
@@ -68,6 +93,7 @@ def classified(
     rows: int,
     constants: frozenset[float],
     ours: Callable[[Any], bool],
+    factors: dict[float, int] | None = None,
 ) -> set[Trail]:
     """All ways from the roots of a backward to nodes that are ``ours``, each with what reduces
     there.
@@ -77,11 +103,13 @@ def classified(
         rows: records of the chunk, at least two.
         constants: public numbers that a loss may well be divided by.
         ours: tells the nodes at which a way ends.
+        factors: plain numbers that earlier losses were scaled by, with the rows they had. Those of
+            this one are added.
 
     Returns:
         The distinct ways; empty if no root leads to a node of ours.
     """
-    graph = _Graph(rows, constants, ours)
+    graph = _Graph(rows, constants, ours, {} if factors is None else factors)
     found: set[Trail] = set()
     for root, gradient in roots:
         node, number = (root.grad_fn if isinstance(root, Tensor) else root.node), root.output_nr
@@ -93,8 +121,14 @@ def classified(
 
 
 class _Graph:
-    def __init__(self, rows: int, constants: frozenset[float], ours: Callable[[Any], bool]) -> None:
-        self.rows, self.constants, self.ours = rows, constants, ours
+    def __init__(
+        self,
+        rows: int,
+        constants: frozenset[float],
+        ours: Callable[[Any], bool],
+        factors: dict[float, int],
+    ) -> None:
+        self.rows, self.constants, self.ours, self.factors = rows, constants, ours, factors
         self.known: dict[Any, frozenset[Trail]] = {}
 
     def trails(self, root: Any) -> frozenset[Trail]:
@@ -117,20 +151,35 @@ class _Graph:
 
     def _through(self, node: Any) -> frozenset[Trail]:
         leading = [
-            (_shape(below, number), self.known.get(below, frozenset()))
+            (
+                _shape(below, number),
+                frozenset(
+                    trail._replace(single=number) if trail.single == _EACH else trail
+                    for trail in self.known.get(below, frozenset())
+                ),
+            )
             for below, number in node.next_functions
             if below is not None
         ]
         leading = [(shape, trails) for shape, trails in leading if trails]
         if not leading:
             return frozenset()
-        kind, out = re.sub(r"Backward\d*$", "", node.name()), _shape(node, 0)
-        mixed = len(leading) > 1 and kind in (
-            "Mul",
-            "Div",
-        )  # two factors that records have a part in
+        kind, out = re.sub(r"Backward.*$", "", node.name()), _shape(node, 0)
+        # Two factors that records have a part in.
+        mixed = len(leading) > 1 and kind in ("Mul", "Div")
+        singles = {trail.single for _, trails in leading for trail in trails}
         return frozenset(
-            self._step(node, kind, mixed, shape, out, trail, leading)
+            self._step(
+                node,
+                kind,
+                mixed,
+                shape,
+                out,
+                trail._replace(
+                    wide=max(trail.wide, shape.count(self.rows)),
+                    single=trail.single if len(singles) == 1 or kind in _JOINS else None,
+                ),
+            )
             for shape, trails in leading
             for trail in trails
         )
@@ -140,48 +189,131 @@ class _Graph:
         node: Any,
         kind: str,
         mixed: bool,
-        given: Sequence[int],
-        out: Sequence[int],
+        given: tuple[int, ...],
+        out: tuple[int, ...],
         trail: Trail,
-        leading: list,
     ) -> Trail:
-        reduction = getattr(node, "_saved_reduction", None)
+        if trail.rooted and kind == "Pow" and node._saved_exponent == 2:
+            return trail._replace(wrong="", rooted=False, powers=frozenset({SUM}))
+        trail = trail._replace(rooted=False)
+        if trail.wrong:
+            return trail
         before, after = self.records(given), self.records(out)
+        if trail.single is not None:
+            return self._of_one(node, kind, mixed, after, trail)
+        reduction = getattr(node, "_saved_reduction", None)
+        linear = kind in _LINEAR and not mixed
+        spreads = before is None and after is not None and trail.powers and not trail.picked
+        if not linear and (trail.spread or (mixed and spreads)):
+            return trail._replace(wrong=f"it compares each record with {_OF_ALL} ({node.name()})")
         if reduction is not None:
             return self._loss(node, reduction, given, trail)
         if kind in ("Sum", "Nansum", "Mean"):
             return self._reduced(
                 node, kind, tuple(getattr(node, "_saved_self_sym_sizes", given)), trail
             )
-        if kind in ("Mm", "Cdist") and len(leading) > 1 and tuple(out) == (self.rows, self.rows):
-            return Trail(paired=True)
-        if kind in _LINEAR and not mixed:
+        if kind == "Trace" and before is not None:  # each record with itself
+            return self._of_records(trail)._replace(powers=frozenset({SUM}), paired="")
+        if kind == "Diagonal" and trail.paired:
+            return trail._replace(paired="")
+        if not trail.paired and self._pairs(kind, given, out, trail):
+            trail = trail._replace(
+                paired=f"{node.name()} makes shape {tuple(out)} of shape {tuple(given)}"
+            )
+        if kind in _ALONG and (said := self._along(node, kind, given, trail)):
+            return said
+        if kind in _PRODUCTS and before is not None and after is None:
+            return self._of_records(trail)._replace(powers=frozenset({SUM}))
+        if linear:
             if (
                 kind in _PICKS
                 and before is not None
-                and (after is None or (before == 0 == after and given[0] != out[0]))
+                and (after is None or (before == 0 and given[0] != out[0]))
             ):
-                return trail._replace(picked=True, powers=trail.powers | {SUM})
+                if after and before == 0:  # the records, or as many classes
+                    return trail._replace(unclear=True)
+                return trail._replace(
+                    picked=True, powers=trail.powers | {SUM}, single=self._one(node, kind, out)
+                )
+            if kind in ("Select", "Unbind") and self._over(node, given) == {before}:
+                return trail._replace(unclear=True)
             if before is not None and after is None:
                 return trail._replace(
                     doubt=trail.doubt or f"{node.name()} puts records into another shape"
                 )
+            if kind in _BROADCASTS and spreads:
+                trail = trail._replace(spread=True)
             return self._scaled(node, kind, trail)
-        if (
-            after is not None
-        ):  # a function of the records; what was reduced below it is the model's own affair
-            return Trail(picked=trail.picked, paired=trail.paired)
+        if after is not None:
+            return self._of_records(trail)
         if before is not None:
             words = f"{node.name()} makes one number of all records"
-            return trail._replace(wrong=f"{words}, in which each counts by the others") if kind in _MIXES else (
-                trail._replace(powers=frozenset({SUM, MEAN}), doubt=words)
-            )  # fmt: skip
+            if kind in _MIXES:
+                return trail._replace(wrong=f"{words}, in which each counts by the others")
+            return trail._replace(powers=frozenset({SUM, MEAN}), doubt=words)
         if mixed or kind in _BENT:
             why = "multiplies or divides by" if mixed else "takes a function of"
-            return trail._replace(
-                wrong=f"it {why} a number that all records have a part in ({node.name()})"
-            )
+            return trail._replace(wrong=f"it {why} {_OF_ALL} ({node.name()})")
         return trail._replace(doubt=trail.doubt or f"what {node.name()} does is not known")
+
+    def _one(self, node: Any, kind: str, out: Sequence[int]) -> int | None:
+        """The index of the one record that is picked, or None if there may be several."""
+        if kind == "Unbind":
+            return _EACH
+        if kind == "Select":
+            return _signed(node._saved_index) % self.rows
+        if kind == "Slice" and out[_signed(node._saved_dim)] == 1:
+            return _signed(node._saved_start) % self.rows
+        return None
+
+    @staticmethod
+    def _of_records(trail: Trail) -> Trail:
+        """A function of each record: what was reduced below it is the model's own affair."""
+        return Trail(
+            picked=trail.picked, paired=trail.paired, wide=trail.wide, unclear=trail.unclear
+        )
+
+    def _of_one(self, node: Any, kind: str, mixed: bool, after: int | None, trail: Trail) -> Trail:
+        """One record alone, as in a loop over records: any function of it is its own."""
+        if kind in _JOINS and after is not None:  # the loop has ended
+            return Trail(wide=trail.wide)
+        if kind in _LINEAR and not mixed:
+            return self._scaled(node, kind, trail)
+        return self._of_records(trail)._replace(powers=frozenset({SUM}), single=trail.single)
+
+    def _pairs(self, kind: str, given: tuple[int, ...], out: tuple[int, ...], trail: Trail) -> bool:
+        """Whether a second dimension as long as the records' one comes up here."""
+        held = self.records(given)
+        if held is None or kind not in _BROADCASTS | _PRODUCTS | {"Cdist", "EuclideanDist"}:
+            return False
+        had = trail.wide if given[held] == self.rows else given.count(given[held])
+        return out.count(given[held]) > max(had, 1)
+
+    def _along(self, node: Any, kind: str, given: tuple[int, ...], trail: Trail) -> Trail | None:
+        """What an operation along a dimension does, if that dimension holds the records."""
+        over = self._over(node, given)
+        sizes = [size for size in given if size and size % self.rows == 0]
+        if not any(given[dim] in sizes for dim in over):
+            return None
+        beside = any(size in sizes for dim, size in enumerate(given) if dim not in over)
+        if trail.picked or trail.unclear or beside:
+            return None if beside and self.records(given) not in over else (
+                self._of_records(trail)._replace(unclear=True)
+            )  # fmt: skip
+        rooted = kind in ("LinalgVectorNorm", "Norm")
+        power = getattr(node, "_saved_ord", getattr(node, "_saved_p", 2))
+        return trail._replace(
+            wrong=f"{node.name()} runs over the records, so that each counts by the others",
+            rooted=rooted and float(2 if power is None else power) == 2,
+        )
+
+    @staticmethod
+    def _over(node: Any, given: Sequence[int]) -> set[int]:
+        """The dimensions that an operation runs over: the saved ones, or all."""
+        dims = getattr(node, "_saved_dim", None)
+        if not given or dims is None or dims == ():
+            return set(range(len(given)))
+        return {_signed(dim) % len(given) for dim in ((dims,) if isinstance(dims, int) else dims)}
 
     def records(self, shape: Sequence[int]) -> int | None:
         """Which dimension holds the records, or those of all positions; None if none does."""
@@ -195,15 +327,14 @@ class _Graph:
         return None
 
     def _reduced(self, node: Any, kind: str, sizes: Sequence[int], trail: Trail) -> Trail:
-        dims = getattr(node, "_saved_dim", None)
         trail = trail._replace(counts=trail.counts | {math.prod(sizes)})
-        over = (
-            {_signed(dim) % len(sizes) for dim in dims}
-            if dims and sizes
-            else set(range(len(sizes)))
-        )
+        over = self._over(node, sizes)
         if self.records(sizes) in over or any(sizes[dim] == self.rows for dim in over):
-            return trail._replace(powers=trail.powers | {MEAN if kind == "Mean" else SUM})
+            power = MEAN if kind == "Mean" else SUM
+            if trail.spread:  # each of the rows got the number once more
+                powers = frozenset(below + power + 1 for below in trail.powers)
+                return trail._replace(powers=powers, spread=False)
+            return trail._replace(powers=trail.powers | {power})
         if trail.picked and kind == "Mean" and over:
             return trail._replace(
                 wrong="it takes the mean over some of the records, whose number hangs on the others"
@@ -219,6 +350,8 @@ class _Graph:
             frozenset({SUM}) if trail.picked else frozenset(),
             picked=trail.picked,
             paired=trail.paired,
+            wide=trail.wide,
+            unclear=trail.unclear,
             counts=frozenset({math.prod(given), positions}),
         )
         if reduction == 2:
@@ -249,14 +382,23 @@ class _Graph:
             if isinstance(value, Tensor) and value.numel() == 1:
                 if not float(value):
                     return Trail(frozenset({SUM, MEAN}))  # no gradient comes through
-                return self._with_number(trail, float(value), kind == "Div", not _is_number(value))
-        if kind == "Div" and isinstance(operands[0], (int, float)):
+                divides, is_tensor = kind == "Div", not _is_number(value)
+                found = self._with_number(trail, float(value), divides, is_tensor)
+                if divides and is_tensor and not value.requires_grad and found.shift == trail.shift:
+                    return found._replace(divided=True)
+                return found
+        scalar = operands[0]
+        if isinstance(scalar, Tensor) and scalar.numel() == self.rows and not scalar.requires_grad:
+            return trail._replace(weighed=by_chance(scalar, kind == "Div"))
+        if kind == "Div" and isinstance(scalar, (int, float)):
             return self._with_number(
-                trail, float(operands[0]), True, True
+                trail, float(scalar), True, True
             )  # in torch's own losses: no constant of the user's
         return trail
 
     def _with_number(self, trail: Trail, value: float, divides: bool, is_tensor: bool) -> Trail:
+        if not is_tensor and self.factors.setdefault(value, self.rows) != self.rows:
+            self.factors[value] = 0  # the same with other rows
         for number, sign in (
             (value, -1 if divides else 1),
             (1 / value if value else 0.0, 1 if divides else -1),
@@ -267,11 +409,16 @@ class _Graph:
             counted = whole == self.rows or (sign < 0 and whole in trail.counts)
             if not counted and sign > 0:
                 continue
-            loose = whole != self.rows or (not is_tensor and whole in self.constants)
+            if not is_tensor and self.factors[value] != self.rows:
+                return trail._replace(unclear=True)  # a constant, or the rows this time
+            loose = whole != self.rows or (not is_tensor and whole in self.constants and value >= 1)
             return trail._replace(
-                shift=trail.shift + sign, loose=trail.loose or loose, far=trail.far or not counted
+                shift=trail.shift + sign,
+                loose=trail.loose or loose,
+                common=trail.common or (not is_tensor and _common(value)),
+                far=trail.far or not counted,
             )
-        return trail._replace(divided=trail.divided or (is_tensor and divides))
+        return trail._replace(numbers=trail.numbers | {value}) if divides else trail
 
     def started(self, trail: Trail, shape: tuple[int, ...], gradient: Tensor | None) -> Trail:
         """With the gradient that ``backward(gradient=...)`` starts with, which adds up where a root
@@ -294,6 +441,13 @@ def _shape(node: Any, number: int) -> tuple[int, ...]:
 
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
+
+
+def _common(value: float) -> bool:
+    """Whether losses are often scaled by this number: 0.5, 0.01, a small whole number, 100."""
+    if value < 1:
+        return float(f"{value:.1e}") == value
+    return value <= FEW or value in (25.0, 100.0, 1000.0)
 
 
 def _is_number(value: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import LossError, OwnerWarning
 from ..randomness._forward import untouched
-from ._loss_check import WEIGHTED, verdict
+from ._loss_check import PAIRS, WEIGHTED, verdict
 from ._loss_graph import classified
 from ._parity import (
     LossFn,
@@ -238,8 +238,11 @@ def _check_criterion(
             continue
         for trail in trails:
             wrong, _, _ = verdict(trail, reduction, True)
-            if wrong:
+            if wrong and not trail.paired:  # those are compared below; a shape may be chance
                 raise LossError(f"criterion: {wrong}")
+        paired = next(
+            (f"{PAIRS.format(trail.paired)}. {WEIGHTED}" for trail in trails if trail.paired), ""
+        )
         try:
             each = [
                 _graded(criterion, *select_rows((outputs, targets), torch.tensor([i])))
@@ -250,13 +253,15 @@ def _check_criterion(
                 f"criterion can't be computed for one record alone ({type(error).__name__}), so "
                 f"it mixes records. {WEIGHTED}"
             ) from error
-        if said := misreduced(whole, [loss for loss, _, _ in each], reduction):
-            raise LossError(f"criterion, on made-up rows: {said}")
+        said = misreduced(whole, [loss for loss, _, _ in each], reduction)
+        if said:
+            raise LossError(f"criterion, on made-up rows: {paired or said}")
         wanted = torch.cat([gradient for _, gradient, _ in each])
         scaled = found * (rows if reduction == "mean" else 1)
         if not float((scaled - wanted).norm()) <= 1e-3 * max(float(wanted.norm()), 1e-12):
             raise LossError(
-                f"criterion: the gradient of a row hangs on the other rows, so it mixes records. {WEIGHTED}"
+                "criterion: "
+                + (paired or f"the gradient of a row depends on the other rows. {WEIGHTED}")
             )
         return
     words = "" if problem is None else f" ({type(problem).__name__}: {problem})"

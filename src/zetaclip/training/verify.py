@@ -1,6 +1,7 @@
-"""Checks a run folder against itself: ε from its ledger, every C from its probes, every file from its digest.
+"""Checks a run folder against itself: ε from its ledger, every C from its probes, file digests.
 
-It finds what was changed by hand and what does not fit together. It can't find a run that was made up as a whole.
+It finds what was changed by hand and what is inconsistent. It can't detect a run that was made up
+as a whole.
 """
 
 from __future__ import annotations
@@ -30,17 +31,27 @@ from .result import (
 if TYPE_CHECKING:
     from ..ledger import Event, Ledger
 
-# Accountants are deterministic, but their libraries' last digits may differ between versions.
+# Accountants are deterministic, but the last digits may differ between versions of libraries.
 _SLACK = 1e-6
-# Columns that a clip rule may release beside a sum.
+# The most columns that a clip rule releases beside a sum.
 _BESIDE = 1000
 
 
 def verify(path: str | Path) -> list[str]:
-    """What is wrong with a finished run; an empty list if everything fits.
+    """What is wrong with a finished run.
 
-    **Guarantee.** Where the list is empty, the ε in ``result.json`` is what the run's own accountant gives for the rows of
-    ``ledger.jsonl``, the ε of the other accountants and of a group likewise, every step has its row, and each C that the spectral controller set follows from the eigenvalues in ``probes.jsonl``.
+    Args:
+        path: The run folder.
+
+    Returns:
+        A sentence per problem; an empty list if everything agrees.
+
+    **Guarantee.** If the list is empty, the ε in ``result.json`` is what the run's accountant gives
+    for the rows of ``ledger.jsonl``. The same holds for the ε of the other accountants and of a
+    group. Every step has its row, and each C that the spectral controller set follows from the
+    eigenvalues in ``probes.jsonl``.
+
+    **Edge cases.** A folder that is no finished run is reported as a problem, not raised.
     """
     folder = RunFolder(path)
     if not folder.path.is_dir():
@@ -53,7 +64,8 @@ def verify(path: str | Path) -> list[str]:
     except FileNotFoundError as error:
         name = Path(error.filename).name
         return [
-            f"{name} is missing: {'the run is not finished' if name == 'result.json' else 'not a run folder'}"
+            f"{name} is missing:"
+            f" {'the run is not finished' if name == 'result.json' else 'not a run folder'}"
         ]
     except (ValueError, ConfigError, AttributeError) as error:
         return [f"result.json or config.json can't be read: {error}"]
@@ -94,15 +106,15 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         else [f"result.json says {said} for the metric, metrics.jsonl says {found}"]
     )
     wanted = {name: last[name] for name in METRICS if name in last}
-    if json.dumps(result.get("metrics"), sort_keys=True) != json.dumps(
-        wanted, sort_keys=True
-    ):  # NaN is NaN here
+    # As text, because NaN does not equal NaN.
+    if json.dumps(result.get("metrics"), sort_keys=True) != json.dumps(wanted, sort_keys=True):
         problems.append(
             f"result.json says {result.get('metrics')} for the metrics, metrics.jsonl says {wanted}"
         )
     if last.get("step") != result.get("steps"):
         problems.append(
-            f"the last metrics are those of step {last.get('step')}, and the run ended at step {result.get('steps')}"
+            f"the last metrics are those of step {last.get('step')}, and the run ended at step"
+            f" {result.get('steps')}"
         )
     return problems
 
@@ -143,14 +155,14 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
     said = result.get("epsilon")
     if not _close(said, found):
         problems.append(
-            f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ = {config.delta:g})"
+            f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ ="
+            f" {config.delta:g})"
         )
     if result.get("delta") != config.delta:
         problems.append(f"δ: result.json says {result.get('delta')}, config.json {config.delta}")
     summed = {row.step for row in ledger.rows() if "sum" in row.query}
-    skips = (
-        config.empty == "skip"
-    )  # the paper's own form: an empty batch takes a number, but has no row
+    # With the paper's own form, an empty batch has a number but no row.
+    skips = config.empty == "skip"
     last = len(summed) if skips else max((row.step for row in ledger.rows()), default=-1) + 1
     if result.get("steps") != last:
         problems.append(
@@ -158,13 +170,49 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         )
     if not skips and (missing := sorted(set(range(last)) - summed)):
         problems.append(
-            f"the ledger has no sum for {len(missing)} of {last} steps, the first of them {missing[0]}"
+            f"the ledger has no sum for {len(missing)} of {last} steps; the first missing step is"
+            f" {missing[0]}"
         )
     return problems + _exactness(result, ledger) + _stated(result, config, ledger)
 
 
+def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
+    """Checks that every noisy release is on a grid that is fine enough for the trained network."""
+    noisy = [row for row in ledger.rows() if row.noise_multiplier > 0]
+    without = sum(not row.exact for row in noisy)
+    if without:
+        return [
+            f"{without} of {len(noisy)} releases are not on a grid: they were made by a version"
+            " whose noise could be attacked through its last digits. Train again"
+        ]
+    size = result.get("parameters")
+    if not isinstance(size, int):
+        return [
+            "result.json does not say how many parameters were trained, so the grid can't be"
+            " checked"
+        ]
+    declared = _declared(str(result.get("method")))
+    for row in noisy:
+        own = row.query.partition(": ")[2]
+        if own in declared and not _close(row.clip, declared[own]):
+            return [
+                f"step {row.step}: the query {own!r} is bounded by {declared[own]:g}, not by"
+                f" {row.clip:g}"
+            ]
+        # A rule's own query ("sum: count") is a few numbers, not the network. Columns beside a sum
+        # may share its grid.
+        least = 1 if own else size
+        coarsest = spacing(row.clip, row.noise_multiplier, least)
+        if not spacing(row.clip, row.noise_multiplier, least + _BESIDE) <= row.grid <= coarsest:
+            return [
+                f"step {row.step}: a grid of {row.grid:g} is not that of {least} coordinates,"
+                f" {coarsest:g}"
+            ]
+    return []
+
+
 def _declared(method: str) -> dict[str, float]:
-    """What each own query of a named method bounds one record by."""
+    """The bound of each own query of a named method."""
     from ..methods import get, names
 
     if method not in names():
@@ -173,41 +221,8 @@ def _declared(method: str) -> dict[str, float]:
     return {name: extra.sensitivity for name, extra in extras if extra.sensitivity is not None}
 
 
-def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
-    """Every noisy release lies on a grid that is fine enough for the network that it trained."""
-    noisy = [row for row in ledger.rows() if row.noise_multiplier > 0]
-    without = sum(not row.exact for row in noisy)
-    if without:
-        return [
-            f"{without} of {len(noisy)} releases lie on no grid: they were made by a version whose noise could be attacked "
-            "through its last digits. Train again"
-        ]
-    size = result.get("parameters")
-    if not isinstance(size, int):
-        return [
-            "result.json does not say how many parameters were trained, so the grid can't be checked"
-        ]
-    declared = _declared(str(result.get("method")))
-    for row in noisy:
-        own = row.query.partition(": ")[2]
-        if own in declared and not _close(row.clip, declared[own]):
-            return [
-                f"step {row.step}: the query {own!r} is bounded by {declared[own]:g}, not by {row.clip:g}"
-            ]
-        # A rule's own query ("sum: count") is a few numbers, not the network; columns beside a sum may share its grid.
-        least = size if ": " not in row.query else 1
-        coarsest, finest = (
-            spacing(row.clip, row.noise_multiplier, least + more) for more in (0, _BESIDE)
-        )
-        if not finest <= row.grid <= coarsest:
-            return [
-                f"step {row.step}: a grid of {row.grid:g} is not that of {least} coordinates, {coarsest:g}"
-            ]
-    return []
-
-
 def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]:
-    """The figures beside ε that a reader may quote: what the configuration asked for, and what the ledger's rows are."""
+    """Checks the numbers beside ε that a reader may quote, against configuration and ledger."""
     from ..accounting import ACCOUNTANTS
 
     head, events = ledger.header, ledger.events()
@@ -240,7 +255,7 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
         )
     for name, said in (result.get("epsilon_by") or {}).items():
         if name not in ACCOUNTANTS:
-            problems.append(f"ε by {name!r}: there is no such accountant")
+            problems.append(f"ε by {name!r}: there is no accountant of this name")
         elif said is not None:
             try:
                 numbers[f"ε by {name}"] = (said, _epsilon(tuple(events), config.delta, name))
@@ -249,7 +264,8 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
     if group := result.get("group"):
         if group.get("delta") != config.delta:
             problems.append(
-                f"δ of a {group.get('unit')}: result.json says {group.get('delta')}, config.json {config.delta}"
+                f"δ of a {group.get('unit')}: result.json says {group.get('delta')}, config.json"
+                f" {config.delta}"
             )
         if group.get("epsilon") is not None:
             found = _group_epsilon(tuple(events), config.delta, group.get("records"))
@@ -266,11 +282,11 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
 
 
 def _drawn(config: Config) -> float:
-    """How many times the batch are drawn as candidates (dp-is)."""
+    """How many times the batch size is drawn as candidates (dp-is)."""
     return float(config.method_options.get("cap", 1.0))
 
 
-# Many runs of an experiment have the same steps; a search over them takes seconds.
+# Many runs of an experiment have the same steps, and each computation takes seconds.
 @functools.lru_cache(maxsize=256)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float | None:
     from ..accounting import epsilon
@@ -281,7 +297,7 @@ def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float 
 
 @functools.lru_cache(maxsize=256)
 def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> float | None:
-    from ..accounting import group_epsilon
+    from ..accounting._accounting import group_epsilon
 
     try:
         return group_epsilon(events, delta, records)
@@ -290,7 +306,7 @@ def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> flo
 
 
 def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    """Fits every tail again from its eigenvalues and lets a fresh controller work out C."""
+    """Fits every tail again from its eigenvalues, and recomputes C with a new controller."""
     import torch
 
     from ..spectrum import Reading, fit_tail
@@ -317,7 +333,8 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
                 said = line["layers"][name]["zeta"]
                 if fit.ok and not _close(said, fit.zeta):
                     problems.append(
-                        f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not {said}"
+                        f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not"
+                        f" {said}"
                     )
             state = controller.update(Reading(line["step"], fits, shapes, spectra), state)
             if not _close(line["clip"], state.clip):
@@ -329,20 +346,20 @@ def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
             return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
     try:
         if result.get("probes") != probe_summary(lines):
-            problems.append("what result.json says of the probes is not what probes.jsonl has")
+            problems.append("the summary of the probes in result.json differs from probes.jsonl")
     except (KeyError, TypeError) as error:
-        problems.append(f"probes.jsonl can't be summed up: {error!r}")
+        problems.append(f"probes.jsonl can't be summarised: {error!r}")
     return problems + _used(folder, result, lines)
 
 
 def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
-    """The C that the probes say is the one that the ledger's noise was scaled by."""
+    """Checks that the ledger's noise was scaled by the C of the probes."""
     from ..ledger import Ledger
 
     try:
         rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
     except (FileNotFoundError, LedgerError):
-        return []  # said already
+        return []  # already reported
     clips = clip_path(lines[0]["clip_before"], lines, int(result.get("steps", 0)))
     first = clips[0] if clips else 1.0
     unit = next((row.clip / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
@@ -353,13 +370,17 @@ def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]
             and not _close(row.clip, unit * clips[row.step])
         ):
             return [
-                f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C = {clips[row.step]:.6g}"
+                f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C ="
+                f" {clips[row.step]:.6g}"
             ]
     return []
 
 
 def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """What result.json says of C, against the lines that tell each change of it. Of a long run not all changes are kept: nothing is said then."""
+    """Checks what result.json says about C against the lines that record its changes.
+
+    A long run does not keep all changes; then nothing is checked.
+    """
     said = result.get("clip")
     if said is None:
         return []
@@ -376,7 +397,7 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         }
         differing = [name for name, value in wanted.items() if not _close(said[name], value)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        return [f"what result.json says of C can't be checked: {error!r}"]
+        return [f"what result.json says about C can't be checked: {error!r}"]
     return [
         f"C: result.json says {said[name]} ({name}), the lines that change it give {wanted[name]}"
         for name in differing
@@ -384,28 +405,30 @@ def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
 
 
 def _clipped(folder: RunFolder, clips: list[float]) -> list[str]:
-    """Every sum was clipped at the C of its update; or all of them at one bound, by a rule that divides by C."""
+    """Checks that every sum was clipped at the C of its update.
+
+    A rule that divides by C has one bound for all sums.
+    """
     from ..ledger import Ledger
 
     try:
-        rows = [
-            row
-            for row in Ledger.from_jsonl(folder / "ledger.jsonl").rows()
-            if ": " not in row.query
-        ]
+        every = Ledger.from_jsonl(folder / "ledger.jsonl").rows()
+        rows = [row for row in every if ": " not in row.query]
     except (FileNotFoundError, LedgerError):
-        return []  # said already
+        return []  # reported already
     if not rows or not clips:
         return []
     if not _close(rows[0].clip, clips[0]):
         return [
-            f"C: the run began at {clips[0]:.6g}, and its first sum was clipped at {rows[0].clip:.6g}"
+            f"C: the run began at {clips[0]:.6g}, and its first sum was clipped at"
+            f" {rows[0].clip:.6g}"
         ]
     if all(row.clip == rows[0].clip for row in rows):
         return []
     for row in rows:
         if row.step < len(clips) and not _close(row.clip, clips[row.step]):
             return [
-                f"step {row.step}: C was {clips[row.step]:.6g}, and the sum was clipped at {row.clip:.6g}"
+                f"step {row.step}: C was {clips[row.step]:.6g}, and the sum was clipped at"
+                f" {row.clip:.6g}"
             ]
     return []
