@@ -92,7 +92,7 @@ def test_the_walk_meets_what_holds_keys(live):
         "Turn",
         "Position",
         "Stream",
-        "Tape",
+        "ForwardRng",
         "Draw",
         "Mechanism",
         "PrivacyEngine",

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from ..control.base import bound_probe
 from ..errors import NoGuarantee, OwnerWarning
-from ..gradients import Recorder, Shadow, make_shadows
+from ..gradients import CaptureBuffer, LayerCapture, make_shadows
 from ..ledger import Event, Header, Ledger
 from ..methods import Budget, Method, Schedule, at
 from ..randomness import Stream
@@ -86,7 +86,7 @@ class PrivacyEngine:
         self.accountant = accountant
         self._seed = seed
         self._run: Run | None = None
-        self._recorder = Recorder()
+        self._recorder = CaptureBuffer()
         self._said_delta = False
 
     # -- making private -------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class PrivacyEngine:
     def describe(self) -> Description:
         """Which path the per-example gradients of each parameter take."""
         run = self._private()
-        found: dict[nn.Parameter, list[Shadow]] = {}
+        found: dict[nn.Parameter, list[LayerCapture]] = {}
         for shadow in run.shadows:
             for parameter in shadow.parameters.values():
                 found.setdefault(parameter, []).append(shadow)

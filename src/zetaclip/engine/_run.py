@@ -25,7 +25,7 @@ from ..clipping import Affine
 from ..control import Probe, Released
 from ..control.base import check_clip
 from ..errors import PrivacyLeakWarning
-from ..gradients import Chunk, Layout, Recorder, Shadow
+from ..gradients import CaptureBuffer, Chunk, LayerCapture, Layout
 from ..gradients.capture import exact
 from ..ledger import Event, Key, Ledger, Row
 from ..ledger._journal import Journal
@@ -33,7 +33,7 @@ from ..mechanism import Draw, Mechanism, sum_room
 from ..methods import Method, Plan, at
 from ..methods._updates import scaled_rates
 from ..randomness import Stream, subkey
-from ..randomness._forward import Tape, users_streams
+from ..randomness._forward import ForwardRng, users_streams
 from ._distributed import Ranks, check_equal
 from ._guard import FORKED, Guard, OrderError
 from ._loss_check import LossCheck
@@ -64,8 +64,8 @@ class Run:
         module: nn.Module,
         optimizer: Optimizer,
         named: dict[str, nn.Parameter],
-        recorder: Recorder,
-        shadows: list[Shadow],
+        recorder: CaptureBuffer,
+        shadows: list[LayerCapture],
         dataset: Any,
         settings: Settings,
         method: Method,
@@ -138,7 +138,7 @@ class Run:
         self._ticket = 0
         self._resumed = False
         self.refresh_requested: Callable[[], None] = lambda: None
-        self._tape = Tape(self.layout.device)
+        self._tape = ForwardRng(self.layout.device)
         self._room = sum_room(self.layout)
 
     # -- what is read once per batch ------------------------------------------------------------------
@@ -629,7 +629,7 @@ class Run:
         """The next iterator goes on inside the epoch."""
         self._resumed = True
 
-    def relayout(self, named: dict[str, nn.Parameter], shadows: list[Shadow]) -> None:
+    def relayout(self, named: dict[str, nn.Parameter], shadows: list[LayerCapture]) -> None:
         """Other trained parameters from now on."""
         self.layout, self.shadows = Layout.of(named), shadows
         self.guard = Guard(self.module, self.optimizer, self.layout, self.recorder, shadows)

@@ -4,7 +4,7 @@ Only ``zetaclip.mechanism`` may read the contents of a ``Chunk``.
 """
 
 from .attach import Refusal, make_shadows
-from .capture import CaptureError, Recorder, Shadow, is_private
+from .capture import CaptureBuffer, CaptureError, LayerCapture, is_private
 from .reduce import Chunk, Layout
 from .rules import LAYER_RULES, LayerRule, layer_rule
 
@@ -14,9 +14,9 @@ __all__ = [
     "Chunk",
     "LayerRule",
     "Layout",
-    "Recorder",
+    "CaptureBuffer",
     "Refusal",
-    "Shadow",
+    "LayerCapture",
     "is_private",
     "layer_rule",
     "make_shadows",

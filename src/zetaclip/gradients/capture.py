@@ -33,7 +33,7 @@ Contributions = dict[str, Contribution]
 Received = dict[int, list[Contribution]]
 
 
-class Recorder:
+class CaptureBuffer:
     """Collects the contributions of one module's layers while a batch is out.
 
     Attributes:
@@ -54,7 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.rows = 0
         self.turn = 0
-        self.uses: list[Shadow] = []
+        self.uses: list[LayerCapture] = []
         # Not keyed by the parameter: a tensor's hash runs in Python, which is slow.
         self.received: Received = {}
         self.anchor = torch.zeros((), requires_grad=True)
@@ -162,7 +162,12 @@ class _Record(Node):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor
+        ctx: Any,
+        y: Tensor,
+        anchor: Tensor,
+        shadow: LayerCapture,
+        backward: Callable,
+        *saved: Tensor,
     ) -> Tensor:
         ctx.mark_dirty(y)
         ctx.save_for_backward(*saved)
@@ -299,7 +304,7 @@ def _matmul_switch() -> str | None:
     return None if before == "highest" else before
 
 
-class Shadow:
+class LayerCapture:
     """Replaces one module's ``forward``.
 
     Args:
@@ -319,7 +324,7 @@ class Shadow:
         path: str,
         run: Callable[..., Any],
         parameters: dict[str, nn.Parameter],
-        recorder: Recorder,
+        recorder: CaptureBuffer,
     ) -> None:
         self.module = module
         self.name = name or "the module"
@@ -336,7 +341,7 @@ class Shadow:
             for key, parameter in part._parameters.items()
             if parameter is not None
         ]
-        self.narrower: dict[frozenset[str], Shadow] = {}
+        self.narrower: dict[frozenset[str], LayerCapture] = {}
         self.shadowed = module.__dict__.get("forward")
         self.inner: Callable[..., Any] = module.forward
 
@@ -364,7 +369,7 @@ class Shadow:
             recorder.uses.append(shadow)
         return self.run(shadow, *args, **kwargs)
 
-    def _narrowed(self) -> Shadow:
+    def _narrowed(self) -> LayerCapture:
         """A shadow of only the parameters that are in their places now and require a gradient.
 
         The others were frozen for this forward, or ``functional_call`` put other weights in their
@@ -394,7 +399,7 @@ class Shadow:
         left = {name: p for name, p in self.parameters.items() if id(p) in held}
         shadow = self.narrower.get(frozenset(left))
         if shadow is None:
-            shadow = self.narrower[frozenset(left)] = Shadow.__new__(Shadow)
+            shadow = self.narrower[frozenset(left)] = LayerCapture.__new__(LayerCapture)
             keys = {name: self.keys[name] for name in left}
             shadow.__dict__.update(self.__dict__, parameters=left, keys=keys)
         return shadow
@@ -489,4 +494,4 @@ def old_hook(module: nn.Module) -> bool:
 
 def is_private(module: nn.Module) -> bool:
     """Whether a layer of ``module`` already belongs to an engine."""
-    return any(isinstance(part.__dict__.get("forward"), Shadow) for part in module.modules())
+    return any(isinstance(part.__dict__.get("forward"), LayerCapture) for part in module.modules())

@@ -26,7 +26,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .capture import CaptureError, Shadow, exact
+from .capture import CaptureError, LayerCapture, exact
 from .contributions import Dense
 
 # Hooks that compute a weight from the parameters before each forward: torch's older
@@ -62,7 +62,7 @@ class _Alias(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int
+        ctx: Any, anchor: Tensor, shadow: LayerCapture, name: str, parameter: Tensor, rows: int
     ) -> Tensor:
         ctx.shadow, ctx.parameter_name, ctx.turn = shadow, name, shadow.recorder.turn
         return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
@@ -76,7 +76,7 @@ class _Alias(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
+def run_per_example(shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
     """The private forward of a module without a rule.
 
     Args:
@@ -167,7 +167,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     return _looped(shadow, one, aliases, tensors, dims, recurrent)
 
 
-def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
+def _refuse_unsplit(shadow: LayerCapture, args: tuple, kwargs: dict) -> None:
     """Raises if an argument that is not a tensor may contain one value per record.
 
     The module is run once per record, and only tensors are split. A list with as many items as
@@ -248,7 +248,7 @@ class _Unit(nn.Module):
     This includes global hooks. Only hooks that compute a weight from parameters run here.
     """
 
-    def __init__(self, shadow: Shadow) -> None:
+    def __init__(self, shadow: LayerCapture) -> None:
         super().__init__()
         self.unit, self.inner = shadow.module, shadow.inner
         self.inside = [(name, part) for name, part in self.unit.named_modules() if name]
@@ -299,7 +299,7 @@ def _call(unit: _Unit, parameters: dict[str, Tensor], args: tuple, kwargs: dict)
 
 
 def _vectorised(
-    shadow: Shadow,
+    shadow: LayerCapture,
     one: Callable[..., Any],
     aliases: dict[str, Tensor],
     tensors: list[Tensor],
@@ -319,7 +319,7 @@ def _vectorised(
     )
 
 
-def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
+def _check_single(shadow: LayerCapture, shape: torch.Size, dim: int) -> None:
     """Raises if a result for one record does not have one row."""
     if len(shape) <= dim or shape[dim] != 1:
         raise CaptureError(
@@ -329,7 +329,7 @@ def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
 
 
 def _looped(
-    shadow: Shadow,
+    shadow: LayerCapture,
     one: Callable[..., Any],
     aliases: dict[str, Tensor],
     tensors: list[Tensor],
@@ -357,7 +357,7 @@ def _looped(
     return tree_unflatten(joined, structure)
 
 
-def _same_for_all(shadow: Shadow, values: tuple) -> Any:
+def _same_for_all(shadow: LayerCapture, values: tuple) -> Any:
     """A result that is not a tensor, if it is the same for every record; otherwise raises."""
     first = values[0]
     plain = first is None or isinstance(first, (bool, int, float, str, torch.dtype, torch.device))

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from . import generator_state, subkey
 
-# Protects the process-wide streams and the state of ``Tape``. It is reentrant.
+# Protects the process-wide streams and the state of ``ForwardRng``. It is reentrant.
 _streams = threading.Condition(threading.RLock())
 # How long ``alone`` waits for the chunks of other threads, in seconds.
 PATIENCE = 600.0
@@ -52,7 +52,7 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class Tape:
+class ForwardRng:
     """Sets torch's generators to a secret key, and restores the user's states afterwards.
 
     The generators belong to the process, and several engines may have a batch out. The first
@@ -69,7 +69,7 @@ class Tape:
     returns a secret state.
     """
 
-    _out: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
+    _out: ClassVar[weakref.WeakSet[ForwardRng]] = weakref.WeakSet()
     _aside: ClassVar[dict[torch.device, dict[str, Tensor]]] = {}  # the user's saved states
     # Values of ``torch.initial_seed`` that our keys set; another value means that the user seeded.
     _marks: ClassVar[set[int]] = set()
@@ -86,12 +86,12 @@ class Tape:
     def lend(self, key: bytes) -> None:
         """Sets torch's generators to ``key``."""
         with _streams:
-            if torch.initial_seed() not in Tape._marks:
-                Tape._out.clear()  # the user has seeded torch, so the saved states are obsolete
-            if not Tape._out:
+            if torch.initial_seed() not in ForwardRng._marks:
+                ForwardRng._out.clear()  # the user has seeded torch, so the saved states are obsolete
+            if not ForwardRng._out:
                 _give_back()  # states left by an engine that no longer exists
-            Tape._aside.setdefault(self._device, users_streams(self._device))
-            Tape._out.add(self)
+            ForwardRng._aside.setdefault(self._device, users_streams(self._device))
+            ForwardRng._out.add(self)
             self._thread = threading.get_ident()
             _follow(key)
             if self._device.type == "cuda":
@@ -103,9 +103,9 @@ class Tape:
     def take_back(self) -> None:
         """Restores the user's states, unless the user has seeded torch or another chunk is out."""
         with _streams:
-            if self in Tape._out:
-                Tape._out.discard(self)
-                if not Tape._out:
+            if self in ForwardRng._out:
+                ForwardRng._out.discard(self)
+                if not ForwardRng._out:
                     _give_back()
                 _streams.notify_all()
 
@@ -113,20 +113,20 @@ class Tape:
 def _follow(key: bytes) -> None:
     """Sets torch's CPU generator to a secret key, and marks its seed as one of ours."""
     torch.set_rng_state(generator_state(key))
-    Tape._marks.add(torch.initial_seed())
+    ForwardRng._marks.add(torch.initial_seed())
 
 
 def _give_back() -> None:
-    if torch.initial_seed() in Tape._marks:
-        for device, states in Tape._aside.items():
+    if torch.initial_seed() in ForwardRng._marks:
+        for device, states in ForwardRng._aside.items():
             set_public_streams(states, device)
-    Tape._aside.clear()
-    Tape._marks.clear()
+    ForwardRng._aside.clear()
+    ForwardRng._marks.clear()
 
 
 def _others_out() -> bool:
     """Whether another thread may be drawing masks."""
-    where = {tape._thread for tape in Tape._out} - {threading.get_ident()}
+    where = {tape._thread for tape in ForwardRng._out} - {threading.get_ident()}
     # Threads that have ended do not count.
     return bool(where) and any(thread.ident in where for thread in threading.enumerate())
 
@@ -138,10 +138,10 @@ def users_streams(device: torch.device) -> dict[str, Tensor]:
     """
     with _streams:
         streams = public_streams(device)
-        if torch.initial_seed() in Tape._marks:
-            for states in Tape._aside.values():
+        if torch.initial_seed() in ForwardRng._marks:
+            for states in ForwardRng._aside.values():
                 streams["cpu"] = states["cpu"]
-            streams |= Tape._aside.get(device, {})
+            streams |= ForwardRng._aside.get(device, {})
         return streams
 
 
@@ -155,12 +155,12 @@ def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
         device: The device of the model.
     """
     with _streams:
-        if Tape._out and torch.initial_seed() in Tape._marks:
-            for aside in Tape._aside.values():
+        if ForwardRng._out and torch.initial_seed() in ForwardRng._marks:
+            for aside in ForwardRng._aside.values():
                 aside["cpu"] = states["cpu"]
-            Tape._aside[device] = {**Tape._aside.get(device, {}), **states}
+            ForwardRng._aside[device] = {**ForwardRng._aside.get(device, {}), **states}
         else:
-            Tape._aside.clear()
+            ForwardRng._aside.clear()
             set_public_streams(states, device)
 
 
