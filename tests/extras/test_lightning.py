@@ -541,8 +541,8 @@ def test_no_way_of_saving_writes_secrets_into_a_checkpoint(tmp_path):
     other.validate(net, loader(), verbose=False)
     other.save_checkpoint(tmp_path / "other.ckpt")
     content = (tmp_path / "other.ckpt").read_bytes()
-    for stream in (run.sampling, run.noise):
-        assert stream.state not in content and stream.state.hex().encode() not in content
+    for key in (run.state.sampling, run.state.noise):
+        assert key not in content and key.hex().encode() not in content
     assert not (tmp_path / "other.ckpt.private").exists()
 
 

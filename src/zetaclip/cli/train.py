@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         ):  # rank 0 was started with the same words, and says the same
             return 2
         raise CommandError(error) from error
-    from ..engine._distributed import group_from_environment
+    from ..engine._group import group_from_environment
 
     keep_freed_memory()
     with group_from_environment(config.device) as rank:

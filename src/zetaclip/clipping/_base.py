@@ -6,11 +6,13 @@ move the sum. The mechanism checks the agreement at every step, on the values th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
+from ..control import Released
 from ..gradients import rows
 
 
@@ -59,31 +61,62 @@ class Affine:
         return mean
 
 
-@runtime_checkable
-class ClipRule(Protocol):
-    """``factors`` and ``sensitivity``; everything else is optional and found by name.
+class ClipRule(ABC):
+    """How long each record's gradient may be. Subclass it: ``factors`` and ``sensitivity`` are required.
 
-    - ``factors(norms, clip, coins)``: one float64 factor per norm. ``coins(count)`` gives secret float64 uniforms in
-      [0, 1), for rules that toss coins; the same come out however the batch is split into chunks, if one is
-      asked for per example, in order.
-    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``. Noise is scaled by 2^-9 more,
-      for what rounding to the grid and arithmetic can add.
-    - ``extras(norms, clip) -> dict[str, Extra]``: see ``Extra``.
-    - ``init(numel) -> state`` and ``update(released, state) -> state``: a state made of released values only, a dict of
-      plain values and tensors.
-    - ``transform(state) -> Affine | None``.
+    The other methods have defaults that do nothing: release further columns (``extras``), keep a state of released values (``init``,
+    ``update``), or map gradients before the norm (``transform``).
+
+    **Guarantee.** The mechanism checks at every step that ``factor * norm <= sensitivity``, and stops before anything is released if
+    a rule breaks it.
     """
 
+    name: str
+
+    @abstractmethod
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        """One float64 factor per norm.
+
+        Args:
+            norms: of the records' gradients, float64.
+            clip: C.
+            coins: ``coins(count)`` gives secret float64 uniforms in [0, 1). The same ones come however the batch is split into
+                chunks, if one is asked for per record, in order.
+        """
+
+    @abstractmethod
+    def sensitivity(self, clip: float) -> float:
+        """S with ``factor * norm <= S`` for every norm, 0 or huge. Noise is scaled by 2^-9 more, for rounding and arithmetic."""
+
+    def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
+        """What is released beside the gradient; see ``Extra``. Called with no norms, it must still say which columns there are."""
+        return {}
+
+    def init(self, numel: int) -> Any:
+        """The state before the first release: a dict of plain values and tensors, for ``numel`` trained numbers."""
+        return None
+
+    def update(self, released: Released, state: Any) -> Any:
+        """The state after a release; a function of released values only."""
+        return state
+
+    def transform(self, state: Any) -> Affine | None:
+        """A map of each gradient before its norm is taken; None for none."""
+        return None
+
     @property
-    def name(self) -> str: ...
+    def remembers(self) -> bool:
+        """Whether it keeps a state from one release to the next."""
+        return type(self).update is not ClipRule.update or type(self).init is not ClipRule.init
 
-    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor: ...
-
-    def sensitivity(self, clip: float) -> float: ...
+    @property
+    def maps(self) -> bool:
+        """Whether it maps gradients before their norm."""
+        return type(self).transform is not ClipRule.transform
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(ClipRule):
     """Scale an example's whole gradient down to norm C where it is longer: ordinary DP-SGD.
 
     **Guarantee.** factor * norm <= C for every norm; the identity for norm <= C.

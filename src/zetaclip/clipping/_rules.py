@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..gradients import rows
-from ._base import Extra
+from ._base import ClipRule, Extra
 
 
 @dataclass(frozen=True)
-class AutoS:
+class AutoS(ClipRule):
     """Every gradient becomes nearly a vector of length C: C g / (|g| + γ). There is nothing to tune but the step.
 
     **Edge cases.** norm 0: factor C/γ, which scales nothing.
@@ -35,7 +35,7 @@ class AutoS:
 
 
 @dataclass(frozen=True)
-class Psac:
+class Psac(ClipRule):
     """C g / (n + r / (n + r)): like AUTO-S for long gradients, and no blow-up of the tiny ones.
 
     **Edge cases.** norm 0: factor C exactly.
@@ -52,7 +52,7 @@ class Psac:
 
 
 @dataclass(frozen=True)
-class Thinned:
+class Thinned(ClipRule):
     """A record joins with probability min(1, norm / C) and then adds C times its direction.
 
     **Guarantee.** Whoever joins moves the sum by C, and nobody joins with more than the rate at which candidates were
@@ -72,7 +72,7 @@ class Thinned:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(ClipRule):
     """Ordinary clipping, and beside it how many gradients were shorter than τC, as a query of its own.
 
     Each record adds +1/2 or -1/2, so the count's sensitivity is 1/2; counting 0 and 1 would make it 1. ``noise_multiplier`` is
@@ -98,7 +98,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Slack:
+class Slack(ClipRule):
     """Ordinary clipping, with each record's unused norm written into K more coordinates of the same Gaussian.
 
     With λ = C / √K the slots are filled one after the other, up to λ each, with √K (C - n). For n <= C their squares sum to at

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..control import Released
-from ._base import Affine, Flat
+from ._base import Affine, ClipRule, Flat
 
 # A scale below this would divide by nearly nothing.
 SMALLEST_SCALE = 1e-8
@@ -67,7 +67,7 @@ class Moments:
         }
 
 
-class _Clipped:
+class _Clipped(ClipRule):
     """Ordinary clipping in the mapped coordinates."""
 
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:

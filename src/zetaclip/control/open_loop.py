@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from .base import Probe, check_clip
+from .base import Controller, Probe, check_clip
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Clock:
         return step
 
 
-class Schedule:
+class Schedule(Controller):
     """C = ``function(t)`` for the update number t = 0, 1, 2, ...
 
     **Guarantee.** The plan must be public: a function of the step alone. One tuned on the private data is not

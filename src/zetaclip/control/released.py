@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .base import Probe, Released, check_clip, check_inside
+from .base import Controller, Released, check_clip, check_inside
 
 # A C without bounds must stay a positive number.
 _LARGEST = 1e30
@@ -35,11 +35,10 @@ class PacedClip:
     step: int = 0
 
 
-class _ReadsReleases:
+class _ReadsReleases(Controller):
     """``probe`` is None: the reading is what the last pass released beside the gradient, under the name that it ``needs``."""
 
-    probe: Probe | None = None
-    needs: ClassVar[str] = "count"
+    needs: ClassVar[str | None] = "count"
     reads_gradient: ClassVar[bool] = False
 
     def entry(self, state: Any) -> tuple[Any, ...] | None:
@@ -95,8 +94,10 @@ class Quantile(_ReadsReleases):
 
 @dataclass(frozen=True)
 class Paced(_ReadsReleases):
-    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate rises by ``up`` while few gradients are clipped,
-    and falls by ``down`` while many are. The engine multiplies the rates of the optimizer by ``state.rate``."""
+    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate follows the share of clipped gradients.
+
+    It rises by ``up`` while few gradients are clipped, and falls by ``down`` while many are.
+    """
 
     initial: float = 3.0
     clip_rate: float = 0.2
@@ -133,6 +134,10 @@ class Paced(_ReadsReleases):
             rate = max(self.rate_bounds[0], self.down * rate)
         return PacedClip(clip, rate, smoothed, released.step + 1)
 
+    def rate(self, state: Any) -> float:
+        """What the engine multiplies the optimizer's learning rates by."""
+        return state.rate
+
 
 @dataclass(frozen=True)
 class SlackControl(_ReadsReleases):
@@ -141,7 +146,7 @@ class SlackControl(_ReadsReleases):
     p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the target lie below the first.
     """
 
-    needs: ClassVar[str] = "slack"
+    needs: ClassVar[str | None] = "slack"
     initial: float = 1.0
     beta: float = 0.5
     gain: float = 0.2

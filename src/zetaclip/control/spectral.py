@@ -26,7 +26,7 @@ from typing import Any
 from ..spectrum.null import random_null
 from ..spectrum.probe import Probe as WeightProbe
 from ..spectrum.probe import Reading
-from .base import Probe, check_clip
+from .base import Controller, Probe, check_clip
 
 _STARTS = ("first", "center", "debias")
 _LAWS = ("p", "pi", "pid")
@@ -63,7 +63,7 @@ class SpectralState:
     failed_fits: int = 0
 
 
-class Spectral:
+class Spectral(Controller):
     """WW-DP-SGD's controller. ``Spectral()`` is the practical form, ``Spectral.paper()`` the literal one.
 
     Args:
@@ -148,7 +148,7 @@ class Spectral:
         )
         if isinstance(layers, WeightProbe):
             layers = layers.configured(fit=fit, period=period, shuffle=signal == "shuffled")
-        elif not (hasattr(layers, "bind") and hasattr(layers, "read")):
+        elif not isinstance(layers, Probe):
             raise TypeError(
                 f"probe must be a name, a list of names or a Probe, not {type(layers).__name__}"
             )
@@ -263,11 +263,11 @@ class Spectral:
         """The centre of a layer's zone."""
         if self.zone == "fixed":
             return self.center
-        k = getattr(self.probe, "k", None)
+        k = self.probe.k if isinstance(self.probe, WeightProbe) else None
         return random_null(reading.shapes[layer], self.fit, k).median - self.radius
 
     def _aggregate(self, values: Sequence[float]) -> float:
-        if getattr(self.probe, "aggregate", "median") == "mean":
+        if isinstance(self.probe, WeightProbe) and self.probe.aggregate == "mean":
             return statistics.fmean(values)
         return float(statistics.median(values))
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset, TensorDataset
 
 from ..randomness._forward import alone
-from ._sampling import index_array
+from ._dataset_checks import index_array
 
 # Records that are looked at where the data set is not in memory.
 _SAMPLED = 64

@@ -340,7 +340,7 @@ class Guard:
                 f"{', '.join(silent)}: no gradient came back, or fewer than the layer was used. Such a parameter counts as "
                 "having a gradient of zero there, and still gets noise; freeze it (requires_grad_(False)) if it is not meant "
                 "to be trained",
-                stacklevel=5,
+                stacklevel=7,
             )
 
 

@@ -19,7 +19,7 @@ from ..gradients.capture import exact
 from ..gradients.fallback import untensored
 from ..randomness._forward import untouched
 from ._power import PowerIterations
-from ._sampling import record_shapes, shapes_differ
+from ._records import record_shapes, shapes_differ
 from ._validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]

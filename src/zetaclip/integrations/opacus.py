@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..control.base import Controller, Probe, bound_probe
+from ..control.base import BoundProbe, Controller, bound_probe
 
 # The optimizer whose one max_grad_norm both clips and scales the noise, and the one whose clip lives in the
 # module. Per-layer, adaptive and distributed ones keep C elsewhere or change it themselves.
@@ -25,7 +25,7 @@ class AttachedSpectral:
     """What ``attach_spectral`` returns: the current C, its history, and the way to undo it."""
 
     def __init__(
-        self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe
+        self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: BoundProbe
     ) -> None:
         self.optimizer = optimizer
         self.controller = controller
@@ -65,9 +65,7 @@ class AttachedSpectral:
         """Ends the control. C stays where it is; a run in which no probe was usable is warned about."""
         self._handle.remove()
         self.optimizer.zetaclip_controller = None
-        finish = getattr(self.controller, "finish", None)
-        if finish is not None:
-            finish(self.state)
+        self.controller.finish(self.state)
 
     def _after_update(self, *_: Any) -> None:
         self.steps += 1

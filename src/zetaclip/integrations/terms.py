@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from ..accounting import affordable, epsilon
 from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoint
+from ..engine._dataset_checks import check_loader
+from ..engine._loader import PoissonLoader
 from ..engine._optimizer import PrivateOptimizer
-from ..engine._sampling import PoissonLoader, check_loader
 from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..methods import _table as methods
@@ -114,7 +115,7 @@ class Terms:
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
         if earlier is not None:
-            engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
+            engine.ledger.header = checkpoint.joined(engine.ledger.header, earlier.header)
             engine.ledger.merge(earlier.rows())
         return engine, made[1], made[2]
 
@@ -159,7 +160,7 @@ class Updates:
         self.rewind: dict[str, Tensor] | None = (
             None  # what torch's own generators are set to before the first item
         )
-        self._run = optimizer._run
+        self._loop = optimizer._loop
         self._chunks: Iterator[Any] = iter(())
 
     @property
@@ -175,10 +176,10 @@ class Updates:
 
     def __iter__(self) -> Iterator[Any]:
         if self.rewind is not None:
-            set_users_streams(self.rewind, self._run.layout.device)
+            set_users_streams(self.rewind, self._loop.model.layout.device)
             self.rewind = None
         self._chunks = iter(self.loader)
-        while self.limit is None or self._run.step_count < self.limit:
+        while self.limit is None or self._loop.state.step < self.limit:
             try:
                 chunk = next(self._chunks)
             except StopIteration:  # the engine's epoch; the framework's may be another one
@@ -190,12 +191,14 @@ class Updates:
         """Goes on from what a framework's checkpoint held: bit for bit where its secrets lie in ``hidden``, else with fresh ones."""
         found = hidden.exists()
         try:
-            checkpoint.restore(self._run, public, place, hidden if found else None)
+            checkpoint.restore(self._loop, public, place, hidden if found else None)
         except checkpoint.CheckpointError as problem:
-            if "fresh streams" not in str(problem) or hidden.name in str(problem):
+            if problem.remedy is not checkpoint.Remedy.FRESH_STREAMS:
                 raise
             raise checkpoint.CheckpointError(
-                f"{problem}; here, that is to resume without {hidden.name}"
+                problem.reason,
+                problem.remedy,
+                f". To go on with fresh streams, resume without {hidden.name}",
             ) from None
         if found:
             # Frameworks draw from torch's stream before the first batch; the user's code must go on where it was.
@@ -209,7 +212,7 @@ class Updates:
 
     def rest(self) -> Iterator[Any]:
         """What is still to be run forward, backward and stepped, after the item that is out was."""
-        while not (self._run.between_batches and self._run.phase == 0):
+        while self._loop.batch is not None or self._loop.state.phase:
             yield next(self._chunks)
 
     # The place within the epoch is the engine's to keep; this says so to frameworks that ask.

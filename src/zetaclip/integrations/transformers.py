@@ -153,8 +153,8 @@ class PrivateTrainer(Trainer):
             earlier,
             loss_reduction="sum",
         )
-        self._private._run.losses.by_hand("mean", _MEAN_OVER_ROWS)
-        rehearse(self._private._run, loader, self._loss_of, "mean")
+        self._private._loop.model.losses.by_hand("mean", _MEAN_OVER_ROWS)
+        rehearse(self._private._loop, loader, self._loss_of, "mean")
         self._updates = Updates(loader, self._private)
         if resume_from_checkpoint is not None:
             self._restore(Path(resume_from_checkpoint))
@@ -249,9 +249,9 @@ class PrivateTrainer(Trainer):
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared)
             self._check_loss(loss)
-            private._run.losses.look((loss,), (None,))
+            private._loop.model.losses.look((loss,), (None,))
             # Times the rows: the mean's division cancels before any gradient is rounded to half precision.
-            (loss * private._run.recorder.rows).backward()
+            (loss * private._loop.model.recorder.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
         if updates.limit is not None and engine.updates >= updates.limit:
@@ -331,33 +331,35 @@ class PrivateTrainer(Trainer):
 
     def _save_engine(self, folder: Path) -> None:
         assert self.engine is not None
-        run = self.engine._private()
-        with run.weights.restored():
-            public, secret = checkpoints.collect(run, folder.parent)
+        loop = self.engine._private()
+        with loop.model.weights.restored():
+            public, secret = checkpoints.collect(loop, folder.parent)
         for name in ("module", "optimizer"):  # the trainer keeps them itself
             del public[name]
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
         with replace_file(folder / _STATE) as file:
             torch.save(public, file)
-        run.watch(
+        loop.log.watch(
             folder.parent
         )  # and not in the checkpoint, which the trainer removes after a while
 
     def _restore(self, folder: Path) -> None:
         assert self.engine is not None and self._updates is not None
-        run = self.engine._private()
+        loop = self.engine._private()
         if not (folder / _STATE).exists():
             warnings.warn(
                 f"{folder.name} holds no private state: what was trained before it is not in the ledger, and ε does not count it",
                 stacklevel=2,
             )
             return
-        public = torch.load(folder / _STATE, map_location=run.layout.device, weights_only=True)
+        public = torch.load(
+            folder / _STATE, map_location=loop.model.layout.device, weights_only=True
+        )
         # The trainer has loaded both already.
         public |= {
-            "module": run.module.state_dict(),
-            "optimizer": copy.deepcopy(run.optimizer.state_dict()),
+            "module": loop.model.module.state_dict(),
+            "optimizer": copy.deepcopy(loop.update.optimizer.state_dict()),
         }
         self._updates.resume(public, folder.parent, secret_path(Path(os.path.abspath(folder))))
 
@@ -366,11 +368,11 @@ class _Taken(PrivateOptimizer):
     """What the trainer steps: the update was taken in ``training_step`` already, and here it is only checked that it was."""
 
     def __init__(self, private: PrivateOptimizer) -> None:
-        super().__init__(private.inner, private._run)
-        self._seen = private._run.step_count
+        super().__init__(private.inner, private._loop)
+        self._seen = private._loop.state.step
 
     def step(self, closure: Any = None) -> Any:
-        taken, self._seen = self._run.step_count - self._seen, self._run.step_count
+        taken, self._seen = self._loop.state.step - self._seen, self._loop.state.step
         if taken != 1:
             raise RuntimeError(
                 f"the trainer counted a step in which {taken} private updates were taken: training_step was overridden, and what it "

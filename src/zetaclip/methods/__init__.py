@@ -5,7 +5,17 @@
 ``names()`` lists them; ``Method`` composes a clip rule, a controller, passes and an update.
 """
 
-from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
+from ._composition import Method, NoiseBudget, NoiseSchedule, Pass, Plan, at, same_for_all
 from ._table import get, names
 
-__all__ = ["Budget", "Method", "Pass", "Plan", "Schedule", "at", "get", "names", "same_for_all"]
+__all__ = [
+    "Method",
+    "NoiseBudget",
+    "NoiseSchedule",
+    "Pass",
+    "Plan",
+    "at",
+    "get",
+    "names",
+    "same_for_all",
+]

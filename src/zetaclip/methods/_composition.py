@@ -19,13 +19,16 @@ from torch.optim import Optimizer
 from ..clipping import ClipRule, Extra, Flat
 from ..control import Constant, Controller, Released
 from ..ledger import Event
-from ._updates import build, check_family
+from ._updates import NoiseAware, build, check_family
 
 # σ at each update, public: a number, or a function of the number of updates done.
-Schedule = float | Callable[[int], float]
+NoiseSchedule = float | Callable[[int], float]
 
 
-def at(schedule: Schedule, step: int) -> float:
+_PUBLIC = {ClipRule: "zetaclip.ClipRule", Controller: "zetaclip.control.Controller"}
+
+
+def at(schedule: NoiseSchedule, step: int) -> float:
     """The value of a schedule at a step."""
     return float(schedule(step) if callable(schedule) else schedule)
 
@@ -47,13 +50,13 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Budget:
+class NoiseBudget:
     """What a method may spend, in DP-SGD's currency: T steps of (q, z).
 
     ``expected_batch_size`` is L; ``steps`` and ``delta`` are None where the user did not say.
     """
 
-    noise_multiplier: Schedule
+    noise_multiplier: NoiseSchedule
     sample_rate: float
     steps: int | None = None
     delta: float | None = None
@@ -79,7 +82,7 @@ class Plan:
     (the noise of its own queries, L), and ``sample_rate`` another q than DP-SGD's; None leaves them as they are.
     """
 
-    noise_multipliers: tuple[Schedule, ...]
+    noise_multipliers: tuple[NoiseSchedule, ...]
     steps: int | None = None
     rule: ClipRule | None = None
     sample_rate: float | None = None
@@ -120,7 +123,7 @@ class Plan:
         return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
 
 
-def same_for_all(budget: Budget) -> Plan:
+def same_for_all(budget: NoiseBudget) -> Plan:
     """One pass a step at the budget's own multiplier."""
     return Plan((budget.noise_multiplier,))
 
@@ -145,7 +148,7 @@ class Method:
     rule: ClipRule = field(default_factory=Flat)
     controller: Controller = field(default_factory=lambda: Constant(1.0))
     passes: tuple[Pass, ...] = (Pass(),)
-    plan: Callable[[Budget], Plan] = same_for_all
+    plan: Callable[[NoiseBudget], Plan] = same_for_all
     needs_steps: bool = False
     remember: Callable[[Released], dict[str, Tensor]] | None = None
     fixed: Collection[str] = frozenset()
@@ -173,6 +176,11 @@ class Method:
                 raise ValueError(
                     f"method {self.name!r}: a pass's batch is 'fresh' or 'same', not {part.batch!r}"
                 )
+        for value, kind in ((self.rule, ClipRule), (self.controller, Controller)):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"method {self.name!r}: {type(value).__name__} must subclass {_PUBLIC[kind]}"
+                )
 
     def optimizer(
         self, params: Iterable[Any], lr: float | None = None, **options: Any
@@ -184,13 +192,13 @@ class Method:
         """Refuses an optimizer that this method is not."""
         if not self.any_update:
             check_family(self.name, self.family, optimizer)
-        if hasattr(optimizer, "set_noise_std") and hasattr(self.rule, "transform"):
+        if isinstance(optimizer, NoiseAware) and self.rule.maps:
             raise ValueError(
                 f"{type(optimizer).__name__} subtracts one noise variance from every coordinate, but method {self.name!r} gives "
                 "each coordinate its own; use SGD, Adam or AdamW"
             )
 
-    def planned(self, budget: Budget) -> tuple[Method, Plan]:
+    def planned(self, budget: NoiseBudget) -> tuple[Method, Plan]:
         """The plan for a budget, and this method with the rule that the plan brings."""
         if self.needs_steps and (budget.steps is None or budget.delta is None):
             raise ValueError(
@@ -207,7 +215,7 @@ class Method:
         completed._check_noise()
         return completed, plan
 
-    def multipliers(self, budget: Budget) -> dict[str, tuple[float, float]]:
+    def multipliers(self, budget: NoiseBudget) -> dict[str, tuple[float, float]]:
         """What each query would be noised with under this budget: query -> multipliers at the first and last step."""
         method, plan = self.planned(budget)
         last = max(0, (budget.steps or 1) - 1)
@@ -222,12 +230,8 @@ class Method:
 
     def _extras(self) -> dict[str, Extra]:
         """What the rule releases beside the sum, as an empty batch has it."""
-        extras = getattr(self.rule, "extras", None)
-        return (
-            {}
-            if extras is None
-            else extras(torch.zeros(0, dtype=torch.float64), float(self.controller.init().clip))
-        )
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return self.rule.extras(nothing, float(self.controller.init().clip))
 
     def beside(self) -> float | None:
         """The multiplier of all own queries of the rule together, which stand beside each sum; None if it has none."""
@@ -240,11 +244,11 @@ class Method:
 
     @property
     def _plan_completes_rule(self) -> bool:
-        return "rule" in getattr(self.plan, "keywords", {})
+        return isinstance(self.plan, partial) and "rule" in self.plan.keywords
 
     def _check_signal(self) -> None:
         """The controller reads nothing that the rule does not release."""
-        needed = getattr(self.controller, "needs", None)
+        needed = self.controller.needs
         if needed is not None and needed not in self._extras():
             raise ValueError(
                 f"the controller {type(self.controller).__name__} reads the query {needed!r}, which the clip rule {self.rule.name!r} of method "
@@ -261,7 +265,7 @@ class Method:
                     "it one, or use a method that plans it, such as quantile"
                 )
 
-    def check_budgeted(self, budget: Budget) -> None:
+    def check_budgeted(self, budget: NoiseBudget) -> None:
         """Refuses a rule whose own query would come on top of the budget, because the plan does not know of it."""
         own = [name for name, extra in self._extras().items() if extra.sensitivity is not None]
         if own and self.planned(budget)[1].rule is None:
@@ -282,12 +286,13 @@ class Method:
         if isinstance(clipping, (int, float)) and not isinstance(clipping, bool):
             return self._replaced("controller", Constant(clipping))
         raise TypeError(
-            f"clipping= takes a number, a controller or a clip rule, not {type(clipping).__name__}; a whole method goes "
-            "into method="
+            f"clipping= takes a number, a controller or a clip rule, not {type(clipping).__name__}: a rule of your own must "
+            f"subclass {_PUBLIC[ClipRule]}, a controller {_PUBLIC[Controller]}; a whole method goes into method="
         )
 
     def _replaced(self, part: str, value: Any) -> Method:
-        if part in self.fixed and type(value) is not type(getattr(self, part)):
+        own = self.rule if part == "rule" else self.controller
+        if part in self.fixed and type(value) is not type(own):
             reason = f": {self.fixed[part]}" if isinstance(self.fixed, Mapping) else ""
             start = (
                 "; its starting norm is the method's option clip="

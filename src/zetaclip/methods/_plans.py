@@ -16,10 +16,10 @@ from typing import Any
 from ..accounting import calibrate, epsilon
 from ..accounting._accounting import AccountingError
 from ..ledger import Event
-from ._composition import Budget, Plan, Schedule, at
+from ._composition import NoiseBudget, NoiseSchedule, Plan, at
 
 
-def mapped(schedule: Schedule, change: Callable[[float], float]) -> Schedule:
+def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSchedule:
     """The same change at every step of a schedule."""
     if not callable(schedule):
         return change(float(schedule))
@@ -27,7 +27,7 @@ def mapped(schedule: Schedule, change: Callable[[float], float]) -> Schedule:
     return lambda step: change(float(moving(step)))
 
 
-def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Plan:
+def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -> Plan:
     """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2).
 
     Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most 3.3 %.
@@ -54,19 +54,19 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
     )
 
 
-def exact_count(budget: Budget, rule: Any) -> Plan:
+def exact_count(budget: NoiseBudget, rule: Any) -> Plan:
     """The count without noise, as published: no ε can be claimed, and the ledger's is infinite."""
     return Plan((budget.noise_multiplier,), rule=replace(rule, noise_multiplier=0.0))
 
 
-def same_batch(budget: Budget, share: float) -> Plan:
+def same_batch(budget: NoiseBudget, share: float) -> Plan:
     """Two sums on one batch; the first takes ``share`` of the precision 1/z²."""
     first, second = share**-0.5, (1 - share) ** -0.5
     z = budget.noise_multiplier
     return Plan((mapped(z, lambda value: first * value), mapped(z, lambda value: second * value)))
 
 
-def two_batches(budget: Budget, share: float) -> Plan:
+def two_batches(budget: NoiseBudget, share: float) -> Plan:
     """Two sums, each on a fresh batch: 2T steps that together cost what T steps of (q, z) do."""
     assert budget.steps is not None
     ratio = math.sqrt((1 - share) / share)
@@ -95,7 +95,7 @@ class Decay:
         ]
 
 
-def decaying(budget: Budget, ratio: float, floor: float) -> Plan:
+def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
     """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the budget."""
     assert budget.steps is not None and budget.steps_per_epoch is not None
     if callable(budget.noise_multiplier):
@@ -112,7 +112,7 @@ def decaying(budget: Budget, ratio: float, floor: float) -> Plan:
     return Plan((Decay(start, ratio, floor if start else 0.0, epoch),), steps=steps)
 
 
-def capped_rate(budget: Budget, cap: float, unsound: bool) -> Plan:
+def capped_rate(budget: NoiseBudget, cap: float, unsound: bool) -> Plan:
     """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is included."""
     rate = cap * budget.sample_rate
     if rate > 1:
@@ -131,12 +131,12 @@ def capped_rate(budget: Budget, cap: float, unsound: bool) -> Plan:
     )
 
 
-def told_batch_size(budget: Budget, rule: Any) -> Plan:
+def told_batch_size(budget: NoiseBudget, rule: Any) -> Plan:
     """DP-SGD's noise, and a rule that knows L."""
     return Plan((budget.noise_multiplier,), rule=replace(rule, batch=budget.expected_batch_size))
 
 
-def two_stages(budget: Budget, rule: Any, warmup: float) -> Plan:
+def two_stages(budget: NoiseBudget, rule: Any, warmup: float) -> Plan:
     """DP-SGD's noise, and a rule that knows L and when its first stage ends."""
     if budget.steps is None:
         raise ValueError("the method's first stage is a share of all steps: give epochs= too")
@@ -147,7 +147,7 @@ def two_stages(budget: Budget, rule: Any, warmup: float) -> Plan:
     )
 
 
-def _solved(budget: Budget, make_events: Callable[[float], list[Event]]) -> float:
+def _solved(budget: NoiseBudget, make_events: Callable[[float], list[Event]]) -> float:
     """The smallest s whose events cost no more than the budget; 0 where it has no noise."""
     assert budget.delta is not None
     delta, accountant, start = budget.delta, budget.accountant, None

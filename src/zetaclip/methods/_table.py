@@ -22,10 +22,8 @@ from ..clipping import AutoS, Counted, Important, Moments, Psac, Slack, Thinned,
 from ..control import Constant, Paced, Quantile, SlackControl, Spectral
 from ..control.base import check_inside
 from . import _plans as plans
-from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
+from ._composition import Method, Pass, Plan
 from ._updates import AlongLast, Ascend, defaults
-
-__all__ = ["Budget", "Method", "Pass", "Plan", "Schedule", "at", "get", "names", "same_for_all"]
 
 MEANINGS = {
     "clip": "the clipping norm C, or where it starts",

@@ -10,13 +10,21 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..control import Released
+
+
+@runtime_checkable
+class NoiseAware(Protocol):
+    """An optimizer that is told, before each step, the noise in the gradient that it is about to get."""
+
+    def set_noise_std(self, std: float) -> None:
+        """``std`` is that of each coordinate."""
 
 
 class AdamBC(Optimizer):

@@ -117,14 +117,8 @@ class Training:
             private = isinstance(self.steps, PrivateSteps)
             if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
                 raise
-            # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
-            reason = (
-                str(error)
-                if private
-                else f"run.pt can't be read as a checkpoint ({type(error).__name__})"
-            )
             raise FolderError(
-                f"{self.folder.path} can't be resumed: {_in_flags(reason, private)}"
+                f"{self.folder.path} can't be resumed: {_in_flags(error, private)}"
             ) from error
         self.seconds.update(trainer["seconds"])
         self.resumed = trainer["resumed"] + 1
@@ -301,28 +295,28 @@ class Training:
 
 
 _REKEY = "`--resume --rekey` goes on with fresh streams, and what was executed stays counted"
-# A checkpoint speaks of calls; and only where it speaks of fresh streams are they a cure.
-_CALLS = {
-    ". load(path) goes on with fresh streams": "",
-    ", or go on with fresh streams: load(path), or a framework's resume without streams.json": "",
-    "replay=True needs": "an exact replay needs",
-}
 
 
-def _in_flags(message: str, private: bool) -> str:
+def _in_flags(error: Exception, private: bool) -> str:
     """Why a checkpoint can't be loaded, with what somebody at the command line can do about it."""
-    curable = "fresh streams" in message
-    for call, words in _CALLS.items():
-        message = message.replace(call, words)
-    if curable:
-        return f"{message}. {_REKEY}"
-    weights = "are lost" if "can't be read" in message else "can't be used here"
+    from ..engine._checkpoint import CheckpointError, Remedy
+
+    reason, remedy = str(error), Remedy.OTHER_RUN
+    if isinstance(error, CheckpointError):
+        reason, remedy = error.reason, error.remedy
+    elif not private:
+        # The ordinary kind reads its file without checks of its own, and torch fails in many ways.
+        reason = f"run.pt can't be read as a checkpoint ({type(error).__name__})"
+        remedy = Remedy.NOTHING
+    if remedy is Remedy.FRESH_STREAMS:
+        return f"{reason}. {_REKEY}"
+    weights = "are lost" if remedy is Remedy.NOTHING else "can't be used here"
     counted = (
         " What was executed is released and still counts; the journal in checkpoint/ names every step. "
         if private
         else " "
     )
-    return f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
+    return f"{reason}. Its weights {weights}, and --rekey does not help.{counted}Start again in another folder"
 
 
 def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:

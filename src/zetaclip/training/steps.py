@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..clipping import ClipRule
 from ..engine._rehearsal import MadeUp, rehearse
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
@@ -35,7 +36,7 @@ from .recipe import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..methods import Budget, Method, Plan
+    from ..methods import Method, NoiseBudget, Plan
 
 
 # What is wished for after an update: the number of a signal that asks to stop, and this if the run should be saved.
@@ -60,14 +61,22 @@ class Diagnostics:
         return taken
 
 
-class _NotingRule:
+class _NotingRule(ClipRule):
     """A clip rule that also notes which share of a chunk it clipped. Everything else is the rule's own."""
 
-    def __init__(self, rule: Any, notes: Diagnostics) -> None:
+    def __init__(self, rule: ClipRule, notes: Diagnostics) -> None:
         self._rule, self._notes = rule, notes
+        self.name = rule.name
+        self.extras, self.transform = rule.extras, rule.transform  # type: ignore[method-assign]
+        self.init, self.update = rule.init, rule.update  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)
+    @property
+    def remembers(self) -> bool:
+        return self._rule.remembers
+
+    @property
+    def maps(self) -> bool:
+        return self._rule.maps
 
     def __repr__(self) -> str:
         return repr(self._rule)
@@ -85,7 +94,7 @@ class _NotingRule:
 def _noting(method: Method, notes: Diagnostics) -> Method:
     """The method with a rule that takes notes, also where its plan brings another rule."""
 
-    def plan(budget: Budget) -> Plan:
+    def plan(budget: NoiseBudget) -> Plan:
         found = method.plan(budget)
         return found if found.rule is None else replace(found, rule=_NotingRule(found.rule, notes))
 
@@ -176,7 +185,7 @@ class PrivateSteps(_Steps):
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         from ..accounting import epsilon, noise_multiplier_for
         from ..engine import PrivacyEngine
-        from ..engine._distributed import on_first_rank
+        from ..engine._group import on_first_rank
 
         super().__init__(config, dataset, method, model)
         assert config.batch_size is not None and config.delta is not None

@@ -12,38 +12,23 @@ of physical batches. gloo is what is tested; nccl takes the same code and is unt
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
-import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankError
-from ..randomness import Stream, subkey
+from ...errors import RankError
+from ...randomness import subkey
+from .._poisson import poisson_indices
 from . import _presence as presence
-from ._sampling import poisson_indices
-
-if TYPE_CHECKING:
-    from ._run import Run
+from ._base import ToldClip
 
 # Elements per all-reduce: large enough for the wire, small enough that buckets overlap.
 BUCKET = 1 << 24
-
-
-@dataclass(frozen=True)
-class ToldClip:
-    """What ranks other than 0 know of the controller: what it said last."""
-
-    clip: float
-    rate: float = 1.0
 
 
 def deal(records: int, ranks: int, rank: int, seed: int) -> Tensor:
@@ -77,7 +62,7 @@ class Ranks:
         here.runs += 1
         self._name = f"run {here.runs}"
         self._serial = 0
-        self.deal_seed = 0
+        self.deal_seed: int | None = None
         self.rows = torch.zeros(0, dtype=torch.int64)  # the records of this rank
         self.word = 0  # a small number that the next release takes along
         self.words: list[int] = [0] * self.count  # what each rank's last one was
@@ -90,9 +75,11 @@ class Ranks:
 
     # -- records
 
-    def take_share(self, records: int, seed: int) -> None:
-        self.deal_seed = seed
-        self.rows = deal(records, self.count, self.rank, seed)
+    def take_share(self, records: int, seed: int | None) -> None:
+        """Deals the records out by a public seed; None leaves them as they are."""
+        if seed is not None:
+            self.deal_seed = seed
+            self.rows = deal(records, self.count, self.rank, seed)
 
     def own_key(self, key: bytes, purpose: str) -> bytes:
         """This rank's own key from one that all ranks have drawn from the root."""
@@ -198,7 +185,27 @@ class Ranks:
         self._wait([dist.all_reduce(value, group=self._here.messages, async_op=True)], what)
         return int(value)
 
-    def close(self, said: tuple[float, float] | None, what: str) -> ToldClip:
+    def conclude(
+        self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
+    ) -> ToldClip | None:
+        """Rank 0 uses the release first, and says that it stands and which C comes next; only then the others use it.
+
+        Rank 0 alone has journals. If the others did not wait for its word, a release that it refuses would have moved their weights.
+        They need that message for the next batch anyway, so nothing more is sent.
+        """
+        if not self.first:
+            told = self._close(None, what)
+            use()  # by the rate of this update; what was told is for the next
+            return told
+        try:
+            use()
+        except Exception:
+            self._close(None, what)
+            raise
+        self._close(said(), what)
+        return None
+
+    def _close(self, said: tuple[float, float] | None, what: str) -> ToldClip:
         """The end of a release: rank 0 says that it stands, and which C and rate of learning come next; None: it does not."""
         clip, rate = said or (0.0, 0.0)
         message = torch.tensor([float(said is not None), clip, rate], dtype=torch.float64)
@@ -208,6 +215,44 @@ class Ranks:
         if not stands and not self.first:
             raise RankError(f"rank 0 stopped at {what}; its own message says why", told=True)
         return ToldClip(clip, rate)
+
+    def check_equal(self, tensors: Callable[[], dict[str, Tensor]], when: str) -> None:
+        """Compares one checksum first; names are sent only where something differs."""
+        sums = {name: _checksum(tensor) for name, tensor in tensors().items()}
+        what = f"the comparison of weights {when}"
+        if len(set(self.gather(zlib.crc32(repr(sums).encode()), what))) == 1:
+            return
+        for rank, other in enumerate(found := self.gather(sums, what)):
+            drifted = [name for name in other if other[name] != found[0].get(name)]
+            if drifted:
+                more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
+                raise RankError(
+                    f"{drifted[0]}{more} of rank {rank} is not what rank 0 has {when}: something other "
+                    "than the private optimizer's step() has moved it, or the ranks compute differently (hardware, versions, threads)",
+                    told=not self.first,
+                )
+
+    @torch.no_grad()
+    def send_tensors(self, tensors: list[Tensor]) -> None:
+        """Rank 0's values into everybody's tensors, as one message a kind of number."""
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype and tensor.numel()]
+            if not same:
+                continue
+            flat = torch.cat([tensor.detach().flatten().cpu() for tensor in same]).view(torch.uint8)
+            self._broadcast(flat, "make_private")
+            if self.first:
+                continue
+            flat = flat.view(dtype)
+            for tensor, part in zip(
+                same, flat.split([tensor.numel() for tensor in same]), strict=True
+            ):
+                tensor.copy_(part.view(tensor.shape))
+
+
+def _checksum(tensor: Tensor) -> int:
+    value = tensor.detach().cpu().contiguous()
+    return zlib.crc32(value.flatten().view(torch.uint8).numpy().data) if value.numel() else 0
 
 
 def ranks() -> Ranks | None:
@@ -221,128 +266,3 @@ def on_first_rank(make: Callable[[], Any], what: str) -> Any:
     """``make()``, by rank 0 for all where there are several."""
     others = ranks()
     return make() if others is None else others.once(make, what)
-
-
-# -- a run among several ----------------------------------------------------------------------------------
-
-
-def join(run: Run, own: Ranks) -> None:
-    """Makes the runs of all ranks one: the same terms, data, root, records dealt out, and weights.
-
-    Records are dealt out by number. If number 7 is somebody else's on another rank, some record is drawn on two ranks, and moves the
-    sum twice. So the ranks compare what they can tell of their data.
-    """
-    from ._checkpoint import configuration
-    from ._data_digest import stable_digest
-
-    terms = {name: _text(value) for name, value in configuration(run).items() if name != "run"}
-    terms["records"] = str(run.records)
-    terms["shapes"] = str([tuple(parameter.shape) for parameter in run.layout.parameters])
-    terms["rates"] = str([float(group["lr"]) for group in run.optimizer.param_groups])
-    data = run.data_digest = stable_digest(run.dataset)  # kept for the first checkpoint
-    first = own.send(
-        (terms, data, run.stream, run.name, deal_seed(), run.sampling.state), "make_private"
-    )
-    there, other, run.stream, run.name, seed, root = first
-    differing = [
-        f"{name} ({there.get(name)} there, {terms[name]} here)"
-        for name in terms
-        if there.get(name) != terms[name]
-    ]
-    if (
-        terms["records"] == there["records"] and None not in (data, other) and data != other
-    ):  # digests are not shown
-        differing.append(
-            "data (as many records, but others, or in another order: split and shuffle with one seed on every rank)"
-        )
-    own.settle(
-        f"not what rank 0 has: {'; '.join(differing)}" if differing else None, "make_private"
-    )
-    run.ranks = own
-    own.take_share(run.records, seed)
-    run.sampling = Stream(root)
-    if not own.first:
-        run.noise = None
-    send_tensors(own, list(_state(run.module).values()))
-
-
-def _text(value: Any) -> str:
-    """Without the addresses of objects, which are others in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
-
-
-def _state(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, trained or not."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-@torch.no_grad()
-def send_tensors(own: Ranks, tensors: list[Tensor]) -> None:
-    """Rank 0's values into everybody's tensors, as one message a kind of number."""
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        same = [tensor for tensor in tensors if tensor.dtype == dtype and tensor.numel()]
-        if not same:
-            continue
-        flat = torch.cat([tensor.detach().flatten().cpu() for tensor in same]).view(torch.uint8)
-        own._broadcast(flat, "make_private")
-        if own.first:
-            continue
-        flat = flat.view(dtype)
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
-
-
-def check_equal(run: Run, own: Ranks) -> None:
-    """Raises, with the tensor's name, if the ranks' weights or remembered releases have drifted apart."""
-    tensors = _state(run.module)
-    tensors |= {f"memory of {name}": value for name, value in run.memory.items()}
-    if isinstance(run.rule_state, dict):
-        tensors |= {
-            f"rule's {name}": value
-            for name, value in run.rule_state.items()
-            if isinstance(value, Tensor)
-        }
-    sums = {name: _checksum(tensor) for name, tensor in tensors.items()}
-    what = f"the comparison of weights after {run.step_count} updates"
-    all_sums = own.gather(zlib.crc32(repr(sums).encode()), what)
-    if len(set(all_sums)) == 1:
-        return
-    for rank, other in enumerate(found := own.gather(sums, what)):
-        drifted = [name for name in other if other[name] != found[0].get(name)]
-        if drifted:
-            more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
-            raise RankError(
-                f"{drifted[0]}{more} of rank {rank} is not what rank 0 has after {run.step_count} updates: something other than the "
-                "private optimizer's step() has moved it, or the ranks compute differently (hardware, versions, threads)",
-                told=not own.first,
-            )
-
-
-def _checksum(tensor: Tensor) -> int:
-    value = tensor.detach().cpu().contiguous()
-    return zlib.crc32(value.flatten().view(torch.uint8).numpy().data) if value.numel() else 0
-
-
-# -- starting ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def group_from_environment(device: str) -> Iterator[int]:
-    """Joins the group that torchrun has prepared, and leaves it at the end; gives the rank. Nothing to join: rank 0."""
-    if dist.is_available() and dist.is_initialized():
-        yield dist.get_rank()
-        return
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
-        yield 0
-        return
-    # The others wait while rank 0 evaluates. Whether it is alive is looked after in ``presence``, not by a time limit.
-    limit = timedelta(days=1)
-    if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=limit)
-    else:
-        dist.init_process_group("gloo", timeout=limit)
-    yield dist.get_rank()
-    # Only where all went well: with a rank gone, taking the group down would wait for it.
-    presence.current().leave()
-    dist.destroy_process_group()

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ..errors import RankError
+from ...errors import RankError
 
 BEAT = 0.5  # seconds between two signs of life
 POLL = 1.0  # seconds of waiting after which a rank looks around, again and again
