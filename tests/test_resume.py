@@ -247,7 +247,7 @@ def test_a_saved_state_does_not_reveal_earlier_draws(tmp_path):
     engine, module, optimizer, loader = build()
     run = optimizer._loop
     early = {run.state.noise, run.state.sampling}
-    first = next(run.batches.after(run.state))
+    first = run.batches.draw(run.state)
     drawn = {first.noise_key, first.key}
     train(module, optimizer, loader, steps=1)
     engine.save(tmp_path / "run.pt")

@@ -160,7 +160,6 @@ class Mechanism:
         self.draw = draw
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
-        self.sensitivity = widened(self.bound)
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
         self._room = room  # for the sum: memory of the last batch saves asking the system for it in every step
         self._sum: Tensor | None = None  # clipped gradients, in float64
@@ -172,6 +171,11 @@ class Mechanism:
         self.records = (
             0  # how many have been added; secret, used only by the literal form that claims nothing
         )
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record can move the sum on its grid."""
+        return widened(self.bound)
 
     def absorb(self, chunk: Chunk) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..methods import Pass
-from ..randomness import Stream, subkey
+from ..randomness import drawn_and_next, subkey
 from ._data_digest import digest_of
 from ._group import Group
 from ._settings import Settings
@@ -32,9 +32,9 @@ class Drawn:
 class Batches:
     """Draws logical batches from the secret streams of a ``RunState``.
 
-    **Guarantee.** ``after`` is the only code that draws: what workers read ahead is what will be
-    handed out. It moves nothing; a run moves on when the batch is released. Every batch takes one draw of each stream, however
-    often it is tried.
+    **Guarantee.** ``draw`` is the only code that draws: what workers read ahead is what will be
+    handed out. It moves nothing; a run moves on when the batch is released. Every batch takes one
+    draw of the noise stream, however often it is tried.
     """
 
     def __init__(
@@ -59,32 +59,38 @@ class Batches:
         """This process owns the streams from now on: they were made here."""
         self._process = os.getpid()
 
-    def after(self, state: RunState) -> Iterator[Drawn]:
-        """The batches that follow a state, pass by pass, without end."""
-        sampling, same, phase, number = state.sampling, state.same_batch, state.phase, state.batch
-        noise = state.noise
-        while True:
-            fresh = self._passes[phase].batch == "fresh"
-            key = same
-            if fresh or key is None:
-                stream = Stream(sampling)
-                key, sampling = stream.draw(), stream.state
-            noise_key = None
-            if noise is not None:
-                stream = Stream(noise)
-                noise_key, noise = stream.draw(), stream.state
-            number += fresh
-            yield Drawn(phase, number - 1, key, noise_key, sampling, noise)
-            same, phase = key, (phase + 1) % len(self._passes)
+    def draw(self, state: RunState) -> Drawn:
+        """The batch that follows a state."""
+        fresh = self._passes[state.phase].batch == "fresh"
+        key, sampling = state.same_batch, state.sampling
+        if fresh or key is None:
+            key, sampling = drawn_and_next(sampling)
+        noise_key, noise = (None, None) if state.noise is None else drawn_and_next(state.noise)
+        number = state.batch if fresh else state.batch - 1
+        return Drawn(state.phase, number, key, noise_key, sampling, noise)
+
+    def after(self, state: RunState, drawn: Drawn) -> RunState:
+        """The state once that batch is released: its draws are used up, and the next pass comes."""
+        phase = (drawn.phase + 1) % len(self._passes)
+        return replace(
+            state,
+            sampling=drawn.sampling,
+            noise=drawn.noise,
+            same_batch=drawn.key,
+            batch=drawn.number + 1,
+            phase=phase,
+            releases=state.releases if phase else (),
+            tries=0,
+        )
 
     def upcoming(self, state: RunState) -> Iterator[Tensor]:
         """The non-empty chunks from here to the end of the epoch."""
-        following = self.after(state)
-        for _ in range(state.position, self._settings.steps_per_epoch):
-            for drawn in following:
-                yield from (rows for rows in self.chunks(drawn.key) if len(rows))
-                if drawn.phase + 1 == len(self._passes):
-                    break
+        left = self._settings.steps_per_epoch - state.position
+        while left > 0:
+            drawn = self.draw(state)
+            yield from (rows for rows in self.chunks(drawn.key) if len(rows))
+            state = self.after(state, drawn)
+            left -= state.phase == 0
 
     def chunks(self, key: bytes) -> list[Tensor]:
         """The records of a batch, in parts of at most ``physical_batch_size``; one empty part if there are none."""

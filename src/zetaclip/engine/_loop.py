@@ -116,7 +116,7 @@ class PrivateLoop:
             return self.batch.chunks
         self._check_planned()
         self.model.guard.before_batch()
-        drawn = next(self.batches.after(self.state))
+        drawn = self.batches.draw(self.state)
         chunks = self.batches.chunks(drawn.key)
         mechanism = self._mechanism(drawn)
         opened = OpenBatch(drawn, chunks, mechanism, users_streams(self.model.layout.device))
@@ -238,8 +238,7 @@ class PrivateLoop:
             self.stepped = False
             batch = self._stepped_batch()
             with exact(self.model.layout.device):
-                self._absorb(batch)
-                if batch.complete:
+                if self._absorb(batch):
                     self._release(batch)
         finally:
             torch.set_grad_enabled(before)
@@ -265,7 +264,8 @@ class PrivateLoop:
             )
         return batch
 
-    def _absorb(self, batch: OpenBatch) -> None:
+    def _absorb(self, batch: OpenBatch) -> bool:
+        """Adds the chunk that is out to the sum; whether it was the last one."""
         try:
             chunk = self.model.take(batch.chunks[batch.done].shape[0])
             if chunk is not None:
@@ -280,7 +280,7 @@ class PrivateLoop:
             self._refuse(batch, error)
             raise
         self.model.take_back()
-        batch.close_chunk()
+        return batch.close_chunk()
 
     def _refuse(self, batch: OpenBatch, error: Exception) -> None:
         """Meets the other processes where they wait, with nothing but the reason."""
@@ -298,18 +298,17 @@ class PrivateLoop:
         if self._counts:
             records = self.group.total(mechanism.records, f"update {self.state.step + 1}")
             if records == 0 and self.settings.empty == "skip":
-                self._close(batch, phase=0, releases=())
-                self._advance()
+                self._close(batch)
+                self._advance()  # the other passes of this update are skipped, too
                 return
             if self.settings.normalize == "realized":
                 divisor = float(max(1, records))
-        batch.begin_release()
         try:
-            receipt = self.log.write(mechanism.declare())
+            receipt = self.log.write(batch.declare())
         except Exception as error:
             self._refuse(batch, error)
             raise
-        released = batch.release(receipt, self.group, divisor)
+        released = mechanism.release(receipt, self.group, divisor)
         told = self.group.conclude(
             lambda: self._use(batch, released),
             self._said,
@@ -335,11 +334,10 @@ class PrivateLoop:
 
     def _use(self, batch: OpenBatch, released: Released) -> None:
         self.log.confirm(batch.mechanism.draw, released)
-        if batch.drawn.phase + 1 < len(self.method.passes):
-            releases = (*self.state.releases, released)
-            self._close(batch, phase=batch.drawn.phase + 1, releases=releases)
+        self._close(batch)
+        if self.state.phase:
+            self.state = replace(self.state, releases=(*self.state.releases, released))
             return
-        self._close(batch, phase=0, releases=())
         self.update.apply(
             self.model.layout, released, self.control.controller.rate(self.state.control)
         )
@@ -360,24 +358,18 @@ class PrivateLoop:
             )
         self.state = replace(state, memory=memory, rule=rule, control=control)
 
-    def _close(self, batch: OpenBatch, phase: int, releases: tuple[Released, ...]) -> None:
+    def _close(self, batch: OpenBatch) -> None:
         """The batch is released: its draws are used up."""
         self.model.rest()
         self.batch = None
-        drawn = batch.drawn
-        self.state = replace(
-            self.state,
-            sampling=drawn.sampling,
-            noise=drawn.noise,
-            same_batch=drawn.key,
-            batch=drawn.number + 1,
-            tries=0,
-            phase=phase,
-            releases=releases,
-        )
+        self.state = self.batches.after(self.state, batch.drawn)
 
     def _advance(self) -> None:
-        self.state = replace(self.state, step=self.state.step + 1, position=self.state.position + 1)
+        """The update is done."""
+        state = self.state
+        self.state = replace(
+            state, step=state.step + 1, position=state.position + 1, phase=0, releases=()
+        )
 
     # -- between batches ------------------------------------------------------------------------------
 

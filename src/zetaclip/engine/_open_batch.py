@@ -6,9 +6,9 @@ from enum import Enum
 
 from torch import Tensor
 
-from ..control import Released
 from ..gradients import Chunk
-from ..mechanism import Mechanism, Receipt, ReleaseGroup
+from ..ledger import Row
+from ..mechanism import Mechanism
 from ._batches import Drawn
 
 
@@ -45,10 +45,6 @@ class OpenBatch:
         self.used = False
 
     @property
-    def complete(self) -> bool:
-        return self.done == len(self.chunks)
-
-    @property
     def waits(self) -> bool:
         """Whether the user must call ``step()``, or begin the batch again, before more is handed out."""
         return self.stage in (Stage.OUT, Stage.SPOILED)
@@ -59,16 +55,16 @@ class OpenBatch:
         self.mechanism.absorb(chunk)
         self.stage = Stage.OUT
 
-    def close_chunk(self) -> None:
+    def close_chunk(self) -> bool:
+        """The chunk that was out is in the sum; whether it was the last one."""
         self.stage = Stage.ABSORBED
         self.done += 1
+        return self.done == len(self.chunks)
 
-    def begin_release(self) -> None:
-        """From here on noise may be drawn."""
+    def declare(self) -> tuple[Row, ...]:
+        """Begins the release: its rows, to be written before noise is drawn."""
         self.stage, self.used = Stage.RELEASED, True
-
-    def release(self, receipt: Receipt, group: ReleaseGroup, divisor: float) -> Released:
-        return self.mechanism.release(receipt, group, divisor)
+        return self.mechanism.declare()
 
     def begin_again(self, mechanism: Mechanism, public: dict[str, Tensor]) -> None:
         """The same records from the first chunk, with a mechanism that has summed nothing."""

@@ -60,19 +60,22 @@ class PrivateModule:
 
     def refresh(self) -> None:
         """The optimizer got further parameters: looks at the module again, between two batches."""
-        before = self.layout.parameters, self.shadows
-        for shadow in before[1]:
+        before, shadows = dict(vars(self)), self.shadows
+        for shadow in shadows:
             shadow.detach()
         try:
             self._look()
+            release(before["named"].values())
+            claim(self.named)
         except BaseException:
-            for shadow in before[1]:
+            vars(self).update(before)
+            release(self.named.values())
+            claim(self.named)
+            for shadow in shadows:
                 shadow.attach()
             raise
         for shadow in self.shadows:
             shadow.attach()
-        release(before[0])
-        claim(self.named)
 
     def detach(self) -> None:
         """Gives the module its own forward back, and its parameters to other engines."""

@@ -6,13 +6,14 @@ into torch's own generator, for dropout masks and augmentation, which torch draw
 """
 
 from ._noise import LARGEST, _compiled, add_noise, noise_source, normals, uniforms
-from ._streams import Stream, generator, generator_state, subkey
+from ._streams import Stream, drawn_and_next, generator, generator_state, subkey
 
 __all__ = [
     "LARGEST",
     "Stream",
     "_compiled",
     "add_noise",
+    "drawn_and_next",
     "generator",
     "generator_state",
     "noise_source",
