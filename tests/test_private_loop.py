@@ -128,7 +128,7 @@ def test_what_is_read_ahead_is_what_is_handed_out(batch, physical):
 
 
 def test_a_batch_that_was_abandoned_gets_other_noise():
-    engine, module, optimizer, loader = private(tiny(), toy_data())
+    _, module, optimizer, loader = private(tiny(), toy_data())
     loop = optimizer._loop
     mean_loss(module, next(iter(loader))).backward()
     first = loop.batch
@@ -206,12 +206,12 @@ def test_the_required_methods_are_enough():
     _, module, optimizer, loader = private(tiny(), toy_data(), method=method, clipping=None)
     train(module, optimizer, loader, steps=2)
     assert optimizer.clip == 0.25 and optimizer.clip_history == []
+
+    class Half(ClipRule):
+        def factors(self, norms, clip, coins):
+            return norms
+
     with pytest.raises(TypeError, match="abstract"):
-
-        class Half(ClipRule):
-            def factors(self, norms, clip, coins):
-                return norms
-
         Half()
 
 
@@ -219,7 +219,7 @@ def test_the_required_methods_are_enough():
 
 
 def test_an_error_names_its_remedy(tmp_path):
-    engine, module, optimizer, loader = private(tiny(), toy_data(), seed=None)
+    engine, *_ = private(tiny(), toy_data(), seed=None)
     engine.save(tmp_path / "run.pt")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "run.pt").read_bytes()[:100])
     with pytest.raises(CheckpointError) as caught:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from zetaclip import PrivacyEngine
 from zetaclip.randomness import generator
-from zetaclip.randomness._forward import Tape, drawing_from
+from zetaclip.randomness._forward import ForwardRng, drawing_from
 
 CPU = torch.device("cpu")
 
@@ -166,7 +166,7 @@ def test_two_engines_at_once_give_the_users_stream_back_and_publish_none_of_thei
 
 
 def test_an_engine_that_was_left_with_a_batch_out_holds_nothing_up():
-    left, tape, key = Tape(CPU), Tape(CPU), b"k" * 32
+    left, tape, key = ForwardRng(CPU), ForwardRng(CPU), b"k" * 32
     left.lend(b"l" * 32)  # and nobody ever steps
     torch.manual_seed(11)
     own = torch.get_rng_state()
@@ -180,11 +180,11 @@ def test_an_engine_that_was_left_with_a_batch_out_holds_nothing_up():
 
 def test_a_device_whose_masks_can_not_be_made_secret_is_refused():
     with pytest.raises(ValueError, match="not secret"):
-        Tape(torch.device("xpu"))
+        ForwardRng(torch.device("xpu"))
 
 
 def test_the_users_stream_comes_back_and_a_seed_that_is_set_meanwhile_stays():
-    tape, key = Tape(CPU), b"k" * 32
+    tape, key = ForwardRng(CPU), b"k" * 32
     torch.manual_seed(11)
     wanted = torch.rand(3)
     torch.manual_seed(11)

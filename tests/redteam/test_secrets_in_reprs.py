@@ -93,7 +93,7 @@ def test_the_walk_meets_what_holds_keys(live):
         "OpenBatch",
         "Drawn",
         "Batches",
-        "Tape",
+        "ForwardRng",
         "Draw",
         "Mechanism",
         "PrivacyEngine",

@@ -16,7 +16,7 @@ from zetaclip.engine._records import zero_row
 from zetaclip.gradients.capture import exact
 from zetaclip.randomness import _forward as tape
 from zetaclip.randomness._forward import (
-    Tape,
+    ForwardRng,
     alone,
     drawing_from,
     set_users_streams,
@@ -98,7 +98,7 @@ def test_the_users_streams_survive_two_engines_in_two_threads(tmp_path, quick_sw
     assert all(torch.equal(state, own) for state in published)
     assert torch.equal(torch.get_rng_state(), own)
     assert np.random.get_state()[1].tolist() == numpys and random.getstate() == pythons
-    assert not Tape._out and not Tape._aside
+    assert not ForwardRng._out and not ForwardRng._aside
 
 
 def test_a_chunk_of_another_thread_draws_no_number_twice():
@@ -106,7 +106,7 @@ def test_a_chunk_of_another_thread_draws_no_number_twice():
     drawn, key = [], b"k" * 32
 
     def other():
-        lent = Tape(CPU)
+        lent = ForwardRng(CPU)
         lent.lend(b"l" * 32)
         lends.set()
         while not done.is_set():
@@ -143,7 +143,7 @@ def test_loading_a_checkpoint_gives_another_engines_chunk_no_public_masks(tmp_pa
 
 
 def test_states_are_set_at_once_where_the_engine_that_had_them_is_gone():
-    left = Tape(CPU)
+    left = ForwardRng(CPU)
     left.lend(b"l" * 32)
     wanted = torch.Generator().manual_seed(5).get_state()
     del left
@@ -156,7 +156,7 @@ def test_a_public_seed_waits_for_the_chunks_of_other_threads(monkeypatch):
     lends, end, found = threading.Event(), threading.Event(), []
 
     def other():
-        lent = Tape(CPU)
+        lent = ForwardRng(CPU)
         lent.lend(b"l" * 32)
         lends.set()
         while not end.is_set():
@@ -178,7 +178,7 @@ def test_a_public_seed_waits_for_the_chunks_of_other_threads(monkeypatch):
 
 
 def test_a_thread_that_ended_with_its_chunk_out_holds_nobody_up(monkeypatch):
-    left = Tape(CPU)
+    left = ForwardRng(CPU)
     thread = threading.Thread(target=left.lend, args=(b"l" * 32,))
     thread.start()
     thread.join()
@@ -197,7 +197,7 @@ def test_a_replay_that_would_draw_other_masks_is_noticed(tmp_path):
 
     def with_a_stranger(batch, module):
         def elsewhere():
-            lent = Tape(CPU)
+            lent = ForwardRng(CPU)
             lent.lend(b"l" * 32)
             lent.take_back()
 

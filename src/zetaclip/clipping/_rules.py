@@ -1,4 +1,4 @@
-"""Clip rules of the named methods. ``Flat``, and what a rule must promise, is in ``clipping.py``.
+"""Clip rules of the named methods. ``Flat``, and what a rule must promise, is in ``_base.py``.
 
 **Guarantee.** For every rule and every norm, 0 or huge, factor * norm (with the columns that share its Gaussian) is at most
 ``sensitivity(clip)``; every query of a rule's own is bounded by the sensitivity that it declares. ``tests/test_clipping.py`` tries

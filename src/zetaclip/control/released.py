@@ -1,7 +1,7 @@
 """Controllers that read what a pass released beside the gradient: the private count, or the slack of the norms.
 
 They look at no record and at no weight. The count costs a share of the budget (``plans.beside_count``), the slack costs nothing
-(``clip_rules.Slack``); both stand in the ledger.
+(``clipping.Slack``); both stand in the ledger.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Paced(_ReadsReleases):
 
 @dataclass(frozen=True)
 class SlackControl(_ReadsReleases):
-    """C from the binned distribution of norms in the slots of ``clip_rules.Slack``.
+    """C from the binned distribution of norms in the slots of ``clipping.Slack``.
 
     p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the target lie below the first.
     """

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from ..gradients import Chunk, Layout, Recorder, make_shadows
 from ..mechanism import sum_room
-from ..randomness._forward import Tape
+from ..randomness._forward import ForwardRng
 from ._guard import Guard
 from ._loss_check import LossCheck
 from ._power import PowerIterations
@@ -41,7 +41,7 @@ class PrivateModule:
         device = self.layout.device
         self.recorder.anchor.data = self.recorder.anchor.data.to(device)
         self.losses = LossCheck(self.recorder, settings)
-        self._rng = Tape(device)
+        self._rng = ForwardRng(device)
 
     def _look(self) -> None:
         named = trained_parameters(self.module, self._optimizer)

@@ -13,7 +13,7 @@ then stays. Device generators other than the CPU's take 63 bits of the key, and 
 
 **Threads.** The generators are the process's, so engines in several threads share them. What is noted here is changed under one lock,
 and records are read under it. While two threads have a chunk out, the masks of one can come from the key of the other. They are still
-fresh draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw others: ``Run._confirm`` notices
+fresh draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw others: ``ReleaseLog.confirm`` notices
 it, where there is something to replay, by the fingerprint in the journal, and releases nothing.
 """
 
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from . import generator_state, subkey
 
-# Held by whoever changes a process-wide stream, or what ``Tape`` notes of them. A thread may take it again inside.
+# Held by whoever changes a process-wide stream, or what ``ForwardRng`` notes of them. A thread may take it again inside.
 _streams = threading.Condition(threading.RLock())
 # How long ``alone`` waits for the chunks of other threads, in seconds.
 PATIENCE = 600.0
@@ -50,17 +50,17 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class Tape:
+class ForwardRng:
     """torch's generators, lent to a secret key and given back.
 
-    The generators are the process's, and several engines may have a batch out: the first tape that is lent puts the user's states
+    The generators are the process's, and several engines may have a batch out: the first one that is lent puts the user's states
     aside for all of them, and the last one gives them back.
 
     **Guarantee.** Also with engines in several threads: while any chunk is out, torch draws from secret keys, and after the last one
     it goes on where the user was. ``users_streams`` never tells a secret state.
     """
 
-    _out: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
+    _out: ClassVar[weakref.WeakSet[ForwardRng]] = weakref.WeakSet()
     _aside: ClassVar[dict[torch.device, dict[str, Tensor]]] = {}  # the user's states
     _marks: ClassVar[set[int]] = (
         set()
@@ -76,12 +76,12 @@ class Tape:
 
     def lend(self, key: bytes) -> None:
         with _streams:
-            if torch.initial_seed() not in Tape._marks:
-                Tape._out.clear()  # the user has seeded anew, and what was put aside before is nobody's any more
-            if not Tape._out:
+            if torch.initial_seed() not in ForwardRng._marks:
+                ForwardRng._out.clear()  # the user has seeded anew, and what was put aside before is nobody's any more
+            if not ForwardRng._out:
                 _give_back()  # what an engine that is gone has left
-            Tape._aside.setdefault(self._device, users_streams(self._device))
-            Tape._out.add(self)
+            ForwardRng._aside.setdefault(self._device, users_streams(self._device))
+            ForwardRng._out.add(self)
             self._thread = threading.get_ident()
             _follow(key)
             if self._device.type == "cuda":
@@ -93,30 +93,30 @@ class Tape:
     def take_back(self) -> None:
         """The user's states again, unless the user has seeded torch in the meantime, or another engine has a batch out."""
         with _streams:
-            if self in Tape._out:
-                Tape._out.discard(self)
-                if not Tape._out:
+            if self in ForwardRng._out:
+                ForwardRng._out.discard(self)
+                if not ForwardRng._out:
                     _give_back()
                 _streams.notify_all()
 
 
 def _follow(key: bytes) -> None:
-    """torch's CPU generator follows a secret key from here, and ``Tape`` knows it for one of its own."""
+    """torch's CPU generator follows a secret key from here, and ``ForwardRng`` knows it for one of its own."""
     torch.set_rng_state(generator_state(key))
-    Tape._marks.add(torch.initial_seed())
+    ForwardRng._marks.add(torch.initial_seed())
 
 
 def _give_back() -> None:
-    if torch.initial_seed() in Tape._marks:
-        for device, states in Tape._aside.items():
+    if torch.initial_seed() in ForwardRng._marks:
+        for device, states in ForwardRng._aside.items():
             set_public_streams(states, device)
-    Tape._aside.clear()
-    Tape._marks.clear()
+    ForwardRng._aside.clear()
+    ForwardRng._marks.clear()
 
 
 def _others_out() -> bool:
     """Whether another thread may be drawing masks."""
-    where = {tape._thread for tape in Tape._out} - {threading.get_ident()}
+    where = {rng._thread for rng in ForwardRng._out} - {threading.get_ident()}
     return bool(where) and any(
         thread.ident in where for thread in threading.enumerate()
     )  # others have ended
@@ -126,22 +126,22 @@ def users_streams(device: torch.device) -> dict[str, Tensor]:
     """``public_streams`` as the user left them, also while they are put aside: what is there then is secret."""
     with _streams:
         streams = public_streams(device)
-        if torch.initial_seed() in Tape._marks:
-            for states in Tape._aside.values():
+        if torch.initial_seed() in ForwardRng._marks:
+            for states in ForwardRng._aside.values():
                 streams["cpu"] = states["cpu"]
-            streams |= Tape._aside.get(device, {})
+            streams |= ForwardRng._aside.get(device, {})
         return streams
 
 
 def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
     """Sets the user's states, as a checkpoint has them. While another engine has a chunk out, what is put aside for later is set."""
     with _streams:
-        if Tape._out and torch.initial_seed() in Tape._marks:
-            for aside in Tape._aside.values():
+        if ForwardRng._out and torch.initial_seed() in ForwardRng._marks:
+            for aside in ForwardRng._aside.values():
                 aside["cpu"] = states["cpu"]
-            Tape._aside[device] = {**Tape._aside.get(device, {}), **states}
+            ForwardRng._aside[device] = {**ForwardRng._aside.get(device, {}), **states}
         else:
-            Tape._aside.clear()
+            ForwardRng._aside.clear()
             set_public_streams(states, device)
 
 
@@ -207,7 +207,7 @@ def _number(key: bytes) -> int:
 
 
 def public_streams(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's own generators, as the user left them. Not secret: masks are drawn elsewhere, see ``tape.py``."""
+    """The states of torch's own generators, as the user left them. Not secret: masks are drawn elsewhere, see ``ForwardRng``."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
