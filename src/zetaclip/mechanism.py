@@ -2,9 +2,9 @@
 
     private gradient = (round(Σ_i factor_i * gradient_i) + round(noise)) / L
 
-The sum is over one logical batch, however many chunks it came in, and is taken in float64. Both are rounded to
-one public grid (``grid.py``), so what leaves is a function of whole numbers. The noise is drawn once, also
-when the batch is empty; L = qN is declared, never counted.
+The sum is over one logical batch, however many chunks it came in, and is taken in float64. Both are
+rounded to one public grid (``grid.py``), so what leaves is a function of whole numbers. The noise
+is drawn once, also when the batch is empty; L = qN is declared, never counted.
 """
 
 from __future__ import annotations
@@ -75,14 +75,19 @@ class Draw:
 
 
 class Coins:
-    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used twice."""
+    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used
+    twice.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._asked = 0
 
     def __call__(self, count: int) -> Tensor:
-        """``count`` more of them, float64 in [0, 1). However a batch is split into chunks, the same come out."""
+        """``count`` more of them, float64 in [0, 1).
+
+        However a batch is split into chunks, the same come out.
+        """
         begin, self._asked = self._asked, self._asked + count
         return torch.from_numpy(uniforms(self._key, self._asked)[begin:])
 
@@ -105,14 +110,17 @@ class _Query:
         return self.multiplier * self.sensitivity
 
     def check(self, records: float) -> None:
-        """Raises where sums of so many records could leave the whole numbers that float64 can tell apart.
+        """Raises where sums of so many records could leave the whole numbers that float64 can tell
+        apart.
 
-        By the declared number, and with room for sixteen times as many: no error may depend on the data.
+        By the declared number, and with room for sixteen times as many: no error may depend on the
+        data.
         """
         if self.grid and 16 * records * self.bound / self.grid >= LARGEST:
             raise ValueError(
-                f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} records: the sum would have more "
-                "digits than float64. Use a larger one, or 0 to train without privacy"
+                f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} "
+                "records: the sum would have more digits than float64. Use a larger one, or 0 to "
+                "train without privacy"
             )
 
     def noised(self, key: bytes | None, values: np.ndarray) -> np.ndarray:
@@ -138,13 +146,14 @@ def sum_room(layout: Layout) -> Tensor:
 class Mechanism:
     """Collects one logical batch and releases it.
 
-    **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 + 2^-9), where S is
-    ``rule.sensitivity(clip)``, and every own query of the rule by as much of its declared bound; each gets Gaussian
-    noise of its multiplier times that, and a ledger row that says so. ``declare`` gives the rows; ``release`` draws noise once, and
-    only with the receipt for just these rows.
-    **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A rule whose factors
-    don't keep its word stops the run before anything is released. Without noise nothing is rounded, and nothing is
-    claimed.
+    **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 +
+    2^-9), where S is ``rule.sensitivity(clip)``, and every own query of the rule by as much of its
+    declared bound; each gets Gaussian noise of its multiplier times that, and a ledger row that
+    says so. ``declare`` gives the rows; ``release`` draws noise once, and only with the receipt for
+    just these rows.
+    **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A
+    rule whose factors don't keep its word stops the run before anything is released. Without noise
+    nothing is rounded, and nothing is claimed.
     """
 
     def __init__(
@@ -161,7 +170,8 @@ class Mechanism:
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
-        self._room = room  # for the sum: memory of the last batch saves asking the system for it in every step
+        # For the sum: memory of the last batch saves asking the system for it in every step.
+        self._room = room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
@@ -187,7 +197,9 @@ class Mechanism:
             chunk.add_weighted_sum(self._total(), factors)
 
     def _absorb_mapped(self, chunk: Chunk) -> None:
-        """The same where a released map comes before the norm: the gradients themselves are made, a few at a time."""
+        """The same where a released map comes before the norm: the gradients themselves are made, a
+        few at a time.
+        """
         assert self.affine is not None
         for gradients in chunk.pieces():
             mapped = Dense(self.affine.apply(gradients), gradients.shape[1:])
@@ -222,7 +234,8 @@ class Mechanism:
             else:
                 if extra.noise_multiplier is None:
                     raise ValueError(
-                        f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier"
+                        f"the clip rule {self.rule.name!r} gives its query {name!r} no "
+                        "noise_multiplier"
                     )
                 check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
             totals = rows.sums(extra.columns)
@@ -244,7 +257,9 @@ class Mechanism:
                 self._kinds[name] = extra
 
     def _queries(self) -> tuple[_Query, dict[str, _Query]]:
-        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's own queries."""
+        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's
+        own queries.
+        """
         draw, coordinates, own = self.draw, self.layout.numel, {}
         for name, extra in self._kinds.items():
             columns = len(self._extras[name])
@@ -268,7 +283,9 @@ class Mechanism:
         return self._rows
 
     def release(self, receipt: Receipt, group: ReleaseGroup, divisor: float) -> Released:
-        """Adds noise and divides. With several processes, the first brings the noise of all, before anything is added up.
+        """Adds noise and divides.
+
+        With several processes, the first brings the noise of all, before anything is added up.
 
         Args:
             receipt: for the rows that ``declare`` gave, which stand in the ledger now.
@@ -281,8 +298,8 @@ class Mechanism:
         draw, main, own = self.draw, self._main, self._own
         if main is None or receipt.rows != self._rows:
             raise RuntimeError(
-                "a release needs the receipt for its own rows: they must stand in the ledger before noise is drawn, and each draw "
-                "covers one sum"
+                "a release needs the receipt for its own rows: they must stand in the ledger "
+                "before noise is drawn, and each draw covers one sum"
             )
         self._main = None
         total = self._total().cpu().numpy()
@@ -308,14 +325,19 @@ class Mechanism:
     def _add_up(
         self, group: ReleaseGroup, total: np.ndarray, extras: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """One meeting of all processes; ``total`` in place. Whole numbers add up exactly, in whatever order."""
+        """One meeting of all processes; ``total`` in place.
+
+        Whole numbers add up exactly, in whatever order.
+        """
         flat = np.concatenate([np.zeros(0), *extras.values()])
         summed = group.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
         ends = np.cumsum([len(values) for values in extras.values()])
         return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
 
     def refuse(self, group: ReleaseGroup, why: str) -> None:
-        """Takes part in the meeting of all processes with zeros and the reason: then nothing is released on any of them."""
+        """Takes part in the meeting of all processes with zeros and the reason: then nothing is
+        released on any of them.
+        """
         self._main = None
         self._extras, self._kinds = {}, {}
         self._declare_extras()

@@ -1,7 +1,8 @@
 """What a controller is: a released signal in, the next clipping norm out.
 
-A controller is a pair of pure functions over a plain, frozen state. The engine owns the state, reads
-``state.clip`` once per logical batch, saves it, and replays it; the controller owns nothing that moves.
+A controller is a pair of pure functions over a plain, frozen state. The engine owns the state,
+reads ``state.clip`` once per logical batch, saves it, and replays it; the controller owns nothing
+that moves.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 class Released:
     """All that one private pass let out: safe to read, because it stands in the ledger.
 
-    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling; ``extras``
-    holds, per name, the noisy sum of a clip rule's extra columns divided by the declared batch size.
+    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling;
+    ``extras`` holds, per name, the noisy sum of a clip rule's extra columns divided by the declared
+    batch size.
     """
 
     step: int
@@ -47,20 +49,23 @@ class Probe(BoundProbe, Protocol):
     def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> BoundProbe:
         """The probe of one run: chooses what to read, once, at ``make_private``.
 
-        Leaves this object as it is, which may be given to several engines. Raises for tensors that training does not update.
+        Leaves this object as it is, which may be given to several engines. Raises for tensors that
+        training does not update.
         """
 
 
 class Controller(ABC):
     """From released values to the next C. Subclass it: ``init`` and ``update`` are required.
 
-    The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of them), so it can be saved, replayed
-    and compared. Its ``clip`` is the next C.
+    The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of
+    them), so it can be saved, replayed and compared. Its ``clip`` is the next C.
 
     Attributes:
-        probe: what it reads. A ``Probe`` reads the weights; None means that each pass's ``Released`` is the reading.
+        probe: what it reads. A ``Probe`` reads the weights; None means that each pass's
+            ``Released`` is the reading.
         needs: the query of a clip rule that it reads from ``Released.extras``, if any.
-        reads_gradient: False says of a controller without a probe that it leaves ``Released.gradient`` alone, which saves a copy.
+        reads_gradient: False says of a controller without a probe that it leaves
+            ``Released.gradient`` alone, which saves a copy.
 
     **Guarantee.** Nothing but readings of its probe, or releases, is ever handed to it.
     """
@@ -128,10 +133,11 @@ def bound_probe(
     bound = controller.probe.bind(module, trained)
     if not isinstance(bound, BoundProbe):
         raise TypeError(
-            f"bind() of the probe {type(controller.probe).__name__} must return a probe with read(), not "
-            f"{type(bound).__name__}: one probe may serve several engines, so bind() must not keep what it chooses in the object itself. "
-            "Return a copy that holds it (chosen = copy.copy(self); chosen.name = ...; return chosen), or self if there is nothing to "
-            "choose"
+            f"bind() of the probe {type(controller.probe).__name__} must return a probe with "
+            f"read(), not {type(bound).__name__}: one probe may serve several engines, so bind() "
+            "must not keep what it chooses in the object itself. Return a copy that holds it "
+            "(chosen = copy.copy(self); chosen.name = ...; return chosen), or self if there is "
+            "nothing to choose"
         )
     return bound
 
@@ -150,8 +156,8 @@ def check_clip(value: float) -> float:
         raise TypeError(f"the clipping norm must be a number, not {type(value).__name__}")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
-            f"the clipping norm must be positive and finite, not {value}; for no effective clipping use a large "
-            "number such as 1e6 (the noise grows with it)"
+            f"the clipping norm must be positive and finite, not {value}; for no effective "
+            "clipping use a large number such as 1e6 (the noise grows with it)"
         )
     return float(value)
 

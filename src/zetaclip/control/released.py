@@ -1,7 +1,8 @@
-"""Controllers that read what a pass released beside the gradient: the private count, or the slack of the norms.
+"""Controllers that read what a pass released beside the gradient: the private count, or the slack
+of the norms.
 
-They look at no record and at no weight. The count costs a share of the budget (``plans.beside_count``), the slack costs nothing
-(``clipping.Slack``); both stand in the ledger.
+They look at no record and at no weight. The count costs a share of the budget
+(``plans.beside_count``), the slack costs nothing (``clipping.Slack``); both stand in the ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class PacedClip:
 
 
 class _ReadsReleases(Controller):
-    """``probe`` is None: the reading is what the last pass released beside the gradient, under the name that it ``needs``."""
+    """``probe`` is None: the reading is what the last pass released beside the gradient, under the
+    name that it ``needs``.
+    """
 
     needs: ClassVar[str | None] = "count"
     reads_gradient: ClassVar[bool] = False
@@ -64,13 +67,17 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
 
 
 def _share(released: Released) -> float:
-    """The private share of gradients below the threshold; the noise may take it out of [0, 1], and is cut there."""
+    """The private share of gradients below the threshold; the noise may take it out of [0, 1], and
+    is cut there.
+    """
     return min(1.0, max(0.0, 0.5 + float(released.extras["count"][0])))
 
 
 @dataclass(frozen=True)
 class Quantile(_ReadsReleases):
-    """C follows the norm below which a ``target`` share of the gradients lies: C <- C exp(-gain (share - target))."""
+    """C follows the norm below which a ``target`` share of the gradients lies: C <- C exp(-gain
+    (share - target)).
+    """
 
     initial: float = 0.1
     target: float = 0.5
@@ -94,7 +101,8 @@ class Quantile(_ReadsReleases):
 
 @dataclass(frozen=True)
 class Paced(_ReadsReleases):
-    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate follows the share of clipped gradients.
+    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate follows the share of
+    clipped gradients.
 
     It rises by ``up`` while few gradients are clipped, and falls by ``down`` while many are.
     """
@@ -143,7 +151,8 @@ class Paced(_ReadsReleases):
 class SlackControl(_ReadsReleases):
     """C from the binned distribution of norms in the slots of ``clipping.Slack``.
 
-    p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the target lie below the first.
+    p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the
+    target lie below the first.
     """
 
     needs: ClassVar[str | None] = "slack"

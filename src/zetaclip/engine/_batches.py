@@ -52,7 +52,9 @@ class Batches:
 
     @property
     def at_home(self) -> bool:
-        """Whether this is the process that owns the streams, and not a fork, which would draw the same."""
+        """Whether this is the process that owns the streams, and not a fork, which would draw the
+        same.
+        """
         return os.getpid() == self._process
 
     def settle(self) -> None:
@@ -93,16 +95,21 @@ class Batches:
             left -= state.phase == 0
 
     def chunks(self, key: bytes) -> list[Tensor]:
-        """The records of a batch, in parts of at most ``physical_batch_size``; one empty part if there are none."""
+        """The records of a batch, in parts of at most ``physical_batch_size``; one empty part if
+        there are none.
+        """
         rows = self.group.own_rows(key, self._settings.sample_rate)
         size = self._settings.physical_batch_size
         return [rows] if size is None or len(rows) <= size else list(rows.split(size))
 
     def key_of_try(self, drawn: Drawn, tries: int) -> bytes:
-        """The key of this try's noise and coins. Processes without noise toss coins of their own.
+        """The key of this try's noise and coins.
 
-        It is derived from the batch's one draw. If each try took a draw, a replay that needs fewer tries would be a draw ahead ever
-        after, and put noise that was released with one batch on the sum of another.
+        Processes without noise toss coins of their own.
+
+        It is derived from the batch's one draw. If each try took a draw, a replay that needs fewer
+        tries would be a draw ahead ever after, and put noise that was released with one batch on
+        the sum of another.
         """
         if drawn.noise_key is None:
             return self.group.own_key(drawn.key, f"coins of pass {drawn.phase}, try {tries}")

@@ -24,18 +24,20 @@ def check_loader(loader: Any) -> None:
     """Refuses loaders whose way of drawing has no place in the accounting."""
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"data_loader must be a torch DataLoader, not {type(loader).__name__}; it is replaced by a Poisson loader over "
-            "its dataset"
+            f"data_loader must be a torch DataLoader, not {type(loader).__name__}; it is replaced "
+            "by a Poisson loader over its dataset"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            "an IterableDataset can't be Poisson sampled: every record must be drawn independently with probability q, which "
-            "needs access by index. Load it into a map-style dataset (one with __len__ and __getitem__)"
+            "an IterableDataset can't be Poisson sampled: every record must be drawn independently "
+            "with probability q, which needs access by index. Load it into a map-style dataset "
+            "(one with __len__ and __getitem__)"
         )
     if _repeats(loader.dataset):
         raise ValueError(
-            f"the {type(loader.dataset).__name__} holds a record more than once: its gradient would count as often, and one record "
-            "could do more than the sensitivity says. Remove the repetitions"
+            f"the {type(loader.dataset).__name__} holds a record more than once: its gradient "
+            "would count as often, and one record could do more than the sensitivity says. Remove "
+            "the repetitions"
         )
     if loader.batch_sampler is None:
         raise ValueError(
@@ -43,14 +45,16 @@ def check_loader(loader: Any) -> None:
         )
     if type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(
-            f"the loader has a batch sampler of its own ({type(loader.batch_sampler).__name__}); its batches are not Poisson "
-            "samples, so the accountant's ε would not hold. Build the loader with batch_size= instead"
+            f"the loader has a batch sampler of its own ({type(loader.batch_sampler).__name__}); "
+            "its batches are not Poisson samples, so the accountant's ε would not hold. Build the "
+            "loader with batch_size= instead"
         )
     if type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise ValueError(
-            f"the loader has the sampler {type(loader.sampler).__name__}; unequal or dependent inclusion probabilities are not "
-            "what the accountant assumes. Build the loader without sampler= (to train on a part of the data, wrap the "
-            "dataset in torch.utils.data.Subset)"
+            f"the loader has the sampler {type(loader.sampler).__name__}; unequal or dependent "
+            "inclusion probabilities are not what the accountant assumes. Build the loader "
+            "without sampler= (to train on a part of the data, wrap the dataset in "
+            "torch.utils.data.Subset)"
         )
 
 
@@ -77,7 +81,9 @@ def _repeats(dataset: Any) -> bool:
 
 
 def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """The data sets that hold the records themselves, each with the rows of it that are used; None: all of them, once."""
+    """The data sets that hold the records themselves, each with the rows of it that are used; None:
+    all of them, once.
+    """
     if isinstance(dataset, Subset):
         own = index_array(dataset.indices)
         yield from _origins(dataset.dataset, own if rows is None else own[rows])
@@ -98,7 +104,9 @@ def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.nd
 
 
 def index_array(indices: Any) -> np.ndarray:
-    """As an array of integers; keys of another kind (names of files, tuples) are kept as they are, in one of objects."""
+    """As an array of integers; keys of another kind (names of files, tuples) are kept as they are,
+    in one of objects.
+    """
     if isinstance(indices, Tensor):
         indices = indices.detach().cpu().numpy().reshape(-1)
     try:

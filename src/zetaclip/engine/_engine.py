@@ -38,13 +38,15 @@ from ._validation import check_module, claim, release
 class PrivacyEngine:
     """Makes (module, optimizer, loader) private, keeps the ledger, and tells ε from it.
 
-    **Guarantee.** With the default settings, training with what ``make_private`` returns is (ε, δ)-differentially
-    private with respect to adding or removing one record, for the ε that ``get_epsilon(delta)`` computes from the
-    ledger. It covers the weights, the gradients that the optimizer sees, and every C_t; it does not cover what the
-    user's own loop prints or stores of batches, losses or validation data.
-    **Edge cases.** A noise multiplier of 0 gives ε = inf. ``normalize="realized"`` and ``empty="skip"`` are the paper's
-    literal forms: they work, and ``get_epsilon`` raises ``NoGuarantee``. A ``seed`` makes sampling and noise known to
-    whoever knows it: for tests and public data only.
+    **Guarantee.** With the default settings, training with what ``make_private`` returns is (ε,
+    δ)-differentially private with respect to adding or removing one record, for the ε that
+    ``get_epsilon(delta)`` computes from the ledger. It covers the weights, the gradients that the
+    optimizer sees, and every C_t; it does not cover what the user's own loop prints or stores of
+    batches, losses or validation data.
+    **Edge cases.** A noise multiplier of 0 gives ε = inf. ``normalize="realized"`` and
+    ``empty="skip"`` are the paper's literal forms: they work, and ``get_epsilon`` raises
+    ``NoGuarantee``. A ``seed`` makes sampling and noise known to whoever knows it: for tests and
+    public data only.
     """
 
     def __init__(self, accountant: str = "prv", seed: int | None = None) -> None:
@@ -57,7 +59,7 @@ class PrivacyEngine:
         self._loop: PrivateLoop | None = None
         self._said_delta = False
 
-    # -- making private -------------------------------------------------------------------------------
+    # -- making private
 
     def make_private(
         self,
@@ -81,39 +83,47 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         criterion: Callable[[Any, Any], Any] | None = None,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
-        """The same module, the optimizer behind a private step, and a Poisson loader; always these three.
+        """The same module, the optimizer behind a private step, and a Poisson loader; always these
+        three.
 
-        ``noise_multiplier`` is σ in DP-SGD's terms: a number, or a public function of the number of updates done.
-        ``clipping`` is a norm, a controller or a clip rule (``max_grad_norm`` is accepted for a norm), ``method`` a whole
-        composition. ``sample_rate`` and ``num_examples`` declare q and N; L = qN is the only divisor. Without them they are
-        taken from the loader, with a warning, because N is then a function of the private data.
+        ``noise_multiplier`` is σ in DP-SGD's terms: a number, or a public function of the number of
+        updates done. ``clipping`` is a norm, a controller or a clip rule (``max_grad_norm`` is
+        accepted for a norm), ``method`` a whole composition. ``sample_rate`` and ``num_examples``
+        declare q and N; L = qN is the only divisor. Without them they are taken from the loader,
+        with a warning, because N is then a function of the private data.
 
-        ``physical_batch_size`` bounds memory and changes nothing else. ``loss_reduction`` says how the loss that is run
-        backward reduces over the rows of a batch: "mean" over just these rows, or "sum". A weighted mean is neither
-        (``F.cross_entropy(..., weight=...)``, ``ignore_index``, a mean over tokens): it divides by weights of the whole batch, so
-        one record scales the gradients of all others before they are clipped, and ε does not hold. Use ``reduction="sum"`` in such
-        a loss with ``loss_reduction="sum"`` here, or weigh each record's own loss and divide by the rows; ``validate`` tells.
-        ``decouple_lr`` divides the private gradient by the step's sensitivity, so that moving C does not move the step size.
-        ``epochs`` and ``target_delta`` are needed by methods whose noise depends on the number of steps.
+        ``physical_batch_size`` bounds memory and changes nothing else. ``loss_reduction`` says how
+        the loss that is run backward reduces over the rows of a batch: "mean" over just these rows,
+        or "sum". A weighted mean is neither (``F.cross_entropy(..., weight=...)``,
+        ``ignore_index``, a mean over tokens): it divides by weights of the whole batch, so one
+        record scales the gradients of all others before they are clipped, and ε does not hold. Use
+        ``reduction="sum"`` in such a loss with ``loss_reduction="sum"`` here, or weigh each
+        record's own loss and divide by the rows; ``validate`` tells. ``decouple_lr`` divides the
+        private gradient by the step's sensitivity, so that moving C does not move the step size.
+        ``epochs`` and ``target_delta`` are needed by methods whose noise depends on the number of
+        steps.
 
-        A loss whose graph shows another reduction than the declared one raises ``LossError`` at its first backward. ``criterion`` lets it
-        be checked now, and more closely: ``criterion(outputs, targets)`` is computed on made-up rows, all together and each
-        alone. Only the shapes of the first record are used. One that mixes records, or is not reduced as declared, is a ``LossError``.
+        A loss whose graph shows another reduction than the declared one raises ``LossError`` at its
+        first backward. ``criterion`` lets it be checked now, and more closely: ``criterion(outputs,
+        targets)`` is computed on made-up rows, all together and each alone. Only the shapes of the
+        first record are used. One that mixes records, or is not reduced as declared, is a
+        ``LossError``.
 
-        In a process group of several ranks every rank calls it, and they train one model together: q, N and L are those of
-        all ranks, ``physical_batch_size`` is each rank's own.
+        In a process group of several ranks every rank calls it, and they train one model together:
+        q, N and L are those of all ranks, ``physical_batch_size`` is each rank's own.
         """
         if self._loop is not None:
             raise RuntimeError(
-                "this engine has made a module private already; use a new PrivacyEngine for another one"
+                "this engine has made a module private already; use a new PrivacyEngine for "
+                "another one"
             )
         check_module(module)
         check_optimizer(optimizer)
         check_loader(data_loader)
         if not poisson_sampling:
             raise ValueError(
-                "poisson_sampling=False: shuffled fixed-size batches are not what the accountants assume, and their ε would be "
-                "too small. Only Poisson sampling is offered"
+                "poisson_sampling=False: shuffled fixed-size batches are not what the accountants "
+                "assume, and their ε would be too small. Only Poisson sampling is offered"
             )
         chosen = composition(method, clipping, max_grad_norm)
         chosen.check_update(optimizer)
@@ -177,14 +187,16 @@ class PrivacyEngine:
         num_examples: int | None = None,
         **options: Any,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
-        """``make_private`` with the smallest σ whose ε, by this engine's accountant, is at or below the target.
+        """``make_private`` with the smallest σ whose ε, by this engine's accountant, is at or below
+        the target.
 
-        The target is what ``epochs`` epochs cost; a run that goes on costs more, and ``get_epsilon`` says so. The other
-        arguments are those of ``make_private``.
+        The target is what ``epochs`` epochs cost; a run that goes on costs more, and
+        ``get_epsilon`` says so. The other arguments are those of ``make_private``.
         """
         if "noise_multiplier" in options:
             raise TypeError(
-                "make_private_with_epsilon finds noise_multiplier itself; use make_private to set it"
+                "make_private_with_epsilon finds noise_multiplier itself; use make_private to set "
+                "it"
             )
         check_loader(data_loader)
         with warnings.catch_warnings():
@@ -216,10 +228,11 @@ class PrivacyEngine:
         return NoiseBudget(sigma, settings.sample_rate, steps, delta, self.accountant, batch, epoch)
 
     def reseed(self, purpose: str) -> None:
-        """Other streams from the same seed, for each purpose their own; before anything is released. Without a seed they differ anyway.
+        """Other streams from the same seed, for each purpose their own; before anything is
+        released. Without a seed they differ anyway.
 
-        **Guarantee.** They have a name of their own as well: rows of one name and number are taken for one release wherever
-        ledgers are put together, and would count once.
+        **Guarantee.** They have a name of their own as well: rows of one name and number are taken
+        for one release wherever ledgers are put together, and would count once.
         """
         loop = self._private()
         if loop.state.step or len(self.ledger):
@@ -237,7 +250,7 @@ class PrivacyEngine:
             tries=0,
         )
 
-    # -- what it tells --------------------------------------------------------------------------------
+    # -- what it tells
 
     def _private(self) -> PrivateLoop:
         if self._loop is None:
@@ -254,14 +267,16 @@ class PrivacyEngine:
         if delta is not None and delta * size >= 1 and not self._said_delta:
             self._said_delta = True
             warnings.warn(
-                f"delta = {delta:g} is at least 1/N: with such a δ, publishing whole records at random would pass for private. Take one well "
-                f"below {1 / size:.2g}",
+                f"delta = {delta:g} is at least 1/N: with such a δ, publishing whole records at "
+                f"random would pass for private. Take one well below {1 / size:.2g}",
                 OwnerWarning,
                 stacklevel=3,
             )
 
     def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """ε of what has been released so far, from the ledger, by this engine's accountant or another one."""
+        """ε of what has been released so far, from the ledger, by this engine's accountant or
+        another one.
+        """
         ledger = self.ledger
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
@@ -296,7 +311,9 @@ class PrivacyEngine:
         return self._private().control.seconds
 
     def planned_events(self, start: int, stop: int) -> list[Event]:
-        """What the updates from number ``start`` up to, not including, ``stop`` will release, by the plan."""
+        """What the updates from number ``start`` up to, not including, ``stop`` will release, by
+        the plan.
+        """
         return self._private().planned_events(start, stop)
 
     def describe(self) -> Description:
@@ -312,9 +329,10 @@ class PrivacyEngine:
     ) -> list[str]:
         """Problems that training on such a batch would meet, by name; an empty list if none.
 
-        Runs ``loss_fn(module, batch)`` forward and backward, on a number of records that equals no other dimension in sight,
-        and on each of them alone. With ``collate_fn``, ``batch`` is a list of records, short and long, and each is collated
-        alone, too, as in ``check_parity``: padding that reaches a loss is found then. Nothing is released and nothing changes.
+        Runs ``loss_fn(module, batch)`` forward and backward, on a number of records that equals no
+        other dimension in sight, and on each of them alone. With ``collate_fn``, ``batch`` is a
+        list of records, short and long, and each is collated alone, too, as in ``check_parity``:
+        padding that reaches a loss is found then. Nothing is released and nothing changes.
         """
         loop = self._private()
         if loop.batch is not None:
@@ -325,7 +343,8 @@ class PrivacyEngine:
         )
 
     def observe(self, observer: Callable[[Any, Any, Any], None] | None) -> None:
-        """Calls ``observer(reading, state before, state after)`` whenever the controller has updated C.
+        """Calls ``observer(reading, state before, state after)`` whenever the controller has
+        updated C.
 
         **Guarantee.** It sees what the controller sees: released values and weights, never data.
         """
@@ -335,7 +354,7 @@ class PrivacyEngine:
         """Gives the module its own forward back. The ledger stays, and so does what was spent."""
         self._private().detach()
 
-    # -- saving and loading ---------------------------------------------------------------------------
+    # -- saving and loading
 
     def save(
         self,
@@ -344,12 +363,14 @@ class PrivacyEngine:
         extra: dict[str, Any] | None = None,
         private: str | PathLike[str] | None = None,
     ) -> None:
-        """Writes a checkpoint to ``path`` and the secret streams to ``<path>.private`` (mode 0600), each atomically.
+        """Writes a checkpoint to ``path`` and the secret streams to ``<path>.private`` (mode 0600),
+        each atomically.
 
-        Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain values, nothing of the
-        data) goes into the checkpoint and comes back from ``load``. A checkpoint taken while a batch is out holds the state at that batch's start.
-        From now on each step is also noted, before it is executed, in a journal beside the checkpoint. With several ranks every
-        rank calls it, and rank 0 writes.
+        Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain
+        values, nothing of the data) goes into the checkpoint and comes back from ``load``. A
+        checkpoint taken while a batch is out holds the state at that batch's start. From now on
+        each step is also noted, before it is executed, in a journal beside the checkpoint. With
+        several ranks every rank calls it, and rank 0 writes.
         """
         checkpoint.save(self._private(), path, extra, private)
 
@@ -360,10 +381,12 @@ class PrivacyEngine:
         *,
         private: str | PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
-        """Goes on from a checkpoint, with fresh secret streams, or with the old ones (``replay=True``); returns its ``extra``.
+        """Goes on from a checkpoint, with fresh secret streams, or with the old ones
+        (``replay=True``); returns its ``extra``.
 
-        Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay: the same batches and
-        noise come again bit for bit, so those steps count once; refused unless configuration, data, device, thread
-        count and number of ranks are what they were. With several ranks every rank calls it, and rank 0 reads.
+        Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay:
+        the same batches and noise come again bit for bit, so those steps count once; refused unless
+        configuration, data, device, thread count and number of ranks are what they were. With
+        several ranks every rank calls it, and rank 0 reads.
         """
         return checkpoint.load(self._private(), path, replay, private)

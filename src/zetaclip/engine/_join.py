@@ -23,8 +23,9 @@ def join(
 ) -> tuple[RunState, str, str | None]:
     """Compares what the ranks train, deals the records out, and sends rank 0's keys and weights.
 
-    Records are dealt out by number. If number 7 is somebody else's on another rank, some record is drawn on two ranks, and moves the
-    sum twice. So the ranks compare what they can tell of their data.
+    Records are dealt out by number. If number 7 is somebody else's on another rank, some record is
+    drawn on two ranks, and moves the sum twice. So the ranks compare what they can tell of their
+    data.
 
     Args:
         ranks: the process group.
@@ -35,8 +36,8 @@ def join(
         name: this rank's name of the run.
 
     Returns:
-        The state, with rank 0's sampling stream, and noise on rank 0 alone; the name of the run; and a digest of the data, if two
-        looks at it give the same.
+        The state, with rank 0's sampling stream, and noise on rank 0 alone; the name of the run;
+        and a digest of the data, if two looks at it give the same.
 
     Raises:
         RankError: the ranks differ; the message says in what.
@@ -54,7 +55,8 @@ def join(
     # Digests are not shown: whoever guesses the records could look them up.
     if own["records"] == there["records"] and None not in (data, other) and data != other:
         differing.append(
-            "data (as many records, but others, or in another order: split and shuffle with one seed on every rank)"
+            "data (as many records, but others, or in another order: split and shuffle with one "
+            "seed on every rank)"
         )
     ranks.settle(
         f"not what rank 0 has: {'; '.join(differing)}" if differing else None, "make_private"

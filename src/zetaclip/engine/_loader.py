@@ -71,12 +71,14 @@ class _Chunks:
 
 
 class PoissonLoader:
-    """Hands out the chunks of Poisson batches; ``len()`` counts logical batches (updates) per epoch.
+    """Hands out the chunks of Poisson batches; ``len()`` counts logical batches (updates) per
+    epoch.
 
-    A logical batch larger than ``physical_batch_size`` comes as several iterations of the loop, and a method of
-    several passes comes as further ones; ``optimizer.step()`` knows which is which. A batch that was handed out
-    and not stepped is handed out again by the next iterator: looking at a batch (``next(iter(loader))``) costs and
-    changes nothing. After ``engine.load`` the first iterator goes on inside the epoch where the checkpoint was.
+    A logical batch larger than ``physical_batch_size`` comes as several iterations of the loop, and
+    a method of several passes comes as further ones; ``optimizer.step()`` knows which is which. A
+    batch that was handed out and not stepped is handed out again by the next iterator: looking at a
+    batch (``next(iter(loader))``) costs and changes nothing. After ``engine.load`` the first
+    iterator goes on inside the epoch where the checkpoint was.
     """
 
     def __init__(self, loader: DataLoader, loop: PrivateLoop) -> None:
@@ -84,7 +86,8 @@ class PoissonLoader:
         self._loop = loop
         self._fetch = _in_memory(loader)
         self._zero: Any = None
-        # A collate_fn can say that its padding was looked at, and that no record's loss depends on it.
+        # A collate_fn can say that its padding was looked at, and that no record's loss depends on
+        # it.
         self._watches = self._fetch is None and not getattr(
             loader.collate_fn, "inert_padding", False
         )
@@ -144,15 +147,19 @@ class PoissonLoader:
         if self._shapes is None:
             try:  # one record alone tells more than the first batch, which may be the only one
                 self._shapes = record_shapes(self.blank(), 1)
-            except Exception:  # a collate_fn may need more than one record, and an unreadable record is not ours to report
+            # A collate_fn may need more than one record, and an unreadable record is not ours to
+            # report.
+            except Exception:
                 self._shapes = shapes
         if shapes_differ(self._shapes, shapes):
             self._watches = False
             warnings.warn(
-                "the shape of a record changes with the records that it is collated with, as if each batch were padded to its longest "
-                "one. If padding has any influence on a record's loss, one long record changes the gradients of all others, and ε "
-                "does not hold. Pad every record to one public length, or show with engine.validate(records, loss_fn, "
-                "collate_fn=...) that padding has no effect (a model that masks it), and ignore this warning",
+                "the shape of a record changes with the records that it is collated with, as if "
+                "each batch were padded to its longest one. If padding has any influence on a "
+                "record's loss, one long record changes the gradients of all others, and ε does "
+                "not hold. Pad every record to one public length, or show with "
+                "engine.validate(records, loss_fn, collate_fn=...) that padding has no effect (a "
+                "model that masks it), and ignore this warning",
                 PrivacyLeakWarning,
                 stacklevel=3,
             )
@@ -173,7 +180,8 @@ class PoissonLoader:
             collate_fn=own.collate_fn,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,
-            # Workers that augment are seeded from it. Not from torch's own stream, which others know.
+            # Workers that augment are seeded from it. Not from torch's own stream, which others
+            # know.
             generator=generator(self._loop.workers_key()),
             **workers,
         )

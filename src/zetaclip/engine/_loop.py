@@ -1,7 +1,7 @@
 """The private loop: the loader opens a batch and hands out its chunks, ``step()`` closes them.
 
-``step()`` closes a chunk, and with the last one the batch is released and the weights move. Anything
-out of that order is an error, because out of order means that a batch is counted wrongly.
+``step()`` closes a chunk, and with the last one the batch is released and the weights move.
+Anything out of that order is an error, because out of order means that a batch is counted wrongly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from ._update import Update
 
 _SHORT_NOTE = "not covered: means over a batch in half precision, whose rounding depends on the number of records"
 _SHORT_MEAN = (
-    "gradients come back in half precision, of a loss that is a mean over the batch: how each one is rounded depends on the number of "
-    'records, which the ledger does not cover. Use reduction="sum" in the loss, and loss_reduction="sum" in make_private'
+    "gradients come back in half precision, of a loss that is a mean over the batch: how each one "
+    "is rounded depends on the number of "
+    'records, which the ledger does not cover. Use reduction="sum" in the loss, and '
+    'loss_reduction="sum" in make_private'
 )
 
 
@@ -92,10 +94,12 @@ class PrivateLoop:
         """σ of the next sum."""
         return at(self.plan.noise_multipliers[self.state.phase], self.state.step)
 
-    # -- the loader's side ----------------------------------------------------------------------------
+    # -- the loader's side
 
     def start_epoch(self) -> int:
-        """A new iterator: earlier ones are void, and a batch that was not stepped will be handed out again."""
+        """A new iterator: earlier ones are void, and a batch that was not stepped will be handed
+        out again.
+        """
         self._ticket += 1
         if not self._resumed or self.state.position >= self.settings.steps_per_epoch:
             self.state = replace(self.state, position=0)
@@ -132,13 +136,14 @@ class PrivateLoop:
     def _check_planned(self) -> None:
         if self.plan.steps is not None and self.state.step >= self.plan.steps:
             raise OrderError(
-                f"the noise of method {self.method.name!r} was planned for {self.plan.steps} updates, and they are done; a "
-                "further one would cost more than the plan. Call make_private with more epochs="
+                f"the noise of method {self.method.name!r} was planned for {self.plan.steps} "
+                "updates, and they are done; a further one would cost more than the plan. Call "
+                "make_private with more epochs="
             )
         if self.state.step == self.planned_steps and not self.state.phase:
             warnings.warn(
-                f"the {self.planned_steps} updates that the noise was chosen for are done; every further one costs more than was "
-                "planned (engine.get_epsilon says what)",
+                f"the {self.planned_steps} updates that the noise was chosen for are done; every "
+                "further one costs more than was planned (engine.get_epsilon says what)",
                 stacklevel=4,
             )
             self.planned_steps = None
@@ -173,16 +178,19 @@ class PrivateLoop:
             return
         if not isinstance(moved, tuple):
             raise TypeError(
-                f"perturb of method {self.method.name!r} must give (vector, distance) or None, not {type(moved).__name__}"
+                f"perturb of method {self.method.name!r} must give (vector, distance) or None, not "
+                f"{type(moved).__name__}"
             )
         self.model.weights.move(*moved)
 
     def _begin_again(self, batch: OpenBatch) -> None:
-        """The same records again, from the first chunk; with other noise wherever the sum could be another one.
+        """The same records again, from the first chunk; with other noise wherever the sum could be
+        another one.
 
-        That is so if a release was begun and cut off, or if torch's own streams have moved on, from which the user's code may have
-        drawn: one draw of noise must never cover two different sums. (Dropout draws the same masks again.) The records are the
-        same, so the batch number is, too, and whatever was released from them composes as one Gaussian.
+        That is so if a release was begun and cut off, or if torch's own streams have moved on, from
+        which the user's code may have drawn: one draw of noise must never cover two different sums.
+        (Dropout draws the same masks again.) The records are the same, so the batch number is, too,
+        and whatever was released from them composes as one Gaussian.
         """
         self.model.take_back()
         self.model.guard.before_batch()
@@ -200,7 +208,8 @@ class PrivateLoop:
         batch = self.batch
         if batch is None or ticket != self._ticket:
             raise OrderError(
-                "this loader iterator is void: a later one was started, or the engine was loaded. Iterate the loader anew"
+                "this loader iterator is void: a later one was started, or the engine was loaded. "
+                "Iterate the loader anew"
             )
         batch.stage = Stage.OUT
         purpose = f"forward of pass {batch.drawn.phase}, chunk {batch.done}"
@@ -210,9 +219,10 @@ class PrivateLoop:
         """The user asks for more: the chunk before must have been stepped."""
         if ticket == self._ticket and self.batch is not None and self.batch.waits:
             raise OrderError(
-                "the next batch was asked for, but optimizer.step() was not called for the one that is out. Call step() after "
-                "every backward: it takes the update when the logical batch is complete. To accumulate gradients over "
-                "smaller batches, set physical_batch_size= in make_private; accumulating by hand would double what one "
+                "the next batch was asked for, but optimizer.step() was not called for the one "
+                "that is out. Call step() after every backward: it takes the update when the "
+                "logical batch is complete. To accumulate gradients over smaller batches, set "
+                "physical_batch_size= in make_private; accumulating by hand would double what one "
                 "record can do"
             )
 
@@ -227,7 +237,7 @@ class PrivateLoop:
         """For what workers draw that read ahead from here to the end of the epoch."""
         return self.group.own_key(self.state.sampling, "workers")
 
-    # -- the optimizer's side -------------------------------------------------------------------------
+    # -- the optimizer's side
 
     def step(self) -> None:
         """Takes the chunk that is out into the sum; with the last one, releases and updates."""
@@ -248,13 +258,14 @@ class PrivateLoop:
         batch = self.batch
         if batch is None or not batch.waits:
             raise OrderError(
-                "step() without a private batch: every step takes a batch from the loader that make_private returned, then "
-                "forward, backward, step"
+                "step() without a private batch: every step takes a batch from the loader that "
+                "make_private returned, then forward, backward, step"
             )
         if batch.stage is Stage.SPOILED:
             raise OrderError(
-                "step() after one that failed while it added the records of this batch: some of them may be in the sum already, "
-                "and would count twice. Leave the loop over the loader and begin it again: the batch then starts afresh"
+                "step() after one that failed while it added the records of this batch: some of "
+                "them may be in the sum already, and would count twice. Leave the loop over the "
+                "loader and begin it again: the batch then starts afresh"
             )
         if not self.model.recorder.received:
             raise OrderError(
@@ -371,10 +382,12 @@ class PrivateLoop:
             state, step=state.step + 1, position=state.position + 1, phase=0, releases=()
         )
 
-    # -- between batches ------------------------------------------------------------------------------
+    # -- between batches
 
     def public_streams(self) -> dict[str, Tensor]:
-        """torch's own streams as the user left them, at the start of the batch that is open if one is."""
+        """torch's own streams as the user left them, at the start of the batch that is open if one
+        is.
+        """
         return users_streams(self.model.layout.device) if self.batch is None else self.batch.public
 
     def configuration(self) -> dict[str, Any]:
@@ -390,7 +403,9 @@ class PrivateLoop:
         return self.plan.events(self.method.passes, self.method.beside(), rate, start, stop)
 
     def abandon(self) -> None:
-        """Puts the batch that is open back, unreleased; if its records come again, they get other noise."""
+        """Puts the batch that is open back, unreleased; if its records come again, they get other
+        noise.
+        """
         if self.batch is not None:
             self.model.take_back()
             self.model.rest()
@@ -399,7 +414,9 @@ class PrivateLoop:
         self._ticket += 1
 
     def go_on(self, state: RunState) -> None:
-        """Goes on from a state whose streams this process owns; the next iterator goes on inside the epoch."""
+        """Goes on from a state whose streams this process owns; the next iterator goes on inside
+        the epoch.
+        """
         self.state = state
         self.batches.settle()
         self._resumed = True
@@ -418,15 +435,18 @@ class PrivateLoop:
         self._check_attached()
         if self.batch is not None or self.state.phase:
             raise OrderError(
-                "parameters can't be added while a private batch is out; finish it with step() first"
+                "parameters can't be added while a private batch is out; finish it with step() "
+                "first"
             )
         if self.method.rule.remembers or self.state.memory:
             raise OrderError(
-                f"method {self.method.name!r} remembers something for every coordinate, so parameters can't be added to it"
+                f"method {self.method.name!r} remembers something for every coordinate, so "
+                "parameters can't be added to it"
             )
 
     def _check_attached(self) -> None:
         if self.detached:
             raise OrderError(
-                "the engine was detached: this loader and this optimizer are private no more. Use your own"
+                "the engine was detached: this loader and this optimizer are private no more. Use "
+                "your own"
             )

@@ -80,7 +80,8 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
         why = f"the loss is neither mean nor sum over the records; loss_reduction={declared!r} was declared"
     return (
         f"{why}: each gradient would be scaled by the size of its batch before it is clipped, so "
-        f"that one record moves the sum by more than C, and ε would not hold. {cure or _CURE[declared]}",
+        "that one record moves the sum by more than C, and ε would not hold. "
+        f"{cure or _CURE[declared]}",
         "",
         False,
     )

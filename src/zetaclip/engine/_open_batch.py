@@ -26,7 +26,8 @@ class OpenBatch:
     """The batch that is open now.
 
     **Guarantee.** One draw of noise covers one sum. From the moment a release is begun the noise of
-    this try counts as used (``used``), and no later try of the batch gets it. A spoiled sum is never released.
+    this try counts as used (``used``), and no later try of the batch gets it. A spoiled sum is
+    never released.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class OpenBatch:
 
     @property
     def waits(self) -> bool:
-        """Whether the user must call ``step()``, or begin the batch again, before more is handed out."""
+        """Whether the user must call ``step()``, or begin the batch again, before more is handed
+        out.
+        """
         return self.stage in (Stage.OUT, Stage.SPOILED)
 
     def absorb(self, chunk: Chunk) -> None:

@@ -21,7 +21,8 @@ def check_optimizer(optimizer: Any) -> None:
     """Refuses what can't take a private step."""
     if isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
-            "this optimizer is private already; make_private takes the optimizer that you built yourself"
+            "this optimizer is private already; make_private takes the optimizer that you built "
+            "yourself"
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -37,16 +38,17 @@ def check_optimizer(optimizer: Any) -> None:
 class PrivateOptimizer(Optimizer):
     """Takes one noisy step per logical batch.
 
-    ``param_groups``, ``state`` and ``defaults`` are the user's optimizer's own, so schedulers made before or after see
-    and move the same rates. ``step()`` is called after every backward; it takes the update once the logical batch is
-    complete, and ``stepped`` says whether it did.
+    ``param_groups``, ``state`` and ``defaults`` are the user's optimizer's own, so schedulers made
+    before or after see and move the same rates. ``step()`` is called after every backward; it takes
+    the update once the logical batch is complete, and ``stepped`` says whether it did.
     """
 
     # No super().__init__: groups and state live in the inner optimizer and nowhere else.
     def __init__(self, inner: Optimizer, loop: PrivateLoop) -> None:
         self._inner = inner
         self._loop = loop
-        # Hooks that are registered here are called where the work is done: once per update, by the inner optimizer.
+        # Hooks that are registered here are called where the work is done: once per update, by the
+        # inner optimizer.
         for kind in ("step", "state_dict", "load_state_dict"):
             for when in ("pre", "post"):
                 name = f"_optimizer_{kind}_{when}_hooks"
@@ -98,7 +100,10 @@ class PrivateOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets what the present chunk left; the logical batch's sum so far stays. Gradients always become None."""
+        """Forgets what the present chunk left; the logical batch's sum so far stays.
+
+        Gradients always become None.
+        """
         self._loop.model.recorder.clear()
         if type(self._inner).zero_grad is not Optimizer.zero_grad:
             self._inner.zero_grad(set_to_none=True)
@@ -115,7 +120,9 @@ class PrivateOptimizer(Optimizer):
         self._inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters of the module, between two batches; they are private from the next batch on."""
+        """Adds parameters of the module, between two batches; they are private from the next batch
+        on.
+        """
         self._loop.check_may_grow()
         self._inner.add_param_group(param_group)
         try:
@@ -124,13 +131,14 @@ class PrivateOptimizer(Optimizer):
             self._inner.param_groups.pop()
             raise
 
-    # torch.amp.GradScaler asks this before it steps; a scaled loss would be clipped at the wrong norm, and the
-    # scaler skips steps by what the data did.
+    # torch.amp.GradScaler asks this before it steps; a scaled loss would be clipped at the wrong
+    # norm, and the scaler skips steps by what the data did.
     @property
     def _step_supports_amp_scaling(self) -> bool:
         raise RuntimeError(
-            "GradScaler (fp16) can't be used with a private optimizer: it scales the loss, which moves the clipping norm, and "
-            "skips steps by what the data did, which is not private. Use bfloat16 autocast without a scaler"
+            "GradScaler (fp16) can't be used with a private optimizer: it scales the loss, which "
+            "moves the clipping norm, and skips steps by what the data did, which is not private. "
+            "Use bfloat16 autocast without a scaler"
         )
 
     def __repr__(self) -> str:
@@ -138,7 +146,8 @@ class PrivateOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "a private optimizer can't be pickled or copied; save the engine instead: engine.save(path)"
+            "a private optimizer can't be pickled or copied; save the engine instead: "
+            "engine.save(path)"
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -25,9 +25,10 @@ from ._weights import Weights
 class PrivateModule:
     """What is held, lent and recorded while a chunk is out, and given back afterwards.
 
-    **Guarantee.** Whenever no batch is open, the module holds θ, spectral norms iterate as in torch,
-    and torch's generators are where the user left them. While a chunk is out, dropout follows a secret
-    key, and every gradient of a trained parameter is recorded for each record apart.
+    **Guarantee.** Whenever no batch is open, the module holds θ, spectral norms iterate as in
+    torch, and torch's generators are where the user left them. While a chunk is out, dropout
+    follows a secret key, and every gradient of a trained parameter is recorded for each record
+    apart.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, settings: Settings) -> None:
@@ -106,7 +107,9 @@ class PrivateModule:
 
     @property
     def rounds_by_rows(self) -> bool:
-        """Whether gradients of a mean came back in half precision: how they are rounded depends on the number of records."""
+        """Whether gradients of a mean came back in half precision: how they are rounded depends on
+        the number of records.
+        """
         return self._mean and self.recorder.short
 
     def take_back(self) -> None:

@@ -14,10 +14,12 @@ from ..randomness._forward import untouched
 
 
 def zero_row(loader: DataLoader) -> Any:
-    """One record of zeros, shaped as the loader's batches: what the model sees when a batch is empty.
+    """One record of zeros, shaped as the loader's batches: what the model sees when a batch is
+    empty.
 
-    **Edge cases.** Where workers read the data, a worker reads this record, too: a dataset that opens its file on first use would
-    otherwise hold an open file here, which can't be sent to workers that are spawned, and is shared by those that are forked.
+    **Edge cases.** Where workers read the data, a worker reads this record, too: a dataset that
+    opens its file on first use would otherwise hold an open file here, which can't be sent to
+    workers that are spawned, and is shared by those that are forked.
     """
 
     def blank(leaf: Any) -> Any:
@@ -53,7 +55,9 @@ def _first_record(loader: DataLoader) -> Any:
 
 
 def record_shapes(batch: Any, rows: int) -> list[tuple[int, ...] | None]:
-    """What one record looks like in each tensor of a batch: its shape without the records; None where they have no dimension."""
+    """What one record looks like in each tensor of a batch: its shape without the records; None
+    where they have no dimension.
+    """
     found: list[tuple[int, ...] | None] = []
     for leaf in tree_flatten(batch)[0]:
         if isinstance(leaf, Tensor):

@@ -89,11 +89,11 @@ def rehearse(
     Raises:
         LossError: the loss is reduced otherwise, or mixes records.
 
-    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and weights,
-    buffers and attributes of the module, are as before afterwards.
-    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind),
-    or that draws random numbers in evaluation mode, is not judged here; the first batch is, by its
-    graph. A GPU's own generator is not set back.
+    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and
+    weights, buffers and attributes of the module, are as before afterwards.
+    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own
+    kind), or that draws random numbers in evaluation mode, is not judged here; the first batch is,
+    by its graph. A GPU's own generator is not set back.
     """
     module, layout, recorder = loop.model.module, loop.model.layout, loop.model.recorder
     device = layout.device
@@ -182,7 +182,7 @@ def _put_back(place: Any, value: Any) -> None:
         place.update(value)
 
 
-# -- make_private(criterion=...) ------------------------------------------------------------------
+# -- make_private(criterion=...)
 
 
 def check_criterion(
@@ -208,7 +208,8 @@ def check_criterion(
         )
     if not isinstance(row, (list, tuple)) or len(row) != 2:
         raise TypeError(
-            "criterion= needs a loader whose batches are (inputs, targets); for others use engine.validate"
+            "criterion= needs a loader whose batches are (inputs, targets); for others use "
+            "engine.validate"
         )
     device = next(module.parameters()).device
     with untouched():
@@ -253,7 +254,8 @@ def _check_criterion(
         scaled = found * (rows if reduction == "mean" else 1)
         if not float((scaled - wanted).norm()) <= 1e-3 * max(float(wanted.norm()), 1e-12):
             raise LossError(
-                f"criterion: the gradient of a row hangs on the other rows, so it mixes records. {WEIGHTED}"
+                "criterion: the gradient of a row hangs on the other rows, so it mixes records. "
+                f"{WEIGHTED}"
             )
         return
     words = "" if problem is None else f" ({type(problem).__name__}: {problem})"

@@ -20,9 +20,9 @@ from ._guard import OrderError
 class ReleaseLog:
     """The ledger of a run and its journals.
 
-    **Guarantee.** Write-ahead: ``write`` gives a receipt only when the rows are in every journal and
-    in the ledger, and without the receipt no noise is drawn. In a replay, a row or a gradient that differs from what was released
-    before is an error, and nothing leaves.
+    **Guarantee.** Write-ahead: ``write`` gives a receipt only when the rows are in every journal
+    and in the ledger, and without the receipt no noise is drawn. In a replay, a row or a gradient
+    that differs from what was released before is an error, and nothing leaves.
     """
 
     def __init__(self, ledger: Ledger, name: str | None = None) -> None:
@@ -38,7 +38,8 @@ class ReleaseLog:
         for row in rows if self.expected else ():
             if self.expected.get(row.key, row) != row:
                 raise OrderError(
-                    f"the replay of step {row.step} is not exact: {row} instead of {self.expected[row.key]}"
+                    f"the replay of step {row.step} is not exact: {row} instead of "
+                    f"{self.expected[row.key]}"
                 )
         for journal in self.journals:
             journal.append(rows)
@@ -48,7 +49,8 @@ class ReleaseLog:
         return Receipt(rows)
 
     def confirm(self, draw: Draw, released: Released) -> None:
-        """Lets a release out only if it is the one that was made before, where it was; and notes it for a next time.
+        """Lets a release out only if it is the one that was made before, where it was; and notes it
+        for a next time.
 
         Only the home journal is asked: what goes on elsewhere does not get into the others.
         """
@@ -63,9 +65,10 @@ class ReleaseLog:
         fingerprint = " ".join(float(number).hex() for number in numbers)
         if not self.home.confirm((draw.stream, draw.batch, draw.query), fingerprint):
             raise OrderError(
-                f"the replay of step {released.step} gives another gradient than the run that it replays: the loss, the "
-                "learning rate or the loop has changed. The same noise on another sum would cancel by subtraction, so nothing "
-                "is released; engine.load(path) goes on with fresh noise"
+                f"the replay of step {released.step} gives another gradient than the run that it "
+                "replays: the loss, the learning rate or the loop has changed. The same noise on "
+                "another sum would cancel by subtraction, so nothing is released; "
+                "engine.load(path) goes on with fresh noise"
             )
 
     def note(self, text: str) -> bool:
@@ -77,15 +80,19 @@ class ReleaseLog:
         return True
 
     def watch(self, folder: Path) -> None:
-        """From now on every release is journaled in this folder, where a checkpoint of the run was saved.
+        """From now on every release is journaled in this folder, where a checkpoint of the run was
+        saved.
 
-        The journal in the first folder is the run's home: whoever goes on from a checkpoint of this run writes there, too.
+        The journal in the first folder is the run's home: whoever goes on from a checkpoint of this
+        run writes there, too.
         """
         journal = self.journal_in(folder, self.name, whole=self.home is None)
         self.home = self.home or journal
 
     def journal_in(self, folder: Path, name: str, whole: bool = False) -> Journal:
-        """The journal of the run ``name`` in a folder, which from now on hears of every release; begun if it is not there."""
+        """The journal of the run ``name`` in a folder, which from now on hears of every release;
+        begun if it is not there.
+        """
         # Not as the user gave it: after a change of the working folder that would be another file.
         journal = Journal(Path(os.path.realpath(folder)) / name)
         for other in self.journals:
@@ -96,15 +103,18 @@ class ReleaseLog:
         return journal
 
     def home_from(self, folder: Path) -> str:
-        """The folder of the home journal, as a path from a checkpoint's folder: a tree of folders can then be moved as a whole.
+        """The folder of the home journal, as a path from a checkpoint's folder: a tree of folders
+        can then be moved as a whole.
 
-        A run that was never saved gets its home in that folder: call ``watch`` with it when the checkpoint is written.
+        A run that was never saved gets its home in that folder: call ``watch`` with it when the
+        checkpoint is written.
         """
         here = os.path.realpath(folder)
         return os.path.relpath(here if self.home is None else self.home.path.parent, here)
 
     def go_on_as(self, name: str, home: Journal | None, expected: Iterable[Row]) -> None:
-        """The log of a run that was loaded: its name, its home, and what a replay will release again.
+        """The log of a run that was loaded: its name, its home, and what a replay will release
+        again.
 
         Name and home change together: a replay would ask another home than a stream's own in vain.
         """

@@ -25,7 +25,8 @@ def composition(method: Method | None, clipping: Any, max_grad_norm: float | Non
         raise TypeError(f"method must be a zetaclip Method, not {type(method).__name__}")
     if not method.private:
         raise ValueError(
-            f"method {method.name!r} is not private: train with an ordinary loop, without make_private"
+            f"method {method.name!r} is not private: train with an ordinary loop, without "
+            "make_private"
         )
     return method.with_clipping(clipping)
 
@@ -35,7 +36,8 @@ def check_multiplier(noise_multiplier: NoiseSchedule) -> None:
     value = at(noise_multiplier, 0)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
-            f"noise_multiplier must be a finite number >= 0, or a function of the step that gives one, not {value}"
+            "noise_multiplier must be a finite number >= 0, or a function of the step that gives "
+            f"one, not {value}"
         )
 
 

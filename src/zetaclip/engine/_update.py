@@ -15,9 +15,9 @@ from ._guard import OrderError
 class Update:
     """The user's optimizer, which takes one step for each update.
 
-    **Guarantee.** Between ``install`` and ``remove`` the optimizer steps only inside ``apply``, on a
-    private gradient. A loop that kept the optimizer it had before ``make_private`` would otherwise
-    train on raw gradients, beside the ledger.
+    **Guarantee.** Between ``install`` and ``remove`` the optimizer steps only inside ``apply``, on
+    a private gradient. A loop that kept the optimizer it had before ``make_private`` would
+    otherwise train on raw gradients, beside the ledger.
     """
 
     def __init__(self, optimizer: Optimizer, decouple: bool, rereads: bool) -> None:
@@ -38,8 +38,9 @@ class Update:
     def _check(self, *_: Any) -> None:
         if not self._open:
             raise OrderError(
-                "step() of the optimizer that was given to make_private: it would move the weights by gradients without clipping "
-                "or noise. Use the optimizer and the loader that make_private returned; engine.detach() ends private training"
+                "step() of the optimizer that was given to make_private: it would move the weights "
+                "by gradients without clipping or noise. Use the optimizer and the loader that "
+                "make_private returned; engine.detach() ends private training"
             )
 
     def apply(self, layout: Layout, released: Released, rate: float) -> None:

@@ -1,8 +1,9 @@
 """From what DP-SGD would spend to the noise of a method that releases something else.
 
-Every function here takes a budget, T steps of (q, z), and returns a ``Plan`` that costs no more than it. Queries
-on one batch with multipliers s_k cost what one with (Σ s_k⁻²)^(-1/2) costs, which has a closed form; other batches, another q
-or a moving σ are solved with the accountant that the budget names.
+Every function here takes a budget, T steps of (q, z), and returns a ``Plan`` that costs no more
+than it. Queries on one batch with multipliers s_k cost what one with (Σ s_k⁻²)^(-1/2) costs, which
+has a closed form; other batches, another q or a moving σ are solved with the accountant that the
+budget names.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSc
 
 
 def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -> Plan:
-    """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2).
+    """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2
+    σ_b)⁻²)^(-1/2).
 
-    Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most 3.3 %.
+    Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most
+    3.3 %.
     """
     assert budget.expected_batch_size is not None
     given = sigma_b is not None
@@ -44,8 +47,8 @@ def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -
         if z >= count:
             otherwise = f" (twice that, {z:.4g}, costs little), or leave it out" if given else ""
             raise ValueError(
-                f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost more than all of it. Set "
-                f"sigma_b above {z / 2:.4g}{otherwise}"
+                f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost "
+                f"more than all of it. Set sigma_b above {z / 2:.4g}{otherwise}"
             )
         return (z**-2 - count**-2) ** -0.5
 
@@ -96,7 +99,9 @@ class Decay:
 
 
 def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
-    """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the budget."""
+    """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the
+    budget.
+    """
     assert budget.steps is not None and budget.steps_per_epoch is not None
     if callable(budget.noise_multiplier):
         raise ValueError(
@@ -104,8 +109,8 @@ def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
         )
     if floor and floor >= budget.noise_multiplier > 0:
         raise ValueError(
-            f"sigma_min = {floor:g} is not below {budget.noise_multiplier:.4g}, the constant noise of this budget: nothing could "
-            "decay. Lower it, or use dp-adamw"
+            f"sigma_min = {floor:g} is not below {budget.noise_multiplier:.4g}, the constant noise "
+            "of this budget: nothing could decay. Lower it, or use dp-adamw"
         )
     q, steps, epoch = budget.sample_rate, budget.steps, budget.steps_per_epoch
     start = _solved(budget, lambda s: Decay(s, ratio, floor, epoch).events(q, steps))
@@ -113,12 +118,14 @@ def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
 
 
 def capped_rate(budget: NoiseBudget, cap: float, unsound: bool) -> Plan:
-    """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is included."""
+    """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is
+    included.
+    """
     rate = cap * budget.sample_rate
     if rate > 1:
         raise ValueError(
-            f"cap = {cap:g} times the sampling rate {budget.sample_rate:.4g} is {rate:.4g}, and a probability is at most 1; "
-            f"lower it to {1 / budget.sample_rate:.4g} or less"
+            f"cap = {cap:g} times the sampling rate {budget.sample_rate:.4g} is {rate:.4g}, and a "
+            f"probability is at most 1; lower it to {1 / budget.sample_rate:.4g} or less"
         )
     if cap == 1:
         return Plan((budget.noise_multiplier,))
@@ -155,7 +162,8 @@ def _solved(budget: NoiseBudget, make_events: Callable[[float], list[Event]]) ->
     if math.isinf(target):
         return 0.0
     if accountant != "rdp":
-        # Both sides by RDP, which takes milliseconds: its excess cancels, and hardly any search is left for the slow one.
+        # Both sides by RDP, which takes milliseconds: its excess cancels, and hardly any search is
+        # left for the slow one.
         with suppress(AccountingError):
             start = calibrate(make_events, epsilon(budget.events(), delta, "rdp"), delta, "rdp")
     return calibrate(make_events, target, delta, accountant, start=start)

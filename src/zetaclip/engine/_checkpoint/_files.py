@@ -45,8 +45,8 @@ def _save(
     with loop.model.weights.restored():
         public, secret = collect(loop, path.parent, extra, parts)
         identity = public["identity"]
-        # First the secrets of both the old checkpoint and the new, then the checkpoint, then only the new: a
-        # crash in between leaves a checkpoint whose secrets are there.
+        # First the secrets of both the old checkpoint and the new, then the checkpoint, then only
+        # the new: a crash in between leaves a checkpoint whose secrets are there.
         kept = read_private(hidden)
         write_private(hidden, {**kept, identity: secret})
         with replace_file(path) as file:
@@ -61,7 +61,10 @@ def load(
     replay: bool,
     private: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any] | None:
-    """See ``PrivacyEngine.load``. Everything is checked before anything is changed, by the first process for all."""
+    """See ``PrivacyEngine.load``.
+
+    Everything is checked before anything is changed, by the first process for all.
+    """
     path = Path(path)
     hidden = private_path(path, private) if replay else None
     noise: list[bytes] = []  # stays on the process that reads it
@@ -74,13 +77,16 @@ def load(
 def restore(
     loop: PrivateLoop, public: dict[str, Any], folder: Path, hidden: Path | None
 ) -> dict[str, Any] | None:
-    """Goes on from the public half of a checkpoint that lies in ``folder``; with the secrets in ``hidden``, exactly.
+    """Goes on from the public half of a checkpoint that lies in ``folder``; with the secrets in
+    ``hidden``, exactly.
 
-    For one process, and for frameworks that keep checkpoints their own way. Everything is checked before anything is changed.
+    For one process, and for frameworks that keep checkpoints their own way. Everything is checked
+    before anything is changed.
     """
     if loop.group.count > 1:
         raise CheckpointError(
-            "a checkpoint inside another framework's can't be restored on several ranks; use engine.load"
+            "a checkpoint inside another framework's can't be restored on several ranks; use "
+            "engine.load"
         )
     check_version(public, "the private state of the checkpoint")
     noise: list[bytes] = []
@@ -102,7 +108,8 @@ def _read(
         public = _unpack(raw, loop.model.layout.device)
     except Exception as problem:
         raise CheckpointError(
-            f"{path.name} can't be read as a checkpoint; it is cut off, damaged, or something else ({type(problem).__name__})",
+            f"{path.name} can't be read as a checkpoint; it is cut off, damaged, or something else "
+            f"({type(problem).__name__})",
             Remedy.NOTHING,
         ) from None
     check_version(public, path.name)
@@ -129,8 +136,8 @@ def _take(
     name = public["configuration"]["run"]
     if not found.whole:
         warnings.warn(
-            f"{name}.journal is not {place_of_home(public)}, or was begun without it: steps that were executed after the checkpoint, "
-            "elsewhere, can't be counted",
+            f"{name}.journal is not {place_of_home(public)}, or was begun without it: steps that "
+            "were executed after the checkpoint, elsewhere, can't be counted",
             stacklevel=4,
         )
     executed = executed_after([*found.journaled, *log.ledger.rows()], ledger)
@@ -147,7 +154,8 @@ def _take(
     # The ledger first: whatever happens next, nothing that was executed is forgotten.
     log.ledger = ledger
     _load_weights(loop, public)
-    # Also of its own rows: a checkpoint that was saved in a replay holds those that the replay had still before it.
+    # Also of its own rows: a checkpoint that was saved in a replay holds those that the replay had
+    # still before it.
     again = [
         row
         for row in ledger.rows()

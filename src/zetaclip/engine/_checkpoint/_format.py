@@ -22,7 +22,9 @@ _FORMAT = 4
 
 
 def own_part(loop: PrivateLoop) -> dict[str, Any]:
-    """What each process has for itself: torch's public streams, and the surroundings that its sums depend on."""
+    """What each process has for itself: torch's public streams, and the surroundings that its sums
+    depend on.
+    """
     return {"public_streams": loop.public_streams(), **surroundings(loop)}
 
 
@@ -36,16 +38,20 @@ def collect(
     extra: dict[str, Any] | None = None,
     parts: list[dict[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The public and the secret half of a checkpoint. Call it inside ``loop.model.weights.restored()``.
+    """The public and the secret half of a checkpoint.
+
+    Call it inside ``loop.model.weights.restored()``.
 
     Args:
         loop: the run, whether a batch is out or not.
-        folder: the one that ``restore`` will be given; who does not know it yet puts ``loop.log.home_from`` into the public half later.
+        folder: the one that ``restore`` will be given; who does not know it yet puts
+            ``loop.log.home_from`` into the public half later.
         extra: the user's own values.
         parts: what the processes have for themselves; None with one process.
 
     Returns:
-        Both halves, to be kept apart wherever they are written. The public one's ``identity`` names the secret that belongs to it.
+        Both halves, to be kept apart wherever they are written. The public one's ``identity``
+        names the secret that belongs to it.
     """
     if not loop.batches.at_home:  # its owner goes on without a journal beside this checkpoint
         raise OrderError(FORKED)
@@ -126,8 +132,8 @@ def control_state(loop: PrivateLoop, saved: dict[str, Any]) -> Any:
         return kind(**saved)
     except TypeError:
         raise CheckpointError(
-            f"the checkpoint's controller had another kind of state than {described(loop.method.controller)}; use the clipping= "
-            "that it was saved with"
+            "the checkpoint's controller had another kind of state than "
+            f"{described(loop.method.controller)}; use the clipping= that it was saved with"
         ) from None
 
 
@@ -148,7 +154,8 @@ def check_fits(loop: PrivateLoop, public: dict[str, Any]) -> None:
     for name, value in own.items():
         if isinstance(value, Tensor) and value.shape != saved[name].shape:
             raise CheckpointError(
-                f"a checkpoint of another model: {name} is {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
+                f"a checkpoint of another model: {name} is {tuple(saved[name].shape)} there and "
+                f"{tuple(value.shape)} here"
             )
     method = public["configuration"]["method"]
     if method != loop.method.name:

@@ -19,7 +19,10 @@ from ._secrets import read_private
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What lies on the disk, as the first process has read and checked it. It is sent to all; the noise is not in it."""
+    """What lies on the disk, as the first process has read and checked it.
+
+    It is sent to all; the noise is not in it.
+    """
 
     checkpoint: bytes = dataclasses.field(repr=False)
     home: Path | None  # the folder of the run's home; None if its journal is not there
@@ -66,7 +69,8 @@ def examined(
     else:
         noise.append(Stream.fresh().state)
         keys = Keys(Stream.fresh().state, None, secrets.token_hex(8))
-    # Where the home is lost the journal beside the checkpoint still tells a part of what was executed.
+    # Where the home is lost the journal beside the checkpoint still tells a part of what was
+    # executed.
     return Found(raw, place, home.whole, read_all([home, beside]), keys)
 
 
@@ -86,35 +90,40 @@ def _replayable(
     home: Journal,
     parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names what differs."""
+    """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names
+    what differs.
+    """
     place = place_of_home(public)
     if public["home"] is None or not home.covers(public["stream"]):
         raise CheckpointError(
-            f"an exact replay needs the run's journal {home.path.name} {place}: without it nobody can tell whether what is "
-            "replayed is what was released before",
+            f"an exact replay needs the run's journal {home.path.name} {place}: without it nobody "
+            "can tell whether what is replayed is what was released before",
             Remedy.FRESH_STREAMS,
         )
     secret = read_private(hidden).get(public["identity"])
     if secret is None:
         raise CheckpointError(
-            f"an exact replay needs {hidden.name}, the secret streams that were saved with this checkpoint; it is missing or "
-            "belongs to another one",
+            f"an exact replay needs {hidden.name}, the secret streams that were saved with this "
+            "checkpoint; it is missing or belongs to another one",
             Remedy.FRESH_STREAMS,
         )
     changes = _changes(loop, public, secret, parts)
     if changes:
         raise CheckpointError(
-            f"an exact replay is not possible, because something else is different now: {changes}. The same noise on another "
-            "sum would cancel by subtraction",
+            f"an exact replay is not possible, because something else is different now: {changes}. "
+            "The same noise on another sum would cancel by subtraction",
             Remedy.FRESH_STREAMS,
         )
     if not home.at_home(public["stream"]):
         raise CheckpointError(
-            f"the folder looks like a copy: {home.path.name} {place} is not the file that the run began (its inode is another; a mounted "
-            "bucket or drive may also number its files anew). What the run did in the original folder after it was copied, or will do, "
-            "is not noted here, so a replay could put the same noise on another sum, and it would cancel by subtraction. Replay in the original folder (renaming it is fine)",
+            f"the folder looks like a copy: {home.path.name} {place} is not the file that the run "
+            "began (its inode is another; a mounted bucket or drive may also number its files "
+            "anew). What the run did in the original folder after it was copied, or will do, is "
+            "not noted here, so a replay could put the same noise on another sum, and it would "
+            "cancel by subtraction. Replay in the original folder (renaming it is fine)",
             Remedy.FRESH_STREAMS,
-            f", or go on with fresh streams: load(path), or a framework's resume without {hidden.name}",
+            ", or go on with fresh streams: load(path), or a framework's resume without "
+            f"{hidden.name}",
         )
     return secret
 
@@ -138,7 +147,8 @@ def _changes(
     if "ranks" in differing:  # then there are other lists of threads and devices, too
         differing = [name for name in differing if name not in ("threads", "device")]
     return "; ".join(
-        # A digest of records can be looked up by whoever guesses them, and a terminal is often a log that others read.
+        # A digest of records can be looked up by whoever guesses them, and a terminal is often a
+        # log that others read.
         "data (other records, or in another order)"
         if name == "data"
         else f"{name} ({_short(there.get(name))} there, {_short(here[name])} here)"

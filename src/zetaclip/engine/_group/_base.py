@@ -22,8 +22,8 @@ class Group(Protocol):
 
     **Guarantee.** Every record is drawn by one process, noise is drawn by the first one alone, and
     a release is used by all processes or by none.
-    **Edge cases.** All methods but ``own_rows``, ``own_key`` and ``take_share`` are collective: every
-    process calls them, in the same order. ``what`` names the call in an error.
+    **Edge cases.** All methods but ``own_rows``, ``own_key`` and ``take_share`` are collective:
+    every process calls them, in the same order. ``what`` names the call in an error.
     """
 
     rank: int

@@ -1,12 +1,14 @@
 """Several processes, one private run.
 
-Each rank draws its own share of every batch and clips it; the shares and one draw of noise are added up once per logical batch.
+Each rank draws its own share of every batch and clips it; the shares and one draw of noise are
+added up once per logical batch.
 
     rank 0:   Σ own clipped + noise ─┐
-    rank r:   Σ own clipped ─────────┴─ all-reduce ─▶ the same noisy sum everywhere ─▶ the same update everywhere
+    rank r:   Σ own clipped ─────────┴─ all-reduce ─▶ one noisy sum ─▶ one update, everywhere
 
-Rank 0 owns the noise, the controller and the files. No collective runs in forward or backward, so ranks may have any number
-of physical batches. gloo is what is tested; nccl takes the same code and is untested.
+Rank 0 owns the noise, the controller and the files. No collective runs in forward or backward, so
+ranks may have any number of physical batches. gloo is what is tested; nccl takes the same code and
+is untested.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ def deal_seed() -> int:
 class Ranks:
     """One run's side of the process group.
 
-    **Guarantee.** What ``add_up`` returns is the same on every rank and holds rank 0's noise once. A rank that can't go on makes all of
-    them raise, with its number in the message; none goes on alone.
-    **Edge cases.** All methods but ``own_rows`` and ``own_key`` are collective: every rank calls them, in the same order.
+    **Guarantee.** What ``add_up`` returns is the same on every rank and holds rank 0's noise once.
+    A rank that can't go on makes all of them raise, with its number in the message; none goes on
+    alone.
+    **Edge cases.** All methods but ``own_rows`` and ``own_key`` are collective: every rank calls
+    them, in the same order.
     """
 
     def __init__(self, here: presence.Presence) -> None:
@@ -86,7 +90,9 @@ class Ranks:
         return subkey(key, f"{purpose} of rank {self.rank} of {self.count}")
 
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
-        """This rank's part of a Poisson batch: coins of its own for records of its own, each with the declared rate."""
+        """This rank's part of a Poisson batch: coins of its own for records of its own, each with
+        the declared rate.
+        """
         return self.rows[poisson_indices(self.own_key(key, "records"), len(self.rows), sample_rate)]
 
     # -- messages
@@ -156,8 +162,8 @@ class Ranks:
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
         """Adds ``flat`` up over the ranks, in place, and returns the sum of ``extras``.
 
-        The extras are few, and travel as float64. A rank that has to refuse the batch takes part with zeros and its
-        ``refusal``, so that nobody waits in vain.
+        The extras are few, and travel as float64. A rank that has to refuse the batch takes part
+        with zeros and its ``refusal``, so that nobody waits in vain.
         """
         own = torch.zeros(2, self.count, dtype=torch.float64)
         own[0, self.rank], own[1, self.rank] = refusal is not None, self.word
@@ -188,10 +194,12 @@ class Ranks:
     def conclude(
         self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
     ) -> ToldClip | None:
-        """Rank 0 uses the release first, and says that it stands and which C comes next; only then the others use it.
+        """Rank 0 uses the release first, and says that it stands and which C comes next; only then
+        the others use it.
 
-        Rank 0 alone has journals. If the others did not wait for its word, a release that it refuses would have moved their weights.
-        They need that message for the next batch anyway, so nothing more is sent.
+        Rank 0 alone has journals. If the others did not wait for its word, a release that it
+        refuses would have moved their weights. They need that message for the next batch anyway, so
+        nothing more is sent.
         """
         if not self.first:
             told = self._close(None, what)
@@ -206,7 +214,9 @@ class Ranks:
         return None
 
     def _close(self, said: tuple[float, float] | None, what: str) -> ToldClip:
-        """The end of a release: rank 0 says that it stands, and which C and rate of learning come next; None: it does not."""
+        """The end of a release: rank 0 says that it stands, and which C and rate of learning come
+        next; None: it does not.
+        """
         clip, rate = said or (0.0, 0.0)
         message = torch.tensor([float(said is not None), clip, rate], dtype=torch.float64)
         self._broadcast(message, what)
@@ -227,8 +237,9 @@ class Ranks:
             if drifted:
                 more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
                 raise RankError(
-                    f"{drifted[0]}{more} of rank {rank} is not what rank 0 has {when}: something other "
-                    "than the private optimizer's step() has moved it, or the ranks compute differently (hardware, versions, threads)",
+                    f"{drifted[0]}{more} of rank {rank} is not what rank 0 has {when}: something "
+                    "other than the private optimizer's step() has moved it, or the ranks compute "
+                    "differently (hardware, versions, threads)",
                     told=not self.first,
                 )
 

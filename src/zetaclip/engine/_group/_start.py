@@ -15,14 +15,18 @@ from . import _presence as presence
 
 @contextmanager
 def group_from_environment(device: str) -> Iterator[int]:
-    """Joins the group that torchrun has prepared, and leaves it at the end; gives the rank. Nothing to join: rank 0."""
+    """Joins the group that torchrun has prepared, and leaves it at the end; gives the rank.
+
+    Nothing to join: rank 0.
+    """
     if dist.is_available() and dist.is_initialized():
         yield dist.get_rank()
         return
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         yield 0
         return
-    # The others wait while rank 0 evaluates. Whether it is alive is looked after in ``presence``, not by a time limit.
+    # The others wait while rank 0 evaluates. Whether it is alive is looked after in ``presence``,
+    # not by a time limit.
     limit = timedelta(days=1)
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
