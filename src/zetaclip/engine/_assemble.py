@@ -21,6 +21,7 @@ from ._seed import Seed
 from ._settings import Settings
 from ._state import RunState
 from ._update import Update
+from ._validation import claim, release
 
 
 def assemble(
@@ -34,7 +35,34 @@ def assemble(
     seed: Seed,
     planned_steps: int | None,
 ) -> PrivateLoop:
-    """The loop of a run that has released nothing yet."""
+    """The loop of a run that has released nothing yet, with its module and optimizer attached.
+
+    If it fails, module and optimizer are as before: the user mends it and calls again.
+    """
+    claim(model.named)
+    try:
+        loop = _assembled(
+            model, optimizer, dataset, settings, method, plan, ledger, seed, planned_steps
+        )
+    except BaseException:
+        release(model.named.values())
+        raise
+    loop.update.install()
+    model.attach()
+    return loop
+
+
+def _assembled(
+    model: PrivateModule,
+    optimizer: Optimizer,
+    dataset: Any,
+    settings: Settings,
+    method: Method,
+    plan: Plan,
+    ledger: Ledger,
+    seed: Seed,
+    planned_steps: int | None,
+) -> PrivateLoop:
     layout, controller, rule = model.layout, method.controller, method.rule
     control = ControlLoop(controller, bound_probe(controller, model.module, model.named))
     log = ReleaseLog(ledger)

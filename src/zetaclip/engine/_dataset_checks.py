@@ -58,6 +58,15 @@ def check_loader(loader: Any) -> None:
         )
 
 
+def check_sampling(poisson: bool) -> None:
+    """Refuses any sampling but Poisson's."""
+    if not poisson:
+        raise ValueError(
+            "poisson_sampling=False: shuffled fixed-size batches are not what the accountants "
+            "assume, and their ε would be too small. Only Poisson sampling is offered"
+        )
+
+
 def _repeats(dataset: Any) -> bool:
     """Whether a record is in the data set twice, through any nesting of Subset and ConcatDataset."""
     found: dict[Any, list[np.ndarray | None]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -14,12 +13,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
-from ..errors import NoGuarantee, OwnerWarning
+from ..errors import NoGuarantee
 from ..ledger import Event, Ledger
 from ..methods import Method, NoiseBudget, NoiseSchedule
 from . import _checkpoint as checkpoint
 from ._assemble import assemble
-from ._dataset_checks import check_loader
+from ._dataset_checks import check_loader, check_sampling
 from ._describe import Description, described_paths
 from ._group import Ranks, on_first_rank
 from ._loader import PoissonLoader
@@ -31,8 +30,8 @@ from ._records import zero_row
 from ._rehearsal import check_criterion
 from ._seed import Seed
 from ._settings import Settings, settings_for
-from ._terms import check_multiplier, composition, header
-from ._validation import check_module, claim, release
+from ._terms import DeltaCheck, check_multiplier, composition, header
+from ._validation import check_module
 
 
 class PrivacyEngine:
@@ -57,7 +56,7 @@ class PrivacyEngine:
         self.accountant = accountant
         self._seed = Seed(seed)
         self._loop: PrivateLoop | None = None
-        self._said_delta = False
+        self._delta = DeltaCheck()
 
     # -- making private
 
@@ -83,34 +82,40 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         criterion: Callable[[Any, Any], Any] | None = None,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
-        """The same module, the optimizer behind a private step, and a Poisson loader; always these
-        three.
+        """Makes a loop private: with what it returns, the loop itself stays as it is.
 
-        ``noise_multiplier`` is σ in DP-SGD's terms: a number, or a public function of the number of
-        updates done. ``clipping`` is a norm, a controller or a clip rule (``max_grad_norm`` is
-        accepted for a norm), ``method`` a whole composition. ``sample_rate`` and ``num_examples``
-        declare q and N; L = qN is the only divisor. Without them they are taken from the loader,
-        with a warning, because N is then a function of the private data.
+        In a process group of several ranks every rank calls it, and they train one model together.
 
-        ``physical_batch_size`` bounds memory and changes nothing else. ``loss_reduction`` says how
-        the loss that is run backward reduces over the rows of a batch: "mean" over just these rows,
-        or "sum". A weighted mean is neither (``F.cross_entropy(..., weight=...)``,
-        ``ignore_index``, a mean over tokens): it divides by weights of the whole batch, so one
-        record scales the gradients of all others before they are clipped, and ε does not hold. Use
-        ``reduction="sum"`` in such a loss with ``loss_reduction="sum"`` here, or weigh each
-        record's own loss and divide by the rows; ``validate`` tells. ``decouple_lr`` divides the
-        private gradient by the step's sensitivity, so that moving C does not move the step size.
-        ``epochs`` and ``target_delta`` are needed by methods whose noise depends on the number of
-        steps.
+        Args:
+            module: changed in place, and returned.
+            optimizer: of all trainable parameters of the module, and no others.
+            data_loader: its data set is sampled anew; ``collate_fn`` and workers are kept.
+            noise_multiplier: σ in DP-SGD's terms, or a public function of the updates done.
+            clipping: a norm, a controller or a clip rule.
+            max_grad_norm: another name for a norm.
+            method: a whole composition; by default DP-SGD.
+            sample_rate, num_examples: the public q and N; L = qN is the only divisor. By default
+                they are taken from the loader, with a warning: N is then a function of the data.
+            physical_batch_size: rows at a time, on each rank; bounds memory, changes nothing else.
+            loss_reduction: how the loss reduces over the rows of a batch, "mean" or "sum". A
+                weighted mean (``weight=``, ``ignore_index``, a mean over tokens) is neither: it
+                divides by weights of the whole batch, so one record scales the gradients of all
+                others before they are clipped, and ε does not hold. Use a sum for such a loss.
+            decouple_lr: divide the private gradient by its sensitivity, so that moving C does not
+                move the step size.
+            normalize, empty: "realized" and "skip" are the paper's literal forms.
+            epochs, target_delta: needed by methods whose noise depends on the number of steps.
+            poisson_sampling: only True is offered.
+            criterion: ``criterion(outputs, targets)`` is tried now, on made-up rows with the shapes
+                of the first record, all together and each alone.
 
-        A loss whose graph shows another reduction than the declared one raises ``LossError`` at its
-        first backward. ``criterion`` lets it be checked now, and more closely: ``criterion(outputs,
-        targets)`` is computed on made-up rows, all together and each alone. Only the shapes of the
-        first record are used. One that mixes records, or is not reduced as declared, is a
-        ``LossError``.
+        Returns:
+            The module, the optimizer behind a private step, and a Poisson loader; always these.
 
-        In a process group of several ranks every rank calls it, and they train one model together:
-        q, N and L are those of all ranks, ``physical_batch_size`` is each rank's own.
+        Raises:
+            ValidationError: the module can't be trained privately; the message says what to change.
+            LossError: ``criterion`` mixes records, or is not reduced as declared. A loss that
+                shows another reduction raises it at its first backward.
         """
         if self._loop is not None:
             raise RuntimeError(
@@ -120,11 +125,7 @@ class PrivacyEngine:
         check_module(module)
         check_optimizer(optimizer)
         check_loader(data_loader)
-        if not poisson_sampling:
-            raise ValueError(
-                "poisson_sampling=False: shuffled fixed-size batches are not what the accountants "
-                "assume, and their ε would be too small. Only Poisson sampling is offered"
-            )
+        check_sampling(poisson_sampling)
         chosen = composition(method, clipping, max_grad_norm)
         chosen.check_update(optimizer)
         check_multiplier(noise_multiplier)
@@ -139,39 +140,17 @@ class PrivacyEngine:
             empty=empty,
         )
         steps = None if epochs is None else settings.steps_in(epochs)
-        self._warn_of_delta(target_delta, settings.num_examples)
+        self._delta.look(target_delta, settings.num_examples)
         chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
-        if plan.sample_rate is not None:
-            settings = replace(
-                settings,
-                sample_rate=plan.sample_rate,
-                expected_batch_size=plan.sample_rate * settings.num_examples,
-            )
-
+        settings = settings.at_rate(plan.sample_rate)
         model = PrivateModule(module, optimizer, settings)
         if criterion is not None:
             warn = partial(warnings.warn, stacklevel=3)
             check_criterion(module, criterion, zero_row(data_loader), settings.loss_reduction, warn)
         ledger = Ledger(header(settings, declared, chosen, self.accountant, self._seed.known))
-        claim(model.named)
-        try:
-            loop = assemble(
-                model,
-                optimizer,
-                data_loader.dataset,
-                settings,
-                chosen,
-                plan,
-                ledger,
-                self._seed,
-                steps,
-            )
-        except BaseException:  # the user mends it and calls again
-            release(model.named.values())
-            raise
-        loop.update.install()
-        model.attach()
-        self._loop = loop
+        self._loop = loop = assemble(
+            model, optimizer, data_loader.dataset, settings, chosen, plan, ledger, self._seed, steps
+        )
         return module, PrivateOptimizer(optimizer, loop), PoissonLoader(data_loader, loop)
 
     def make_private_with_epsilon(
@@ -187,8 +166,7 @@ class PrivacyEngine:
         num_examples: int | None = None,
         **options: Any,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
-        """``make_private`` with the smallest σ whose ε, by this engine's accountant, is at or below
-        the target.
+        """``make_private`` with the smallest σ whose ε, by this accountant, is within the target.
 
         The target is what ``epochs`` epochs cost; a run that goes on costs more, and
         ``get_epsilon`` says so. The other arguments are those of ``make_private``.
@@ -228,8 +206,9 @@ class PrivacyEngine:
         return NoiseBudget(sigma, settings.sample_rate, steps, delta, self.accountant, batch, epoch)
 
     def reseed(self, purpose: str) -> None:
-        """Other streams from the same seed, for each purpose their own; before anything is
-        released. Without a seed they differ anyway.
+        """Takes other streams from the same seed, before anything is released.
+
+        Without a seed they differ anyway.
 
         **Guarantee.** They have a name of their own as well: rows of one name and number are taken
         for one release wherever ledgers are put together, and would count once.
@@ -237,18 +216,9 @@ class PrivacyEngine:
         loop = self._private()
         if loop.state.step or len(self.ledger):
             raise RuntimeError("reseed() comes before the first step")
-        if not self._seed.known:
-            return
-        loop.abandon()
-        loop.state = replace(
-            loop.state,
-            sampling=self._seed.key(f"sampling, {purpose}"),
-            # The first process alone has noise.
-            noise=None if loop.state.noise is None else self._seed.key(f"noise, {purpose}"),
-            stream=self._seed.name(f"name, {purpose}"),
-            same_batch=None,
-            tries=0,
-        )
+        if self._seed.known:
+            loop.abandon()
+            loop.state = self._seed.rekeyed(loop.state, purpose)
 
     # -- what it tells
 
@@ -262,25 +232,12 @@ class PrivacyEngine:
         """Everything that was released, and the terms it was released under."""
         return self._private().log.ledger
 
-    def _warn_of_delta(self, delta: float | None, size: int) -> None:
-        """Once: a δ of 1/N allows a mechanism that publishes one record as it is."""
-        if delta is not None and delta * size >= 1 and not self._said_delta:
-            self._said_delta = True
-            warnings.warn(
-                f"delta = {delta:g} is at least 1/N: with such a δ, publishing whole records at "
-                f"random would pass for private. Take one well below {1 / size:.2g}",
-                OwnerWarning,
-                stacklevel=3,
-            )
-
     def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """ε of what has been released so far, from the ledger, by this engine's accountant or
-        another one.
-        """
+        """ε of what has been released so far, by this engine's accountant or another one."""
         ledger = self.ledger
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
-        self._warn_of_delta(delta, ledger.header.num_examples)
+        self._delta.look(delta, ledger.header.num_examples)
         return epsilon(ledger.events(), delta, accountant or self.accountant)
 
     @property
@@ -311,9 +268,7 @@ class PrivacyEngine:
         return self._private().control.seconds
 
     def planned_events(self, start: int, stop: int) -> list[Event]:
-        """What the updates from number ``start`` up to, not including, ``stop`` will release, by
-        the plan.
-        """
+        """What the updates from number ``start`` up to before ``stop`` will release, as planned."""
         return self._private().planned_events(start, stop)
 
     def describe(self) -> Description:
@@ -343,8 +298,7 @@ class PrivacyEngine:
         )
 
     def observe(self, observer: Callable[[Any, Any, Any], None] | None) -> None:
-        """Calls ``observer(reading, state before, state after)`` whenever the controller has
-        updated C.
+        """Calls ``observer(reading, state before, state after)`` at every update of the controller.
 
         **Guarantee.** It sees what the controller sees: released values and weights, never data.
         """
@@ -363,8 +317,7 @@ class PrivacyEngine:
         extra: dict[str, Any] | None = None,
         private: str | PathLike[str] | None = None,
     ) -> None:
-        """Writes a checkpoint to ``path`` and the secret streams to ``<path>.private`` (mode 0600),
-        each atomically.
+        """Writes a checkpoint, and the secret streams to ``<path>.private``, each atomically.
 
         Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain
         values, nothing of the data) goes into the checkpoint and comes back from ``load``. A
@@ -381,8 +334,7 @@ class PrivacyEngine:
         *,
         private: str | PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
-        """Goes on from a checkpoint, with fresh secret streams, or with the old ones
-        (``replay=True``); returns its ``extra``.
+        """Goes on from a checkpoint, with fresh streams or the old ones; returns its ``extra``.
 
         Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay:
         the same batches and noise come again bit for bit, so those steps count once; refused unless

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 from ..randomness import Stream
+from ._state import RunState
 
 
 class Seed:
@@ -31,6 +33,18 @@ class Seed:
     def name(self, purpose: str) -> str:
         """The public name of the streams, which ledger rows carry."""
         return self.key(purpose).hex()[:16] if self.known else secrets.token_hex(8)
+
+    def rekeyed(self, state: RunState, purpose: str) -> RunState:
+        """A state before the first release, with other streams from the same number."""
+        return replace(
+            state,
+            sampling=self.key(f"sampling, {purpose}"),
+            # The first process alone has noise.
+            noise=None if state.noise is None else self.key(f"noise, {purpose}"),
+            stream=self.name(f"name, {purpose}"),
+            same_batch=None,
+            tries=0,
+        )
 
     def _stream(self, purpose: str) -> Stream:
         return Stream.fresh() if self.number is None else Stream.seeded(self.number, purpose)

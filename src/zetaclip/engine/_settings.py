@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import OwnerWarning
@@ -26,6 +26,13 @@ class Settings:
     decouple_lr: bool
     normalize: str
     empty: str
+
+    def at_rate(self, sample_rate: float | None) -> Settings:
+        """These with another q, and so another L; None leaves them as they are."""
+        if sample_rate is None:
+            return self
+        size = sample_rate * self.num_examples
+        return replace(self, sample_rate=sample_rate, expected_batch_size=size)
 
     def steps_in(self, epochs: float) -> int:
         """How many updates so many epochs are."""

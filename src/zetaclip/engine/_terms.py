@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
+from ..errors import OwnerWarning
 from ..ledger import Header
 from ..methods import Method, NoiseSchedule, at
 from ._configuration import described
@@ -71,3 +73,21 @@ def header(
             *([f"method options {chosen}"] if chosen else []),
         ),
     )
+
+
+class DeltaCheck:
+    """Warns once of a δ of 1/N or more: it allows a mechanism that publishes one record as it is."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def look(self, delta: float | None, size: int) -> None:
+        """The warning points at the call of the engine's method that got the δ."""
+        if delta is not None and delta * size >= 1 and not self._said:
+            self._said = True
+            warnings.warn(
+                f"delta = {delta:g} is at least 1/N: with such a δ, publishing whole records at "
+                f"random would pass for private. Take one well below {1 / size:.2g}",
+                OwnerWarning,
+                stacklevel=3,
+            )
