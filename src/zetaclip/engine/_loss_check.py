@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import Recorder
-from ._loss_graph import MEAN, SUM, Trail, classified
+from ._loss_graph import MEAN, SUM, Trail, classified, layers_of
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -147,14 +147,7 @@ class LossCheck:
         if not rows:
             return
         strict = self._decides and rows != self._unsure_at
-
-        def ours(node: Any) -> bool:
-            shadow = getattr(node, "shadow", None)
-            if shadow is not None:
-                return shadow.recorder is self.recorder
-            # The layers inside are not in the graph yet; whoever was handed out last runs them.
-            return newest and node.name() == "CheckpointFunctionBackward"
-
+        ours = layers_of(self.recorder, newest)
         try:
             trails = classified(zip(roots, gradients, strict=True), rows, self.constants, ours)
         except (

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..gradients import Recorder
+
 SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
 _IGNORED = -100  # torch's default of ignore_index, which most labels never are
@@ -90,6 +92,24 @@ def classified(
                 graph.started(trail, _shape(node, number), gradient) for trail in graph.trails(node)
             }
     return found
+
+
+def layers_of(recorder: Recorder, newest: bool) -> Callable[[Any], bool]:
+    """Tells the nodes of layers that a private run records.
+
+    Args:
+        recorder: of the run.
+        newest: whether its chunk was handed out last. The layers inside a checkpoint are not in the
+            graph yet, and are taken for those of that run.
+    """
+
+    def ours(node: Any) -> bool:
+        shadow = getattr(node, "shadow", None)
+        if shadow is not None:
+            return shadow.recorder is recorder
+        return newest and node.name() == "CheckpointFunctionBackward"
+
+    return ours
 
 
 class _Graph:
