@@ -246,14 +246,14 @@ class PrivateLoop:
         torch.set_grad_enabled(False)
         try:
             self.stepped = False
-            batch = self._stepped_batch()
+            batch = self._batch_to_step()
             with exact(self.model.layout.device):
                 if self._absorb(batch):
                     self._release(batch)
         finally:
             torch.set_grad_enabled(before)
 
-    def _stepped_batch(self) -> OpenBatch:
+    def _batch_to_step(self) -> OpenBatch:
         self._check_attached()
         batch = self.batch
         if batch is None or not batch.waits:
@@ -372,8 +372,9 @@ class PrivateLoop:
     def _close(self, batch: OpenBatch) -> None:
         """The batch is released: its draws are used up."""
         self.model.rest()
-        self.batch = None
-        self.state = self.batches.after(self.state, batch.drawn)
+        # In one statement, without a call in between: if an interrupt came after the batch is closed
+        # and before the state moves on, the next batch would draw the same noise again.
+        self.state, self.batch = self.batches.after(self.state, batch.drawn), None
 
     def _advance(self) -> None:
         """The update is done."""
@@ -409,8 +410,7 @@ class PrivateLoop:
         if self.batch is not None:
             self.model.take_back()
             self.model.rest()
-            self.batch = None
-            self.state = replace(self.state, tries=self.state.tries + 1)
+            self.state, self.batch = replace(self.state, tries=self.state.tries + 1), None
         self._ticket += 1
 
     def go_on(self, state: RunState) -> None:
