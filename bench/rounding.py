@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from networks import MODELS
 from torch import Tensor, nn
 
-from zetaclip.gradients import Chunk, Layout, Recorder, make_shadows
+from zetaclip.gradients import CaptureBuffer, Chunk, Layout, make_shadows
 
 BUDGET = 2.0**-10
 
@@ -37,7 +37,7 @@ BUDGET = 2.0**-10
 def recorded(module: nn.Module, reduction: str) -> Callable[[Tensor, Tensor], Chunk]:
     """A function from a batch to its per-record gradients."""
     named = dict(module.named_parameters())
-    recorder, layout = Recorder(), Layout.of(named)
+    recorder, layout = CaptureBuffer(), Layout.of(named)
     shadows, _ = make_shadows(module, set(named.values()), recorder)
     for shadow in shadows:
         shadow.attach()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import PrivacyEngine
-from zetaclip.gradients import Chunk, Layout, Recorder, make_shadows
+from zetaclip.gradients import CaptureBuffer, Chunk, Layout, make_shadows
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +49,7 @@ def clipped_sum(module, batch, clip):
 def recorded(module, batch, loss_fn, scale=None):
     """The chunk that one forward and backward leaves, and what it was recorded with."""
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    recorder, layout = Recorder(), Layout.of(named)
+    recorder, layout = CaptureBuffer(), Layout.of(named)
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
     assert not refusals, refusals
     for shadow in shadows:

@@ -23,13 +23,13 @@ from networks import MODELS, Encoder, Scaled, Words
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zetaclip.gradients import CaptureError, Recorder, make_shadows
-from zetaclip.gradients.capture import Shadow, exact
+from zetaclip.gradients import CaptureBuffer, CaptureError, make_shadows
+from zetaclip.gradients.capture import LayerCapture, exact
 from zetaclip.mechanism import Mechanism
 
 
 def attached(module):
-    recorder = Recorder()
+    recorder = CaptureBuffer()
     shadows, _ = make_shadows(module, {p for p in module.parameters() if p.requires_grad}, recorder)
     for shadow in shadows:
         shadow.attach()
@@ -388,7 +388,7 @@ def test_whatever_bounds_records_in_a_step_is_exact(precision, monkeypatch, buil
 
         monkeypatch.setattr(kind, name, spy)
 
-    for kind, name in ((Shadow, "hand_over"), (Mechanism, "absorb"), (Mechanism, "release")):
+    for kind, name in ((LayerCapture, "hand_over"), (Mechanism, "absorb"), (Mechanism, "release")):
         spied(kind, name)
     _, module, optimizer, loader = private(build(), toy_data())
     precision("medium")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from zetaclip import ValidationError, check_parity
-from zetaclip.gradients import CaptureError, Recorder, make_shadows
+from zetaclip.gradients import CaptureBuffer, CaptureError, make_shadows
 
 
 class Subclass(nn.Linear):
@@ -202,7 +202,7 @@ def test_values_for_each_record_are_found_at_any_depth(meta):
 @pytest.mark.filterwarnings("ignore:.*loop over examples")
 def test_a_setting_that_is_as_long_as_a_batch_by_chance_is_no_value_for_each_record():
     module = Cut()
-    shadows, _ = make_shadows(module, set(module.parameters()), recorder := Recorder())
+    shadows, _ = make_shadows(module, set(module.parameters()), recorder := CaptureBuffer())
     shadows[0].attach()
     for rows in (5, 2):  # the batch of two is as long as the setting
         recorder.open(rows)

@@ -250,15 +250,15 @@ def test_a_frozen_half_of_a_layer_is_left_out(kind, frozen):
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(v),
 )
 def test_configurations_that_mix_records_are_refused(module, shape, word):
-    from zetaclip.gradients import Recorder, make_shadows
+    from zetaclip.gradients import CaptureBuffer, make_shadows
 
-    _, refusals = make_shadows(nn.Sequential(module), set(module.parameters()), Recorder())
+    _, refusals = make_shadows(nn.Sequential(module), set(module.parameters()), CaptureBuffer())
     assert refusals and word in str(refusals[0]) and "0" in refusals[0].name
 
 
 def test_attention_agrees_with_torch_itself():
     """The recorded attention is our own forward: it must compute what torch's does."""
-    from zetaclip.gradients import Recorder, make_shadows
+    from zetaclip.gradients import CaptureBuffer, make_shadows
 
     x = _x(6, 8)
     for options in (
@@ -269,7 +269,7 @@ def test_attention_agrees_with_torch_itself():
     ):
         attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
         expected = attention(x, x, x, **options)
-        recorder = Recorder()
+        recorder = CaptureBuffer()
         (shadow,), _ = make_shadows(attention, set(attention.parameters()), recorder)
         shadow.attach()
         recorder.open(N)

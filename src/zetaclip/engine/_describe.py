@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..gradients import Shadow
+from ..gradients import LayerCapture
 from ._private_module import PrivateModule
 
 
@@ -37,7 +37,7 @@ class Description(tuple[LayerPath, ...]):
 
 def described_paths(model: PrivateModule) -> Description:
     """One line for each trained parameter."""
-    found: dict[nn.Parameter, list[Shadow]] = {}
+    found: dict[nn.Parameter, list[LayerCapture]] = {}
     for shadow in model.shadows:
         for parameter in shadow.parameters.values():
             found.setdefault(parameter, []).append(shadow)

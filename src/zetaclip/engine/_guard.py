@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from ..gradients import Layout, Recorder, Shadow
+from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
 
 # Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
@@ -93,8 +93,8 @@ class Guard:
         module: nn.Module,
         optimizer: Optimizer,
         layout: Layout,
-        recorder: Recorder,
-        shadows: list[Shadow],
+        recorder: CaptureBuffer,
+        shadows: list[LayerCapture],
     ) -> None:
         self.module, self.optimizer = module, optimizer
         self.layout, self.recorder, self.shadows = layout, recorder, shadows

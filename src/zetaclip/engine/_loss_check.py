@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
-from ..gradients import Recorder
+from ..gradients import CaptureBuffer
 from ._loss_graph import MEAN, SUM, Trail, classified, layers_of
 from ._settings import Settings
 
@@ -98,7 +98,7 @@ class LossCheck:
     constant that equals the rows by chance, the next chunk of other rows decides.
     """
 
-    def __init__(self, recorder: Recorder, settings: Settings) -> None:
+    def __init__(self, recorder: CaptureBuffer, settings: Settings) -> None:
         self.recorder, self.declared = recorder, settings.loss_reduction
         public = (settings.num_examples, settings.expected_batch_size, settings.physical_batch_size)
         self.constants = frozenset(float(round(number)) for number in public if number)

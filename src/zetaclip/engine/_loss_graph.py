@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..gradients import Recorder
+from ..gradients import CaptureBuffer
 
 SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
@@ -94,7 +94,7 @@ def classified(
     return found
 
 
-def layers_of(recorder: Recorder, newest: bool) -> Callable[[Any], bool]:
+def layers_of(recorder: CaptureBuffer, newest: bool) -> Callable[[Any], bool]:
     """Tells the nodes of layers that a private run records.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..gradients import CaptureError, Chunk, Layout, Recorder, make_shadows
+from ..gradients import CaptureBuffer, CaptureError, Chunk, Layout, make_shadows
 from ..gradients.capture import exact
 from ..gradients.fallback import untensored
 from ..randomness._forward import untouched
@@ -234,7 +234,7 @@ def _checked(
     loop = torch.stack(
         [_one(module, examples.one(i), loss_fn, layout) for i in range(rows)]
     ).double()
-    recorder = Recorder()
+    recorder = CaptureBuffer()
     shadows, refusals = make_shadows(module, set(named.values()), recorder)
     raise_refusals(refusals)
     for shadow in shadows:
@@ -320,7 +320,7 @@ def _compare(
 def reduction_problems(
     module: nn.Module,
     layout: Layout,
-    recorder: Recorder,
+    recorder: CaptureBuffer,
     examples: Any,
     loss_fn: LossFn,
     reduction: str,
@@ -411,7 +411,7 @@ def misreduced(
 def dry_run(
     module: nn.Module,
     layout: Layout,
-    recorder: Recorder,
+    recorder: CaptureBuffer,
     batch: Any,
     loss_fn: LossFn,
     reduction: str,
@@ -435,7 +435,7 @@ def dry_run(
 
 
 def _training_problems(
-    module: nn.Module, layout: Layout, recorder: Recorder, buffers: dict[str, Tensor]
+    module: nn.Module, layout: Layout, recorder: CaptureBuffer, buffers: dict[str, Tensor]
 ) -> Iterator[str]:
     """After a forward and a backward in training mode: gradients that did not come back, and
     buffers that moved.
@@ -460,7 +460,7 @@ def _training_problems(
 
 @contextmanager
 def without_trace(
-    module: nn.Module, layout: Layout, recorder: Recorder
+    module: nn.Module, layout: Layout, recorder: CaptureBuffer
 ) -> Iterator[dict[str, Tensor]]:
     """Inside, a private module may be run on any records: buffers and gradients are as before
     afterwards.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..gradients import Chunk, Layout, Recorder, make_shadows
+from ..gradients import CaptureBuffer, Chunk, Layout, make_shadows
 from ..mechanism import sum_room
 from ..randomness._forward import ForwardRng
 from ._guard import Guard
@@ -34,7 +34,7 @@ class PrivateModule:
     def __init__(self, module: nn.Module, optimizer: Optimizer, settings: Settings) -> None:
         """Looks at the module and refuses what can't be trained privately; changes nothing."""
         self.module = module
-        self.recorder = Recorder()
+        self.recorder = CaptureBuffer()
         self.power = PowerIterations(module)
         self._optimizer = optimizer
         self._mean = settings.loss_reduction == "mean"

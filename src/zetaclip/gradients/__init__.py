@@ -4,19 +4,19 @@ Nothing outside ``zetaclip.mechanism`` may ask a ``Chunk`` for what it holds.
 """
 
 from .attach import Refusal, make_shadows
-from .capture import CaptureError, Recorder, Shadow, is_private
+from .capture import CaptureBuffer, CaptureError, LayerCapture, is_private
 from .reduce import Chunk, Layout
 from .rules import LAYER_RULES, LayerRule, layer_rule
 
 __all__ = [
     "LAYER_RULES",
+    "CaptureBuffer",
     "CaptureError",
     "Chunk",
+    "LayerCapture",
     "LayerRule",
     "Layout",
-    "Recorder",
     "Refusal",
-    "Shadow",
     "is_private",
     "layer_rule",
     "make_shadows",

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
-from .capture import Recorder, Shadow
+from .capture import CaptureBuffer, LayerCapture
 from .fallback import (
     LOOP,
     VMAP,
@@ -34,15 +34,15 @@ class Refusal:
 
 
 def make_shadows(
-    module: nn.Module, trained: set[nn.Parameter], recorder: Recorder
-) -> tuple[list[Shadow], list[Refusal]]:
+    module: nn.Module, trained: set[nn.Parameter], recorder: CaptureBuffer
+) -> tuple[list[LayerCapture], list[Refusal]]:
     """A shadow for every part that holds trained parameters; not attached yet.
 
     A part with a layer rule, or with parameters of its own and no rule, is one unit: nothing inside it is
     looked at again. So is a parametrized part (``torch.nn.utils.parametrize``): what holds its parameters is never given a
     record. Everything else is only a container.
     """
-    shadows: list[Shadow] = []
+    shadows: list[LayerCapture] = []
     refusals: list[Refusal] = []
     seen: set[nn.Module] = set()
 
@@ -59,7 +59,9 @@ def make_shadows(
             return
         rule = find_rule(part)
         if rule is not None:
-            shadows.append(Shadow(part, name, rule.path, rule.forward or rule.run, here, recorder))
+            shadows.append(
+                LayerCapture(part, name, rule.path, rule.forward or rule.run, here, recorder)
+            )
         elif is_parametrized(part) or any(p in trained for p in _own_parameters(part)):
             reason = recordless_refusal(part) or sparse_refusal(part)
             if reason is not None:
@@ -67,7 +69,7 @@ def make_shadows(
                 return
             refusals.extend(_refused_inside(part, name))
             path = LOOP if isinstance(part, nn.RNNBase) else VMAP
-            shadows.append(Shadow(part, name, path, run_per_example, here, recorder))
+            shadows.append(LayerCapture(part, name, path, run_per_example, here, recorder))
         else:
             for child_name, child in part.named_children():
                 visit(child, f"{name}.{child_name}" if name else child_name)

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .capture import Contributions, Shadow
+from .capture import Contributions, LayerCapture
 from .contributions import Outer
 from .rules import _dense, layer_rule, linear_contributions
 
 
 def _project(
-    shadow: Shadow, x: Tensor, weight: str, bias: str, rows: slice | None = None
+    shadow: LayerCapture, x: Tensor, weight: str, bias: str, rows: slice | None = None
 ) -> Tensor:
     """A recorded linear map by a parameter of the attention module, or by a block of its rows."""
     named = dict(shadow.module.named_parameters())
@@ -28,7 +28,7 @@ def _project(
         matrix = matrix[rows]
         offset = None if offset is None else offset[rows]
 
-    def backward(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    def backward(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
         found = linear_contributions(shadow, g, x, weight, bias)
         if rows is None:
             return found
@@ -47,7 +47,7 @@ def _project(
 
 
 def _projected_inputs(
-    shadow: Shadow, query: Tensor, key: Tensor, value: Tensor
+    shadow: LayerCapture, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     module: Any = shadow.module
     width = module.embed_dim
@@ -66,13 +66,13 @@ def _projected_inputs(
     return q, k, v
 
 
-def _project_separate(shadow: Shadow, x: Tensor, weight: str, third: slice) -> Tensor:
+def _project_separate(shadow: LayerCapture, x: Tensor, weight: str, third: slice) -> Tensor:
     """Own weight per input, and a third of the shared bias."""
     module: Any = shadow.module
     matrix = getattr(module, weight).detach()
     offset = None if module.in_proj_bias is None else module.in_proj_bias.detach()[third]
 
-    def backward(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+    def backward(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
         found = linear_contributions(shadow, g, x, weight, "in_proj_bias")
         if "in_proj_bias" in found:
             whole = g.new_zeros(len(g), 3 * module.embed_dim)
@@ -105,7 +105,7 @@ def _additive_mask(
 
 
 def _forward(
-    shadow: Shadow,
+    shadow: LayerCapture,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -176,5 +176,5 @@ def _general(module: nn.MultiheadAttention) -> bool:
         }
     ),
 )
-def _attention(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _attention(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     raise AssertionError("attention records its projections one by one")

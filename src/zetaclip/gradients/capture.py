@@ -32,7 +32,7 @@ Contributions = dict[str, Contribution]
 Received = dict[int, list[Contribution]]
 
 
-class Recorder:
+class CaptureBuffer:
     """Where the layers of one module leave their contributions while a batch is out.
 
     **Guarantee.** Per-example quantities are held here and in the graph only; ``take`` hands them to the
@@ -45,7 +45,7 @@ class Recorder:
         self.turn = (
             0  # counts what was handed out, so that a graph of an earlier chunk is known as such
         )
-        self.uses: list[Shadow] = []  # in forward
+        self.uses: list[LayerCapture] = []  # in forward
         # Keyed by id(parameter): a tensor's own hash goes through Python, which shows on a small network.
         self.received: Received = {}
         # A leaf that requires grad: joined to every recorded output, it makes autograd visit layers whose
@@ -133,7 +133,12 @@ class _Record(Node):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, anchor: Tensor, shadow: Shadow, backward: Callable, *saved: Tensor
+        ctx: Any,
+        y: Tensor,
+        anchor: Tensor,
+        shadow: LayerCapture,
+        backward: Callable,
+        *saved: Tensor,
     ) -> Tensor:
         ctx.mark_dirty(y)
         ctx.save_for_backward(*saved)
@@ -264,7 +269,7 @@ def _matmul_switch() -> str | None:
     return None if before == "highest" else before
 
 
-class Shadow:
+class LayerCapture:
     """Stands in for one module's ``forward``.
 
     ``run(shadow, *args, **kwargs)`` is the private forward; ``parameters`` are the trained ones it answers for, by
@@ -278,7 +283,7 @@ class Shadow:
         path: str,
         run: Callable[..., Any],
         parameters: dict[str, nn.Parameter],
-        recorder: Recorder,
+        recorder: CaptureBuffer,
     ) -> None:
         self.module = module
         self.name = name or "the module"
@@ -295,7 +300,7 @@ class Shadow:
             for key, parameter in part._parameters.items()
             if parameter is not None
         ]
-        self.narrower: dict[frozenset[str], Shadow] = {}
+        self.narrower: dict[frozenset[str], LayerCapture] = {}
         self.shadowed = module.__dict__.get("forward")
         self.inner: Callable[..., Any] = module.forward
 
@@ -322,7 +327,7 @@ class Shadow:
             recorder.uses.append(shadow)
         return self.run(shadow, *args, **kwargs)
 
-    def _narrowed(self) -> Shadow:
+    def _narrowed(self) -> LayerCapture:
         """Answers only for those parameters that are in their places now and require a gradient.
 
         The others were frozen around this forward, or ``functional_call`` lends the module other
@@ -352,7 +357,7 @@ class Shadow:
         left = {name: p for name, p in self.parameters.items() if id(p) in held}
         shadow = self.narrower.get(frozenset(left))
         if shadow is None:
-            shadow = self.narrower[frozenset(left)] = Shadow.__new__(Shadow)
+            shadow = self.narrower[frozenset(left)] = LayerCapture.__new__(LayerCapture)
             keys = {name: self.keys[name] for name in left}
             shadow.__dict__.update(self.__dict__, parameters=left, keys=keys)
         return shadow
@@ -431,4 +436,4 @@ def old_hook(module: nn.Module) -> bool:
 
 def is_private(module: nn.Module) -> bool:
     """Whether a layer of ``module`` reports to an engine already."""
-    return any(isinstance(part.__dict__.get("forward"), Shadow) for part in module.modules())
+    return any(isinstance(part.__dict__.get("forward"), LayerCapture) for part in module.modules())

@@ -25,7 +25,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .capture import CaptureError, Shadow, exact
+from .capture import CaptureError, LayerCapture, exact
 from .contributions import Dense
 
 # Hooks that compute a weight from the parameters before each forward: torch's reparametrizations of the older kind.
@@ -59,7 +59,7 @@ class _Alias(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, shadow: Shadow, name: str, parameter: Tensor, rows: int
+        ctx: Any, anchor: Tensor, shadow: LayerCapture, name: str, parameter: Tensor, rows: int
     ) -> Tensor:
         ctx.shadow, ctx.parameter_name, ctx.turn = shadow, name, shadow.recorder.turn
         return parameter.detach().unsqueeze(0).expand(rows, *parameter.shape)
@@ -73,7 +73,7 @@ class _Alias(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
+def run_per_example(shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
     """The private forward of a module without a rule."""
     recorder = shadow.recorder
     recurrent = isinstance(shadow.module, nn.RNNBase)
@@ -151,7 +151,7 @@ def run_per_example(shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
     return _looped(shadow, one, aliases, tensors, dims, recurrent)
 
 
-def _refuse_unsplit(shadow: Shadow, args: tuple, kwargs: dict) -> None:
+def _refuse_unsplit(shadow: LayerCapture, args: tuple, kwargs: dict) -> None:
     """Each record is run by itself, and only tensors are split: what else may hold a value for each record is refused.
 
     A list of as many items as there are records is one, at whatever depth. If it was of another length before, it is a setting, and
@@ -229,7 +229,7 @@ class _Unit(nn.Module):
     That goes for global ones, too. Only hooks that make a weight out of parameters run here.
     """
 
-    def __init__(self, shadow: Shadow) -> None:
+    def __init__(self, shadow: LayerCapture) -> None:
         super().__init__()
         self.unit, self.inner = shadow.module, shadow.inner
         self.inside = [(name, part) for name, part in self.unit.named_modules() if name]
@@ -277,7 +277,7 @@ def _call(unit: _Unit, parameters: dict[str, Tensor], args: tuple, kwargs: dict)
 
 
 def _vectorised(
-    shadow: Shadow,
+    shadow: LayerCapture,
     one: Callable[..., Any],
     aliases: dict[str, Tensor],
     tensors: list[Tensor],
@@ -297,7 +297,7 @@ def _vectorised(
     )
 
 
-def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
+def _check_single(shadow: LayerCapture, shape: torch.Size, dim: int) -> None:
     """What the module returned for one record must have one row for it."""
     if len(shape) <= dim or shape[dim] != 1:
         raise CaptureError(
@@ -307,7 +307,7 @@ def _check_single(shadow: Shadow, shape: torch.Size, dim: int) -> None:
 
 
 def _looped(
-    shadow: Shadow,
+    shadow: LayerCapture,
     one: Callable[..., Any],
     aliases: dict[str, Tensor],
     tensors: list[Tensor],
@@ -335,7 +335,7 @@ def _looped(
     return tree_unflatten(joined, structure)
 
 
-def _same_for_all(shadow: Shadow, values: tuple) -> Any:
+def _same_for_all(shadow: LayerCapture, values: tuple) -> Any:
     """What a module returned beside tensors, if it is the same for every record."""
     first = values[0]
     plain = first is None or isinstance(first, (bool, int, float, str, torch.dtype, torch.device))

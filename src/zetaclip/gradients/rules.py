@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import rows
-from .capture import CaptureError, Contributions, Node, Shadow, exact
+from .capture import CaptureError, Contributions, LayerCapture, Node, exact
 from .contributions import Contribution, Dense, Lookup, Outer, Single, row_norms, widen
 from .convolution import Geometry, convolution_contribution
 
@@ -38,7 +38,7 @@ class LayerRule:
     names: frozenset[str] = frozenset({"weight", "bias"})
     dims: Callable[[Any], int] = lambda module: 1  # the least that a batch of inputs must have
 
-    def run(self, shadow: Shadow, *args: Any, **kwargs: Any) -> Any:
+    def run(self, shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
         """The forward of a rule that brings none: the layer's own, its one input noted."""
         (x,) = (*args, *kwargs.values())
         shadow.recorder.check_rows(x, shadow.name, self.dims(shadow.module))
@@ -64,7 +64,7 @@ def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
 
 
 def linear_contributions(
-    shadow: Shadow, g: Tensor, x: Tensor, weight: str, bias: str
+    shadow: LayerCapture, g: Tensor, x: Tensor, weight: str, bias: str
 ) -> Contributions:
     """For y = x Wᵀ + b with x (B, ..., I): the weight as an outer product, the bias as the sum of g."""
     found: Contributions = {}
@@ -94,7 +94,7 @@ class _Linear(Node):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: Shadow) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: LayerCapture) -> Tensor:
         own = shadow.module._parameters
         weight = own["weight"]
         assert weight is not None
@@ -116,7 +116,7 @@ class _Linear(Node):
         return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
 
 
-def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
+def _linear_forward(shadow: LayerCapture, input: Tensor) -> Tensor:
     recorder = shadow.recorder
     if input.dim() < 2 or input.shape[0] != recorder.rows:
         recorder.check_rows(input, shadow.name, 2)
@@ -134,7 +134,7 @@ def _linear_forward(shadow: Shadow, input: Tensor) -> Tensor:
     path="linear",
     forward=_linear_forward,
 )
-def _linear(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _linear(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     return linear_contributions(shadow, g, x, "weight", "bias")
 
 
@@ -145,7 +145,7 @@ def _linear(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     path="convolution",
     dims=lambda module: len(module.kernel_size) + 2,
 )
-def _convolution(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _convolution(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     found: Contributions = {}
     module: Any = shadow.module
     if "weight" in shadow.parameters:
@@ -173,7 +173,7 @@ def _embedding_refused(module: nn.Embedding) -> str | None:
 
 
 @layer_rule(nn.Embedding, path="embedding", refuse=_embedding_refused)
-def _embedding(shadow: Shadow, g: Tensor, ids: Tensor) -> Contributions:
+def _embedding(shadow: LayerCapture, g: Tensor, ids: Tensor) -> Contributions:
     module: Any = shadow.module
     g = g.reshape(len(g), -1, g.shape[-1])
     ids = ids.reshape(len(ids), -1)
@@ -182,7 +182,9 @@ def _embedding(shadow: Shadow, g: Tensor, ids: Tensor) -> Contributions:
     return {"weight": Lookup(ids, g, module.weight.shape)}
 
 
-def _affine(shadow: Shadow, g: Tensor, normalized: Tensor, over: tuple[int, ...]) -> Contributions:
+def _affine(
+    shadow: LayerCapture, g: Tensor, normalized: Tensor, over: tuple[int, ...]
+) -> Contributions:
     """y = normalized * weight + bias; the weight is shared over the dimensions ``over``."""
     found: Contributions = {}
     if "weight" in shadow.parameters:
@@ -194,14 +196,14 @@ def _affine(shadow: Shadow, g: Tensor, normalized: Tensor, over: tuple[int, ...]
 
 
 @layer_rule(nn.LayerNorm, path="layer norm")
-def _layer_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _layer_norm(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     module: Any = shadow.module
     normalized = F.layer_norm(x, module.normalized_shape, eps=module.eps)
     return _affine(shadow, g, normalized, tuple(range(1, x.dim() - len(module.normalized_shape))))
 
 
 @layer_rule(nn.RMSNorm, path="rms norm")
-def _rms_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _rms_norm(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     module: Any = shadow.module
     normalized = F.rms_norm(x, module.normalized_shape, eps=module.eps)
     return _affine(shadow, g, normalized, tuple(range(1, x.dim() - len(module.normalized_shape))))
@@ -220,7 +222,7 @@ def _instance_norm_refused(module: Any) -> str | None:
     path="instance norm",
     refuse=_instance_norm_refused,
 )
-def _instance_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _instance_norm(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     module: Any = shadow.module
     normalized = F.instance_norm(x, eps=module.eps)
     return _affine(shadow, g, normalized, tuple(range(2, x.dim())))
@@ -234,7 +236,7 @@ class _FoldedGroupNorm(Node):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: Shadow) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: LayerCapture) -> Tensor:
         module: Any = shadow.module
         x = x.contiguous()
         batch, channels = x.shape[:2]
@@ -278,7 +280,7 @@ class _FoldedGroupNorm(Node):
         return (None if dx is None else dx.view_as(x)), None, None
 
 
-def _group_norm_forward(shadow: Shadow, input: Tensor) -> Tensor:
+def _group_norm_forward(shadow: LayerCapture, input: Tensor) -> Tensor:
     shadow.recorder.check_rows(input, shadow.name)
     module: Any = shadow.module
     low = input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(
@@ -291,7 +293,7 @@ def _group_norm_forward(shadow: Shadow, input: Tensor) -> Tensor:
 
 
 @layer_rule(nn.GroupNorm, path="group norm", forward=_group_norm_forward)
-def _group_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _group_norm(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     module: Any = shadow.module
     normalized = F.group_norm(x, module.num_groups, eps=module.eps)
     return _affine(shadow, g, normalized, tuple(range(2, x.dim())))

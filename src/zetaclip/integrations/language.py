@@ -18,7 +18,7 @@ except ImportError as problem:
     ) from problem
 
 from ..gradients import LAYER_RULES, layer_rule
-from ..gradients.capture import Contributions, Shadow
+from ..gradients.capture import Contributions, LayerCapture
 from ..gradients.contributions import Dense, Outer, Single
 
 IGNORED = -100  # a label that does not count
@@ -42,7 +42,7 @@ def register_rules(model: nn.Module) -> None:
             layer_rule(kind[0], path="rms norm", names=frozenset({"weight"}))(_rms_norm)
 
 
-def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _conv1d(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     """y = x W + b: a linear layer with its weight transposed, so input and output gradient change places."""
     found: Contributions = {}
     if "weight" in shadow.parameters:
@@ -58,7 +58,7 @@ def _conv1d(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
     return found
 
 
-def _rms_norm(shadow: Shadow, g: Tensor, x: Tensor) -> Contributions:
+def _rms_norm(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     """y = x / rms(x) times w, or times 1 + w: the same gradient for w."""
     product = g * _normalized(x, _eps(shadow.module))
     summed = product.flatten(1, -2).sum(1) if product.dim() > 2 else product
