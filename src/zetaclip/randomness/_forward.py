@@ -1,26 +1,20 @@
-"""The randomness that a record meets on its way to its gradient: dropout masks, augmentation.
+"""The randomness that a record meets on its way to its gradient: dropout masks, augmentation. Secret, as the batches are.
 
-Secret, as the batches are.
+Masks are drawn row by row. If they came from a stream that everybody knows (``torch.manual_seed(0)``, or a state that a checkpoint
+publishes), one more record in the batch would shift the masks of all rows after it, and move the sum by far more than one clipped
+gradient; and how far the stream has moved would tell how many records were drawn. From a secret key both are gone: whatever
+the batch, each row's mask is a fresh draw that nobody knows.
 
-Masks are drawn row by row. If they came from a stream that everybody knows
-(``torch.manual_seed(0)``, or a state that a checkpoint publishes), one more record in the batch
-would shift the masks of all rows after it, and move the sum by far more than one clipped gradient;
-and how far the stream has moved would tell how many records were drawn. From a secret key both are
-gone: whatever the batch, each row's mask is a fresh draw that nobody knows.
+So torch's generators follow a key of the batch while one of its chunks is out, and are put back afterwards: what the user seeded is
+for initial weights and whatever else is public.
 
-So torch's generators follow a key of the batch while one of its chunks is out, and are put back
-afterwards: what the user seeded is for initial weights and whatever else is public.
+**Edge cases.** A user who seeds torch while a chunk is out has chosen masks that everybody knows (docs/sharp-edges.md); that seed
+then stays. Device generators other than the CPU's take 63 bits of the key, and are not tested here.
 
-**Edge cases.** A user who seeds torch while a chunk is out has chosen masks that everybody knows
-(docs/sharp-edges.md); that seed then stays. Device generators other than the CPU's take 63 bits of
-the key, and are not tested here.
-
-**Threads.** The generators are the process's, so engines in several threads share them. What is
-noted here is changed under one lock, and records are read under it. While two threads have a chunk
-out, the masks of one can come from the key of the other. They are still fresh draws from a secret
-key, each used once, so the guarantee holds. But an exact replay would draw others:
-``ReleaseLog.confirm`` notices it, where there is something to replay, by the fingerprint in the
-journal, and releases nothing.
+**Threads.** The generators are the process's, so engines in several threads share them. What is noted here is changed under one lock,
+and records are read under it. While two threads have a chunk out, the masks of one can come from the key of the other. They are still
+fresh draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw others: ``ReleaseLog.confirm`` notices
+it, where there is something to replay, by the fingerprint in the journal, and releases nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +34,7 @@ from torch import Tensor
 
 from . import generator_state, subkey
 
-# Held by whoever changes a process-wide stream, or what ``ForwardRng`` notes of them. A thread may
-# take it again inside.
+# Held by whoever changes a process-wide stream, or what ``ForwardRng`` notes of them. A thread may take it again inside.
 _streams = threading.Condition(threading.RLock())
 # How long ``alone`` waits for the chunks of other threads, in seconds.
 PATIENCE = 600.0
@@ -60,12 +53,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 class ForwardRng:
     """torch's generators, lent to a secret key and given back.
 
-    The generators are the process's, and several engines may have a batch out: the first one that
-    is lent puts the user's states aside for all of them, and the last one gives them back.
+    The generators are the process's, and several engines may have a batch out: the first one that is lent puts the user's states
+    aside for all of them, and the last one gives them back.
 
-    **Guarantee.** Also with engines in several threads: while any chunk is out, torch draws from
-    secret keys, and after the last one it goes on where the user was. ``users_streams`` never tells
-    a secret state.
+    **Guarantee.** Also with engines in several threads: while any chunk is out, torch draws from secret keys, and after the last one
+    it goes on where the user was. ``users_streams`` never tells a secret state.
     """
 
     _out: ClassVar[weakref.WeakSet[ForwardRng]] = weakref.WeakSet()
@@ -77,8 +69,7 @@ class ForwardRng:
     def __init__(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda", "mps"):
             raise ValueError(
-                f"dropout on a device of type {device.type!r} would draw masks that are not "
-                "secret: use cpu, cuda or mps"
+                f"dropout on a device of type {device.type!r} would draw masks that are not secret: use cpu, cuda or mps"
             )
         self._device = device
         self._thread = threading.get_ident()  # where the chunk is out
@@ -86,8 +77,7 @@ class ForwardRng:
     def lend(self, key: bytes) -> None:
         with _streams:
             if torch.initial_seed() not in ForwardRng._marks:
-                # The user has seeded anew, and what was put aside before is nobody's any more.
-                ForwardRng._out.clear()
+                ForwardRng._out.clear()  # the user has seeded anew, and what was put aside before is nobody's any more
             if not ForwardRng._out:
                 _give_back()  # what an engine that is gone has left
             ForwardRng._aside.setdefault(self._device, users_streams(self._device))
@@ -101,9 +91,7 @@ class ForwardRng:
                 torch.mps.manual_seed(_number(key))
 
     def take_back(self) -> None:
-        """The user's states again, unless the user has seeded torch in the meantime, or another
-        engine has a batch out.
-        """
+        """The user's states again, unless the user has seeded torch in the meantime, or another engine has a batch out."""
         with _streams:
             if self in ForwardRng._out:
                 ForwardRng._out.discard(self)
@@ -113,9 +101,7 @@ class ForwardRng:
 
 
 def _follow(key: bytes) -> None:
-    """torch's CPU generator follows a secret key from here, and ``ForwardRng`` knows it for one of
-    its own.
-    """
+    """torch's CPU generator follows a secret key from here, and ``ForwardRng`` knows it for one of its own."""
     torch.set_rng_state(generator_state(key))
     ForwardRng._marks.add(torch.initial_seed())
 
@@ -137,9 +123,7 @@ def _others_out() -> bool:
 
 
 def users_streams(device: torch.device) -> dict[str, Tensor]:
-    """``public_streams`` as the user left them, also while they are put aside: what is there then
-    is secret.
-    """
+    """``public_streams`` as the user left them, also while they are put aside: what is there then is secret."""
     with _streams:
         streams = public_streams(device)
         if torch.initial_seed() in ForwardRng._marks:
@@ -150,10 +134,7 @@ def users_streams(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
-    """Sets the user's states, as a checkpoint has them.
-
-    While another engine has a chunk out, what is put aside for later is set.
-    """
+    """Sets the user's states, as a checkpoint has them. While another engine has a chunk out, what is put aside for later is set."""
     with _streams:
         if ForwardRng._out and torch.initial_seed() in ForwardRng._marks:
             for aside in ForwardRng._aside.values():
@@ -165,9 +146,7 @@ def set_users_streams(states: dict[str, Tensor], device: torch.device) -> None:
 
 
 def rewind(state: Tensor) -> None:
-    """Sets torch back to where this thread found it, unless another thread may have drawn since:
-    that would draw the same again.
-    """
+    """Sets torch back to where this thread found it, unless another thread may have drawn since: that would draw the same again."""
     with _streams:
         if not _others_out():
             torch.set_rng_state(state)
@@ -175,12 +154,10 @@ def rewind(state: Tensor) -> None:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """What is drawn inside, by torch on the CPU, numpy or Python, leaves no trace: afterwards all
-    three are as they were.
+    """What is drawn inside, by torch on the CPU, numpy or Python, leaves no trace: afterwards all three are as they were.
 
-    **Edge cases.** If another thread has a chunk out then, torch goes on with a fresh secret key
-    instead: to set a stream back that the other thread may have drawn from would give it the same
-    masks twice.
+    **Edge cases.** If another thread has a chunk out then, torch goes on with a fresh secret key instead: to set a stream back that the
+    other thread may have drawn from would give it the same masks twice.
     """
     with _streams:
         streams, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -196,8 +173,7 @@ def untouched() -> Iterator[None]:
 
 @contextmanager
 def drawing_from(key: bytes) -> Iterator[None]:
-    """What is drawn inside, by torch on the CPU, numpy or Python, follows the key; afterwards all
-    three are as they were.
+    """What is drawn inside, by torch on the CPU, numpy or Python, follows the key; afterwards all three are as they were.
 
     Args:
         key: a secret one. A thread that has a chunk out draws from it, too.
@@ -211,8 +187,7 @@ def drawing_from(key: bytes) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """As ``untouched``, for who sets a public seed inside: no other thread has a chunk out, whose
-    masks would follow that seed.
+    """As ``untouched``, for who sets a public seed inside: no other thread has a chunk out, whose masks would follow that seed.
 
     Raises:
         RuntimeError: if another thread keeps its chunk out for longer than ``PATIENCE``.
@@ -220,9 +195,8 @@ def alone() -> Iterator[None]:
     with _streams:
         if not _streams.wait_for(lambda: not _others_out(), PATIENCE):
             raise RuntimeError(
-                f"another thread has taken a private batch and not stepped it for {PATIENCE:g} s. "
-                "A public seed that is set now would decide its dropout masks. Call step() there, "
-                "or detach() that engine, or train in processes instead of threads"
+                f"another thread has taken a private batch and not stepped it for {PATIENCE:g} s. A public seed that is set now would "
+                "decide its dropout masks. Call step() there, or detach() that engine, or train in processes instead of threads"
             )
         with untouched():
             yield
@@ -233,10 +207,7 @@ def _number(key: bytes) -> int:
 
 
 def public_streams(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's own generators, as the user left them.
-
-    Not secret: masks are drawn elsewhere, see ``ForwardRng``.
-    """
+    """The states of torch's own generators, as the user left them. Not secret: masks are drawn elsewhere, see ``ForwardRng``."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
