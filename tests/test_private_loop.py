@@ -139,6 +139,26 @@ def test_a_batch_that_was_abandoned_gets_other_noise():
     assert loop.batch.mechanism.draw.query == "sum, try 2"
 
 
+def test_a_chunk_that_is_cut_off_after_it_was_added_is_not_added_twice(monkeypatch):
+    _, module, optimizer, loader = private(tiny(), toy_data())
+    model = optimizer._loop.model
+    take_back = model.take_back
+    batch = next(iter(loader))
+
+    def interrupted():
+        monkeypatch.setattr(model, "take_back", take_back)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "take_back", interrupted)
+    mean_loss(module, batch).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    mean_loss(module, batch).backward()
+    with pytest.raises(RuntimeError, match="would count twice"):
+        optimizer.step()
+    assert train(module, optimizer, loader, steps=1) == 1
+
+
 def test_a_perturbation_that_fails_leaves_the_weights():
     calls = []
 

@@ -47,21 +47,20 @@ class OpenBatch:
 
     @property
     def waits(self) -> bool:
-        """Whether the user must call ``step()``, or begin the batch again, before more is handed
-        out.
-        """
+        """Whether ``step()`` must be called, or the batch begun again, before the next chunk."""
         return self.stage in (Stage.OUT, Stage.SPOILED)
 
     def absorb(self, chunk: Chunk) -> None:
-        """Adds the records of the chunk that is out."""
-        self.stage = Stage.SPOILED  # until it is in as a whole
+        """Adds the records of the chunk that is out; ``close_chunk`` says that all of them are in.
+
+        Whatever interrupts in between leaves the batch spoiled: no record may be added twice.
+        """
+        self.stage = Stage.SPOILED
         self.mechanism.absorb(chunk)
-        self.stage = Stage.OUT
 
     def close_chunk(self) -> bool:
         """The chunk that was out is in the sum; whether it was the last one."""
-        self.stage = Stage.ABSORBED
-        self.done += 1
+        self.stage, self.done = Stage.ABSORBED, self.done + 1
         return self.done == len(self.chunks)
 
     def declare(self) -> tuple[Row, ...]:
