@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip import NoGuarantee, PrivacyEngine
-from zetaclip.engine._run import OrderError
+from zetaclip.engine._guard import OrderError
 from zetaclip.gradients import Chunk, contributions
 
 

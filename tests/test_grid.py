@@ -10,7 +10,7 @@ from helpers import flat, private, tiny, toy_data, train
 from torch import nn
 
 from zetaclip import methods
-from zetaclip.engine._sampling import poisson_indices
+from zetaclip.engine._poisson import poisson_indices
 from zetaclip.errors import LedgerError
 from zetaclip.grid import on_grid, spacing, widened
 from zetaclip.ledger import Ledger, Row
@@ -105,7 +105,7 @@ def test_sums_that_float64_can_not_count_are_refused():
     before = flat(module)
     with pytest.raises(ValueError, match="too small for 1000000 records"):
         train(module, optimizer, loader)
-    assert torch.equal(before, flat(module)) and len(optimizer._run.ledger) == 0
+    assert torch.equal(before, flat(module)) and len(optimizer._loop.log.ledger) == 0
 
 
 def one_sum(values, sigma, clip=1.0):

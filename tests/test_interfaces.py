@@ -10,9 +10,9 @@ from torch import nn
 from toys import METHODS, Counting, FromCount, Slack, Whitened, network, two_pass
 
 from zetaclip import Extra, Flat, Method, Plan, layer_rule
-from zetaclip.engine._run import OrderError
+from zetaclip.engine._guard import OrderError
 from zetaclip.gradients import LAYER_RULES
-from zetaclip.methods import Budget
+from zetaclip.methods import NoiseBudget
 
 
 def level_p(noise, scale=1.0):
@@ -25,9 +25,9 @@ def released(module, data, loss=mean_loss, **options):
     """What one update released."""
     seen = []
     _, module, optimizer, loader = private(module, data, **options)
-    run = optimizer._run
-    update = run._update
-    run._update = lambda r: (seen.append(r), update(r))
+    run = optimizer._loop
+    use = run._use
+    run._use = lambda batch, r: (seen.append(r), use(batch, r))
     train(module, optimizer, loader, loss, steps=1)
     return seen[0], run
 
@@ -75,7 +75,7 @@ def test_joint_columns_share_the_gaussian():
         noise.append(float(noisy.extras["slack"][0] - expected) * 24 / 2.0)
     assert stats.kstest(noise, "norm").pvalue > 1e-3
     assert level_p(noise) > 1e-3 and level_p(noise, 2 / 3) < 1e-6 and level_p(noise, 1.5) < 1e-6
-    assert [r.query for r in run.ledger.rows()] == ["sum"]
+    assert [r.query for r in run.log.ledger.rows()] == ["sum"]
 
 
 def test_an_own_query_has_its_own_row_noise_and_cost():
@@ -92,12 +92,12 @@ def test_an_own_query_has_its_own_row_noise_and_cost():
         noise.append((float(noisy.extras["count"][0]) * 24 - float(expected)) / 1.5)
     assert stats.kstest(noise, "norm").pvalue > 1e-3
     assert level_p(noise) > 1e-3 and level_p(noise, 2 / 3) < 1e-6 and level_p(noise, 1.5) < 1e-6
-    rows = list(run.ledger.rows())
+    rows = list(run.log.ledger.rows())
     assert [(r.query, r.clip, r.noise_multiplier) for r in rows] == [
         ("sum", clip, 2.0),
         ("sum: count", 0.5, 3.0),
     ]
-    (event,) = run.ledger.events()
+    (event,) = run.log.ledger.events()
     assert event.noise_multiplier == pytest.approx((1 / 4 + 1 / 9) ** -0.5)
 
 
@@ -113,7 +113,7 @@ def test_extras_are_released_from_an_empty_batch_too():
     assert (
         noisy.extras["count"].shape == (1,)
         and float(noisy.extras["count"][0]) != 0
-        and len(run.ledger) == 2
+        and len(run.log.ledger) == 2
     )
 
 
@@ -128,7 +128,7 @@ def test_the_transform_is_applied_before_the_norm_and_undone_after():
         tiny(), data, q=1.0, sigma=0.0, clipping=0.2, method=Method("w", rule=Whitened())
     )
     assert (found.gradient - expected).norm() <= 1e-5 * expected.norm()
-    torch.testing.assert_close(run.rule_state["shift"], 0.5 * found.gradient)
+    torch.testing.assert_close(run.state.rule["shift"], 0.5 * found.gradient)
     noisy, _ = released(
         tiny(), data, q=1.0, sigma=5.0, clipping=0.2, method=Method("w", rule=Whitened())
     )
@@ -312,7 +312,8 @@ def test_a_method_that_needs_the_number_of_steps_gets_it_or_raises():
         tiny(), toy_data(), method=method, clipping=None, epochs=2, target_delta=1e-5, sigma=1.5
     )
     assert (
-        budgets == [Budget(1.5, 0.5, 4, 1e-5, "rdp", 12.0, 2)] and optimizer.noise_multiplier == 3.0
+        budgets == [NoiseBudget(1.5, 0.5, 4, 1e-5, "rdp", 12.0, 2)]
+        and optimizer.noise_multiplier == 3.0
     )
     train(module, optimizer, loader, epochs=2)
     with pytest.raises(OrderError, match="planned for 4 updates"):

@@ -210,9 +210,11 @@ def test_a_rehearsal_leaves_no_trace_and_sees_mixing(monkeypatch):
     module = Restless()
     *_, optimizer, loader = private(module, data())
     before, state = flat(module), torch.get_rng_state()
-    rehearse(optimizer._run, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    rehearse(optimizer._loop, loader, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
     with pytest.raises(LossError, match="made-up records"):
-        rehearse(optimizer._run, loader, lambda m, b: F.cross_entropy(m(b[0] - b[0].mean(0)), b[1]))
+        rehearse(
+            optimizer._loop, loader, lambda m, b: F.cross_entropy(m(b[0] - b[0].mean(0)), b[1])
+        )
     assert torch.equal(state, torch.get_rng_state()) and torch.equal(before, flat(module))
     assert (float(module.count), float(module.total), module.outputs, module.calls) == (
         0.0,
@@ -225,9 +227,9 @@ def test_a_rehearsal_leaves_no_trace_and_sees_mixing(monkeypatch):
         m.calls += 1
         raise RuntimeError
 
-    rehearse(optimizer._run, loader, failing)  # told where it is trained
+    rehearse(optimizer._loop, loader, failing)  # told where it is trained
     rehearse(
-        optimizer._run,
+        optimizer._loop,
         loader,
         lambda m, b: F.cross_entropy(m(b[0]) + torch.randn(len(b[0]), 3), b[1]),
     )  # a VAE, say
@@ -350,4 +352,4 @@ def test_the_checks_say_nothing_in_published_files(tmp_path):
     engine.ledger.to_jsonl(tmp_path / "ledger.jsonl")
     for file in tmp_path.iterdir():
         assert b"compares" not in file.read_bytes()
-    assert isinstance(optimizer._run.losses, LossCheck)
+    assert isinstance(optimizer._loop.model.losses, LossCheck)

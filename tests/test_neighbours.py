@@ -326,7 +326,9 @@ def test_a_mean_in_half_precision_moves_every_record_and_is_warned_of():
         PrivacyLeakWarning, match="half precision"
     ):  # a model that is half precision itself
         train(module, optimizer, loader, inner)
-    assert [note for note in optimizer._run.ledger.header.notes if "half precision" in note] != []
+    assert [
+        note for note in optimizer._loop.log.ledger.header.notes if "half precision" in note
+    ] != []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert moved("sum") <= 1e-3

@@ -7,7 +7,7 @@ from scipy import stats
 from torch import nn
 
 from zetaclip import Method
-from zetaclip.control import ClipState
+from zetaclip.control import ClipState, Controller
 
 
 def released_noise(sigma, clip, q=0.5, steps=1, seed=0, **options):
@@ -47,7 +47,7 @@ def test_noise_from_fresh_keys_has_the_declared_level():
     assert not torch.equal(again, released_noise(1.3, 0.7, seed=None)[0])
 
 
-class Growing:
+class Growing(Controller):
     """C doubles at every step."""
 
     probe = None

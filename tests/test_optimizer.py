@@ -5,7 +5,7 @@ import torch
 from helpers import clipped_sum, flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
-from zetaclip.engine._run import OrderError
+from zetaclip.engine._guard import OrderError
 
 OPTIMIZERS = [
     name

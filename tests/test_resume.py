@@ -53,13 +53,13 @@ def advance(loop, stops):
 
 def finish(module, optimizer, loader, updates):
     """Goes on until the run has made this many updates."""
-    run = optimizer._run
-    while run.step_count < updates:
+    run = optimizer._loop
+    while run.state.step < updates:
         for batch in loader:
             optimizer.zero_grad()
             mean_loss(module, batch).backward()
             optimizer.step()
-            if run.step_count >= updates:
+            if run.state.step >= updates:
                 break
 
 
@@ -70,7 +70,7 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
     torch.manual_seed(0)
     _, whole, optimizer, loader = build(name, physical_batch_size=5)
     finish(whole, optimizer, loader, 6)
-    history, ledger = optimizer.clip_history, list(optimizer._run.ledger.rows())
+    history, ledger = optimizer.clip_history, list(optimizer._loop.log.ledger.rows())
 
     torch.manual_seed(0)
     engine, module, optimizer, loader = build(name, physical_batch_size=5)
@@ -86,7 +86,7 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
     finish(module, optimizer, loader, 6)
     assert torch.equal(flat(module), flat(whole))
     assert optimizer.clip_history == history
-    rows = list(optimizer._run.ledger.rows())
+    rows = list(optimizer._loop.log.ledger.rows())
 
     def content(some):
         return [
@@ -94,7 +94,7 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
             for r in some
         ]
 
-    assert content(r for r in rows if r.stream == optimizer._run.stream) == content(ledger)
+    assert content(r for r in rows if r.stream == optimizer._loop.state.stream) == content(ledger)
     # The one update that the fresh engine made before it loaded was a release too.
     assert len({r.stream for r in rows}) == 2
 
@@ -108,7 +108,7 @@ def test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed(tmp_p
 
     fork, module, optimizer, loader = build(seed=None)
     fork.load(tmp_path / "run.pt")
-    assert optimizer._run.step_count == 2 and fork.ledger.steps == 4
+    assert optimizer._loop.state.step == 2 and fork.ledger.steps == 4
     train(module, optimizer, loader, steps=2)
     assert fork.ledger.steps == 6 and not torch.equal(first, flat(module))
 
@@ -160,7 +160,7 @@ def test_replay_is_refused_where_anything_differs(change, word, tmp_path):
         other.load(tmp_path / "run.pt", replay=True)
     assert torch.equal(before, flat(module)) and len(other.ledger) == 0
     for made in (engine, other):  # who has a digest can test a guess of all the records
-        assert digest_of(made._run.dataset)[:8] not in str(refused.value)
+        assert digest_of(made._loop.batches.dataset)[:8] not in str(refused.value)
 
 
 def test_replay_is_refused_with_another_number_of_threads(tmp_path):
@@ -209,14 +209,14 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
     assert not torch.equal(theta, flat(module))  # perturbed just now
     public = torch.load(tmp_path / "run.pt", weights_only=True)
     assert torch.equal(torch.cat([v.flatten() for v in public["module"].values()]), theta)
-    run = optimizer._run
+    run = optimizer._loop
     blob = (tmp_path / "run.pt").read_bytes()
     for secret in (
-        run.sampling.state,
-        run.noise.state,
-        run.standing().sampling,
-        run.standing().noise,
-        run._turn.key,
+        run.state.sampling,
+        run.state.noise,
+        run.batch.drawn.sampling,
+        run.batch.drawn.noise,
+        run.batch.drawn.key,
     ):
         assert secret not in blob and secret.hex().encode() not in blob
     sizes = {tuple(v.shape) for v in public["module"].values()} | {
@@ -245,9 +245,10 @@ def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
 
 def test_a_saved_state_does_not_reveal_earlier_draws(tmp_path):
     engine, module, optimizer, loader = build()
-    run = optimizer._run
-    early = {run.noise.state, run.sampling.state}
-    drawn = {run.noise.copy().draw(), run.sampling.copy().draw()}
+    run = optimizer._loop
+    early = {run.state.noise, run.state.sampling}
+    first = run.batches.draw(run.state)
+    drawn = {first.noise_key, first.key}
     train(module, optimizer, loader, steps=1)
     engine.save(tmp_path / "run.pt")
     (secret,) = json.loads((tmp_path / "run.pt.private").read_text()).values()
@@ -314,7 +315,7 @@ def test_a_replay_that_ends_early_still_counts_what_was_executed(tmp_path):
     other, twin, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
     finish(twin, opt, their, 3)
-    assert opt._run.step_count == 3 and other.ledger.steps == 5
+    assert opt._loop.state.step == 3 and other.ledger.steps == 5
     finish(twin, opt, their, 6)
     assert other.ledger.steps == 6
 
@@ -345,8 +346,8 @@ def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
     train(module, optimizer, loader, steps=1)
     other, twin, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
-    (row,) = opt._run.expected.values()
-    opt._run.expected[row.key] = dataclasses.replace(
+    (row,) = opt._loop.log.expected.values()
+    opt._loop.log.expected[row.key] = dataclasses.replace(
         row, noise_multiplier=2.0, noise_std=2.0 * row.sensitivity
     )
     before = flat(twin)
@@ -404,7 +405,7 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     batch = next(iter(loader))
     mean_loss(module, batch).backward()
     engine.save(tmp_path / "run.pt")
-    keys = [optimizer._run._noise_key]
+    keys = [optimizer._loop.batch.mechanism.draw.noise_key]
     again = iter(loader)
     torch.manual_seed(5)  # what the user seeds is the user's, also while a batch waits
     next(again)
@@ -412,7 +413,7 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
     other, _, opt, their = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
     next(iter(their))
-    assert opt._run._noise_key == keys[0]
+    assert opt._loop.batch.mechanism.draw.noise_key == keys[0]
     # Another release from the same records: it composes with a replay of the first try.
     assert [(r.batch, r.query) for r in engine.ledger.rows()] == [(0, "sum, try 2")]
 
@@ -755,8 +756,8 @@ def test_a_load_that_fails_leaves_the_run_its_home(tmp_path, monkeypatch):
     (module, optimizer, _), (path,) = in_folders(tmp_path, "a")
     (tmp_path / "other").mkdir()
     _, (stranger,) = in_folders(tmp_path / "other", "a")
-    run = optimizer._run
-    before = flat(module), run.name, run.stream, run.home.path
+    run = optimizer._loop
+    before = flat(module), run.log.name, run.state.stream, run.log.home.path
 
     def full(*args):
         raise OSError("No space left on device")
@@ -766,9 +767,9 @@ def test_a_load_that_fails_leaves_the_run_its_home(tmp_path, monkeypatch):
         checkpoint.load(run, stranger, replay=False)
     checkpoint.save(run, path)
     assert torch.equal(before[0], flat(module)) and before[1:] == (
-        run.name,
-        run.stream,
-        run.home.path,
+        run.log.name,
+        run.state.stream,
+        run.log.home.path,
     )
     assert torch.load(path, weights_only=True)["home"] == "."
 

@@ -26,7 +26,9 @@ from torch.utils.data import (
 )
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity
-from zetaclip.engine._sampling import _repeats, check_loader, poisson_indices, zero_row
+from zetaclip.engine._dataset_checks import _repeats, check_loader
+from zetaclip.engine._poisson import poisson_indices
+from zetaclip.engine._records import zero_row
 from zetaclip.randomness import Stream
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from zetaclip import Affine, Extra, Method, Pass, Plan
-from zetaclip.control import ClipState
+from zetaclip import Affine, ClipRule, Extra, Method, Pass, Plan
+from zetaclip.control import ClipState, Controller
 
 
 @dataclass(frozen=True)
-class Slack:
+class Slack(ClipRule):
     """Writes each record's unused norm into one more coordinate of the same Gaussian."""
 
     name: str = "slack"
@@ -28,7 +28,7 @@ class Slack:
 
 
 @dataclass(frozen=True)
-class Counting:
+class Counting(ClipRule):
     """Releases the centred count of unclipped records as a query of its own."""
 
     multiplier: float = 20.0
@@ -48,7 +48,7 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class FromCount:
+class FromCount(Controller):
     """Moves C by the released count: reads a release, not the weights."""
 
     start: float = 1.0
@@ -69,7 +69,7 @@ class FromCount:
 
 
 @dataclass(frozen=True)
-class Coins:
+class Coins(ClipRule):
     """Accepts a record with probability min(1, norm / C) and then adds its direction."""
 
     name: str = "coins"
@@ -86,7 +86,7 @@ class Coins:
 
 
 @dataclass(frozen=True)
-class Whitened:
+class Whitened(ClipRule):
     """Shifts by the last released gradient, scales and masks every third coordinate away."""
 
     name: str = "whitened"
@@ -119,7 +119,7 @@ class WeightProbe:
 
 
 @dataclass(frozen=True)
-class FromWeights:
+class FromWeights(Controller):
     probe: WeightProbe
 
     def init(self):

@@ -2,17 +2,16 @@
 
     private gradient = (round(Σ_i factor_i * gradient_i) + round(noise)) / L
 
-The sum is over one logical batch, however many chunks it came in, and is taken in float64. Both are rounded to
-one public grid (``grid.py``), so what leaves is a function of whole numbers. The noise is drawn once, also
-when the batch is empty; L = qN is declared, never counted.
+The sum is over one logical batch, however many chunks it came in, and is taken in float64. Both are
+rounded to one public grid (``grid.py``), so what leaves is a function of whole numbers. The noise
+is drawn once, also when the batch is empty; L = qN is declared, never counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,11 +23,12 @@ from .control import Released
 from .gradients import Chunk, Layout, rows
 from .gradients.contributions import Dense
 from .grid import spacing, widened
+from .ledger import Row
 from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
 
 
-class Group(Protocol):
-    """The processes that make one release together; ``engine/_distributed.py`` has the real one."""
+class ReleaseGroup(Protocol):
+    """What a release asks of the processes that make it together; ``engine/_group`` has them."""
 
     @property
     def first(self) -> bool:
@@ -36,6 +36,13 @@ class Group(Protocol):
 
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
         """Adds ``flat`` up over all processes, in place, and returns the sum of ``extras``."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Says that these rows stand in the ledger. ``Mechanism.release`` draws no noise without it."""
+
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Draw:
     sample_rate: float
     divisor: float
     noise_key: bytes = field(repr=False)
+    stream: str = ""  # the public name of the keys that the noise comes from
 
     @property
     def coin_key(self) -> bytes:
@@ -68,14 +76,19 @@ class Draw:
 
 
 class Coins:
-    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used twice."""
+    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used
+    twice.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._asked = 0
 
     def __call__(self, count: int) -> Tensor:
-        """``count`` more of them, float64 in [0, 1). However a batch is split into chunks, the same come out."""
+        """``count`` more of them, float64 in [0, 1).
+
+        However a batch is split into chunks, the same come out.
+        """
         begin, self._asked = self._asked, self._asked + count
         return torch.from_numpy(uniforms(self._key, self._asked)[begin:])
 
@@ -100,14 +113,17 @@ class _Query:
         return self.multiplier * self.sensitivity
 
     def check(self, records: float) -> None:
-        """Raises where sums of so many records could leave the whole numbers that float64 can tell apart.
+        """Raises where sums of so many records could leave the whole numbers that float64 can tell
+        apart.
 
-        By the declared number, and with room for sixteen times as many: no error may depend on the data.
+        By the declared number, and with room for sixteen times as many: no error may depend on the
+        data.
         """
         if self.grid and 16 * records * self.bound / self.grid >= LARGEST:
             raise ValueError(
-                f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} records: the sum would have more "
-                "digits than float64. Use a larger one, or 0 to train without privacy"
+                f"a noise multiplier of {self.multiplier:.3g} is too small for {records:.0f} "
+                "records: the sum would have more digits than float64. Use a larger one, or 0 to "
+                "train without privacy"
             )
         if self.grid and FARTHEST * self.std / self.grid >= LARGEST:
             raise ValueError(
@@ -137,12 +153,14 @@ def sum_room(layout: Layout) -> Tensor:
 class Mechanism:
     """Collects one logical batch and releases it.
 
-    **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 + 2^-9), where S is
-    ``rule.sensitivity(clip)``, and every own query of the rule by as much of its declared bound; each gets Gaussian
-    noise of its multiplier times that, and a ledger row that says so, written before the noise is drawn.
-    **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A rule whose factors
-    don't keep its word stops the run before anything is released. Without noise nothing is rounded, and nothing is
-    claimed.
+    **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 +
+    2^-9), where S is ``rule.sensitivity(clip)``, and every own query of the rule by as much of its
+    declared bound; each gets Gaussian noise of its multiplier times that, and a ledger row that
+    says so. ``declare`` gives the rows; ``release`` draws noise once, and only with the receipt for
+    just these rows.
+    **Edge cases.** An empty batch releases noise. A gradient that is not finite counts as zero. A
+    rule whose factors don't keep its word stops the run before anything is released. Without noise
+    nothing is rounded, and nothing is claimed.
     """
 
     def __init__(
@@ -151,7 +169,6 @@ class Mechanism:
         rule: ClipRule,
         draw: Draw,
         affine: Affine | None,
-        write: Callable,
         room: Tensor | None = None,
     ) -> None:
         self.layout = layout
@@ -159,17 +176,23 @@ class Mechanism:
         self.draw = draw
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
-        self.sensitivity = widened(self.bound)
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
-        self._write = write
-        self._room = room  # for the sum: memory of the last batch saves asking the system for it in every step
+        # For the sum: memory of the last batch saves asking the system for it in every step.
+        self._room = room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
-        self.begun = False  # whether the noise may have been drawn
+        self._main: _Query | None = None  # once the release is declared
+        self._own: dict[str, _Query] = {}
+        self._rows: tuple[Row, ...] = ()
         self.records = (
             0  # how many have been added; secret, used only by the literal form that claims nothing
         )
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record can move the sum on its grid."""
+        return widened(self.bound)
 
     def absorb(self, chunk: Chunk) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum."""
@@ -181,7 +204,9 @@ class Mechanism:
             chunk.add_weighted_sum(self._total(), factors)
 
     def _absorb_mapped(self, chunk: Chunk) -> None:
-        """The same where a released map comes before the norm: the gradients themselves are made, a few at a time."""
+        """The same where a released map comes before the norm: the gradients themselves are made, a
+        few at a time.
+        """
         assert self.affine is not None
         for gradients in chunk.pieces():
             mapped = Dense(self.affine.apply(gradients), gradients.shape[1:])
@@ -206,17 +231,18 @@ class Mechanism:
 
     def _add_extras(self, norms: Tensor) -> Tensor | None:
         """Adds the rule's extra columns; returns those that share the sum's Gaussian."""
-        extras = getattr(self.rule, "extras", None)
-        if extras is None:
+        extras = self.rule.extras(norms, self.draw.clip)
+        if not extras:
             return None
         shared = []
-        for name, extra in extras(norms, self.draw.clip).items():
+        for name, extra in extras.items():
             if extra.sensitivity is None:
                 shared.append(extra.columns)
             else:
                 if extra.noise_multiplier is None:
                     raise ValueError(
-                        f"the clip rule {self.rule.name!r} gives its query {name!r} no noise_multiplier"
+                        f"the clip rule {self.rule.name!r} gives its query {name!r} no "
+                        "noise_multiplier"
                     )
                 check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
             totals = rows.sums(extra.columns)
@@ -231,15 +257,16 @@ class Mechanism:
 
     def _declare_extras(self) -> None:
         """An empty batch has no columns, but releases them all the same."""
-        extras = getattr(self.rule, "extras", None)
-        if extras is not None and not self._kinds:
+        if not self._kinds:
             nothing = torch.zeros(0, dtype=torch.float64)
-            for name, extra in extras(nothing, self.draw.clip).items():
+            for name, extra in self.rule.extras(nothing, self.draw.clip).items():
                 self._extras[name] = [0.0] * extra.columns.shape[1]
                 self._kinds[name] = extra
 
     def _queries(self) -> tuple[_Query, dict[str, _Query]]:
-        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's own queries."""
+        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's
+        own queries.
+        """
         draw, coordinates, own = self.draw, self.layout.numel, {}
         for name, extra in self._kinds.items():
             columns = len(self._extras[name])
@@ -255,30 +282,41 @@ class Mechanism:
             query.check(draw.divisor / draw.sample_rate)
         return main, own
 
-    def release(self, ranks: Group | None, divisor: float) -> Released:
-        """Noise, ledger, division. With several ``ranks``, rank 0 brings the noise of all, before anything is added up."""
-        draw = self.draw
+    def declare(self) -> tuple[Row, ...]:
+        """The ledger rows of the release, one for each Gaussian. No noise is drawn yet."""
         self._declare_extras()
-        self.begun = True
-        try:
-            main, own = self._queries()
-            # Write-ahead: counted even if we die before the noise is drawn.
-            self._write([self._row(query) for query in (main, *own.values())])
-        except Exception as error:
-            if ranks is not None:
-                self.refuse(ranks, str(error))
-            raise
+        self._main, self._own = self._queries()
+        self._rows = tuple(self._row(query) for query in (self._main, *self._own.values()))
+        return self._rows
 
-        owner = ranks is None or ranks.first
+    def release(self, receipt: Receipt, group: ReleaseGroup, divisor: float) -> Released:
+        """Adds noise and divides.
+
+        With several processes, the first brings the noise of all, before anything is added up.
+
+        Args:
+            receipt: for the rows that ``declare`` gave, which stand in the ledger now.
+            group: the processes that release together.
+            divisor: the declared batch size L.
+
+        Raises:
+            RuntimeError: the receipt is for other rows, or was used before; nothing was drawn.
+        """
+        draw, main, own = self.draw, self._main, self._own
+        if main is None or receipt.rows != self._rows:
+            raise RuntimeError(
+                "a release needs the receipt for its own rows: they must stand in the ledger "
+                "before noise is drawn, and each draw covers one sum"
+            )
+        self._main = None
         total = self._total().cpu().numpy()
         self._sum = None
-        main.noised(draw.sum_key if owner else None, total)
+        main.noised(draw.sum_key if group.first else None, total)
         beside: dict[str, np.ndarray] = {}
         for name, values in self._extras.items():
-            key = draw.extra_key(name) if owner else None
+            key = draw.extra_key(name) if group.first else None
             beside[name] = own.get(name, main).noised(key, np.array(values, dtype=np.float64))
-        if ranks is not None:
-            beside = self._add_up(ranks, total, beside)
+        beside = self._add_up(group, total, beside)
 
         mean = torch.from_numpy(total).mul_(main.unit(divisor))
         gradient = mean.to(self.layout.device, self.layout.dtype, copy=True)
@@ -292,36 +330,42 @@ class Mechanism:
         return Released(draw.step, draw.phase, draw.clip, self.bound, std, gradient, released)
 
     def _add_up(
-        self, ranks: Group, total: np.ndarray, extras: dict[str, np.ndarray]
+        self, group: ReleaseGroup, total: np.ndarray, extras: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """One meeting of all ranks; ``total`` in place. Whole numbers add up exactly, in whatever order."""
+        """One meeting of all processes; ``total`` in place.
+
+        Whole numbers add up exactly, in whatever order.
+        """
         flat = np.concatenate([np.zeros(0), *extras.values()])
-        summed = ranks.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
+        summed = group.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
         ends = np.cumsum([len(values) for values in extras.values()])
         return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
 
-    def refuse(self, ranks: Group, why: str) -> None:
-        """Takes part in the meeting of all ranks with zeros and the reason: then nothing is released on any of them."""
-        self.begun = True
+    def refuse(self, group: ReleaseGroup, why: str) -> None:
+        """Takes part in the meeting of all processes with zeros and the reason: then nothing is
+        released on any of them.
+        """
+        self._main = None
         self._extras, self._kinds = {}, {}
         self._declare_extras()
         size = sum(len(values) for values in self._extras.values())
         nothing = torch.zeros(self.layout.numel + size, dtype=torch.float64)
-        ranks.add_up(nothing[size:], nothing[:size], self._what, refusal=why)
+        group.add_up(nothing[size:], nothing[:size], self._what, refusal=why)
 
     @property
     def _what(self) -> str:
         return f"the {self.draw.query} of update {self.draw.step + 1}"
 
-    def _row(self, query: _Query) -> dict[str, Any]:
-        return {
-            "step": self.draw.step,
-            "batch": self.draw.batch,
-            "query": query.name,
-            "sensitivity": query.sensitivity,
-            "noise_multiplier": query.multiplier,
-            "noise_std": query.std,
-            "sample_rate": self.draw.sample_rate,
-            "clip": query.bound,
-            "grid": query.grid,
-        }
+    def _row(self, query: _Query) -> Row:
+        return Row(
+            step=self.draw.step,
+            batch=self.draw.batch,
+            query=query.name,
+            sensitivity=query.sensitivity,
+            noise_multiplier=query.multiplier,
+            noise_std=query.std,
+            sample_rate=self.draw.sample_rate,
+            stream=self.draw.stream,
+            clip=query.bound,
+            grid=query.grid,
+        )

@@ -282,18 +282,16 @@ def test_one_long_record_moves_the_sum_by_no_more_than_the_sensitivity(make, sid
             optimizer.zero_grad()
             record_loss(model, batch).backward()
             optimizer.step()
-        return (before - flat(model)) * 8, next(iter(engine.ledger.rows())).sensitivity
+        return (before - flat(model)) * 8, next(iter(engine.ledger.rows())).clip
 
-    one, sensitivity = release(short)
+    one, clip = release(short)
     # The loader can't know what becomes of the padding.
     with (
         pytest.warns(PrivacyLeakWarning, match="padded to its longest"),
         pytest.warns(UserWarning, match="num_examples = 8 was declared"),
     ):
         other, _ = release([*short, long])
-    assert float((one - other).norm()) == pytest.approx(
-        sensitivity, rel=1e-3
-    )  # the long one's own part
+    assert float((one - other).norm()) == pytest.approx(clip, rel=1e-3)  # the long one's own part
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

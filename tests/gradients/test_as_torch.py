@@ -85,7 +85,7 @@ def test_what_is_frozen_at_the_time_of_backward_gets_none_either():
         module[0].requires_grad_(False)
         loss.backward()
         module[0].requires_grad_(True)
-        received = dict(optimizer._run.recorder.received)
+        received = dict(optimizer._loop.model.recorder.received)
         break
     assert set(received) == {id(p) for p in module[2].parameters()}
 

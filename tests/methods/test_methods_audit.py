@@ -14,10 +14,11 @@ from torch import nn
 
 from zetaclip.accounting import epsilon
 from zetaclip.clipping import Affine, AutoS, Counted, Flat, Psac, Slack, Thinned
+from zetaclip.engine._group import SingleProcess
 from zetaclip.gradients import Chunk, Layout
 from zetaclip.gradients.contributions import Dense
 from zetaclip.ledger import Event
-from zetaclip.mechanism import Draw, Mechanism
+from zetaclip.mechanism import Draw, Mechanism, Receipt
 
 DRAWS, DELTA, CLIP = 800, 0.05, 2.0
 LAYOUT = Layout.of({"w": nn.Parameter(torch.zeros(1))})
@@ -43,18 +44,18 @@ def releases(rule, multipliers, gradient, affine, present, weakening, seed):
     for phase, multiplier in enumerate(multipliers):
         key = f"{seed} {phase} {present}".encode().ljust(32, b".")
         draw = Draw(0, phase, "sum", 0, CLIP, multiplier * weakening, 1.0, 1.0, key)
-        rows = []
-        mechanism = Mechanism(LAYOUT, rule, draw, affine, rows.extend)
+        mechanism = Mechanism(LAYOUT, rule, draw, affine)
         if present:
             part = Dense(torch.full((1, 1), gradient), torch.Size([1]))
             mechanism.absorb(Chunk({id(LAYOUT.parameters[0]): [part]}, LAYOUT, 1, 1.0))
-        released = mechanism.release(None, 1.0)
+        rows = mechanism.declare()
+        released = mechanism.release(Receipt(rows), SingleProcess(0), 1.0)
         values += released.gradient.tolist()
-        stds.append(rows[0]["noise_std"] * (1.0 if affine is None else float(affine.scale)))
+        stds.append(rows[0].noise_std * (1.0 if affine is None else float(affine.scale)))
         for name, extra in released.extras.items():
             own = next(
-                (row["noise_std"] for row in rows[1:] if row["query"].endswith(name)),
-                rows[0]["noise_std"],
+                (row.noise_std for row in rows[1:] if row.query.endswith(name)),
+                rows[0].noise_std,
             )
             values += extra.tolist()
             stds += [own] * len(extra)

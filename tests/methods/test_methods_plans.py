@@ -10,7 +10,7 @@ from zetaclip import Method, Pass, Plan, methods
 from zetaclip.accounting import epsilon
 from zetaclip.engine._guard import OrderError
 from zetaclip.ledger import Event
-from zetaclip.methods import Budget
+from zetaclip.methods import NoiseBudget
 from zetaclip.methods import _plans as plans
 
 # 60000 records, batches of 256, 8 epochs.
@@ -25,7 +25,7 @@ def mnist(z, accountant="rdp", **change):
         "steps_per_epoch": EPOCH,
         **change,
     }
-    return Budget(z, delta=DELTA, accountant=accountant, **values)
+    return NoiseBudget(z, delta=DELTA, accountant=accountant, **values)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from helpers import flat, looped_gradients, mean_loss, private, tiny, toy_data, train
 
 from zetaclip import methods
-from zetaclip.control import ClipState, Replay, Spectral
+from zetaclip.control import ClipState, Controller, Replay, Spectral
 from zetaclip.methods import get
 from zetaclip.randomness import normals
 
@@ -237,7 +237,7 @@ def test_what_is_remembered_is_not_in_the_users_hands(decouple_lr):
     )
 
 
-class Pushing:
+class Pushing(Controller):
     """A controller of one's own that reads the released gradient: C is its norm."""
 
     probe = None

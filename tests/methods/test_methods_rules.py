@@ -155,7 +155,9 @@ def test_the_engine_paces_the_learning_rate_and_gives_it_back():
         _, module, optimizer, loader = private(
             module, toy_data(), method=method, optimizer=optimizer, clipping=None
         )
-        optimizer._run.control = dataclasses.replace(optimizer._run.control, rate=factor)
+        loop = optimizer._loop
+        paced = dataclasses.replace(loop.state.control, rate=factor)
+        loop.state = dataclasses.replace(loop.state, control=paced)
         before = torch.cat([p.detach().flatten() for p in module.parameters()])
         train(module, optimizer, loader, steps=1)
         moved.append(torch.cat([p.detach().flatten() for p in module.parameters()]) - before)
@@ -244,14 +246,14 @@ def test_the_mask_is_of_released_gradients_and_nothing_outside_moves():
         epochs=3,
         target_delta=1e-5,
     )
-    run, gradients = optimizer._run, []
+    run, gradients = optimizer._loop, []
     theta = None
     for step in range(6):
         train(module, optimizer, loader, steps=1)
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
         if step == 2:
             theta = torch.cat([p.detach().flatten() for p in module.parameters()])
-    mask = run.rule_state["mask"]
+    mask = run.state.rule["mask"]
     importance = torch.stack(gradients[:3]).abs().sum(0)
     assert int(mask.sum()) == round(0.4 * len(mask)) and float(importance[mask].min()) >= float(
         importance[~mask].max()

@@ -1,5 +1,6 @@
 """What every registered private method must pass. A new entry of the table is tested by being there."""
 
+import dataclasses
 import functools
 import math
 
@@ -14,11 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from zetaclip import PrivacyEngine, methods
 from zetaclip.accounting import epsilon, noise_multiplier_for
 from zetaclip.clipping import Slack
-from zetaclip.engine._turns import Turn
+from zetaclip.engine._batches import Drawn
+from zetaclip.engine._group import SingleProcess
 from zetaclip.gradients import Chunk
 from zetaclip.gradients.contributions import Dense
 from zetaclip.ledger import Event
-from zetaclip.mechanism import Mechanism
+from zetaclip.mechanism import Mechanism, Receipt
 
 # The spectral probe looks at every second step, so that C moves in a short run.
 OPTIONS = {"ww-dp-sgd": {"probe": "0", "period": 2}, "adadpigu": {"warmup": 0.4}}
@@ -84,25 +86,26 @@ def evolved(case, updates=5):
     _, module, optimizer, loader = build(
         case, toy(dtype=torch.float64), network(dtype=torch.float64), clipping=None
     )
-    run = optimizer._run
-    while run.step_count < updates:
+    run = optimizer._loop
+    while run.state.step < updates:
         train(module, optimizer, loader, loss, steps=1)
     return run
 
 
 def release(run, rows, key=b"k" * 32, phase=0):
     """What the run's own mechanism makes of these per-example gradients, and its ledger rows."""
-    run.phase, run._noise_key, written = phase, key, []
-    mechanism = run._mechanism(Turn([], b"", run.batch_count))
-    mechanism._write = written.extend
+    run.state = dataclasses.replace(run.state, phase=phase)
+    mechanism = run._mechanism(Drawn(phase, run.state.batch, b"", key, b"", b""))
     if len(rows):
         received, start = {}, 0
-        for p in run.layout.parameters:
+        for p in run.model.layout.parameters:
             part = rows[:, start : start + p.numel()].reshape(len(rows), *p.shape)
             received[id(p)] = [Dense(part, p.shape)]
             start += p.numel()
-        mechanism.absorb(Chunk(received, run.layout, len(rows), 1.0))
-    return mechanism, mechanism.release(None, mechanism.draw.divisor), written
+        mechanism.absorb(Chunk(received, run.model.layout, len(rows), 1.0))
+    written = mechanism.declare()
+    released = mechanism.release(Receipt(written), SingleProcess(0), mechanism.draw.divisor)
+    return mechanism, released, [dataclasses.asdict(row) for row in written]
 
 
 def summed(mechanism, released):
@@ -136,7 +139,7 @@ ADVERSARIES = {
 @every
 def test_one_record_moves_every_query_by_at_most_its_sensitivity(case):
     run = evolved(case)
-    d = run.layout.numel
+    d = run.model.layout.numel
     rows = torch.randn(20, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 5
     for phase in range(len(run.method.passes)):
         mechanism, without, ledger = release(run, rows, phase=phase)
@@ -162,7 +165,7 @@ def test_one_record_moves_every_query_by_at_most_its_sensitivity(case):
 @every
 def test_every_query_has_the_noise_that_its_row_says(case):
     run = evolved(case)
-    nobody = torch.zeros(0, run.layout.numel, dtype=torch.float64)
+    nobody = torch.zeros(0, run.model.layout.numel, dtype=torch.float64)
     for phase in range(len(run.method.passes)):
         sums, extras = [], {}
         for i in range(150):
@@ -207,7 +210,7 @@ def test_an_empty_batch_is_a_step_like_any_other(case, monkeypatch):
     engine, module, optimizer, loader = build(case, q=1e-9, epochs=1e-9)
     before = flat(module)
     assert train(module, optimizer, loader, loss, steps=1) == 1
-    run = optimizer._run
+    run = optimizer._loop
     queries = len(list(engine.ledger.rows()))
     shared = isinstance(run.method.rule, Slack)  # its slots share the sum's row
     assert len(drawn) == queries + shared and len(set(drawn)) == len(drawn)
@@ -262,10 +265,10 @@ def kinds(engine):
 def test_the_ledger_holds_what_was_planned_and_costs_no_more_than_the_budget(case):
     z = sigma_for(3.0, 0.5, 2 * EPOCHS)
     engine, module, optimizer, loader = build(case)
-    method, budget = method_of(case), optimizer._run
+    method, budget = method_of(case), optimizer._loop
     train(module, optimizer, loader, loss, epochs=EPOCHS)
     planned = method.multipliers(
-        methods.Budget(
+        methods.NoiseBudget(
             z, 0.5, 2 * EPOCHS, DELTA, "rdp", expected_batch_size=12.0, steps_per_epoch=2
         )
     )
@@ -319,12 +322,12 @@ def test_physical_batches_change_nothing(case):
 
 
 def finish(module, optimizer, loader, updates):
-    while optimizer._run.step_count < updates:
+    while optimizer._loop.state.step < updates:
         for batch in loader:
             optimizer.zero_grad()
             loss(module, batch).backward()
             optimizer.step()
-            if optimizer._run.step_count >= updates:
+            if optimizer._loop.state.step >= updates:
                 break
 
 

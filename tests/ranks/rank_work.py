@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from zetaclip import PrivacyEngine, methods
+from zetaclip import ClipRule, PrivacyEngine, methods
 from zetaclip.engine._data_digest import stable_digest
 
 SIZE, INPUTS, CLASSES = 40, 12, 4
@@ -114,12 +114,12 @@ def train(rank, method, steps, more):
 def watched(rank, steps, more):
     """Of every logical batch: this rank's records in each chunk, and the gradient that came out, with the weights before."""
     engine, module, optimizer, loader = make(steps=steps, lr=0.1, **more)
-    run = engine._run
+    run = engine._loop
     found, done = [], 0
     while done < steps:
         for x, y in loader:
             before = flat(module)
-            chunks = [chunk.clone() for chunk in run._turn.chunks]
+            chunks = [chunk.clone() for chunk in run.batch.chunks]
             optimizer.zero_grad()
             F.cross_entropy(module(x), y).backward()
             optimizer.step()
@@ -247,7 +247,7 @@ def joins(rank, augment):
     random.seed(rank), numpy.random.seed(rank), torch.manual_seed(rank)
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     engine, *_ = make(dataset=Lazy(augment=augment), module=module)
-    digest = stable_digest(engine._run.dataset)
+    digest = stable_digest(engine._loop.batches.dataset)
     finish(engine)
     after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     return digest, before == after
@@ -259,7 +259,7 @@ def _Liar(lies):
     from zetaclip import Method
 
     @dataclass(frozen=True)
-    class Rule:
+    class Rule(ClipRule):
         name: str = "liar"
 
         def factors(self, norms, clip, generator):
@@ -338,7 +338,7 @@ def drawn_in_the_loop(rank):
     return inside, torch.rand(3)
 
 
-class Nameless:
+class Nameless(ClipRule):
     """A clip rule whose text is its address."""
 
     name = "nameless"
@@ -438,7 +438,7 @@ def replays_another_loop(rank, path, early):
 
 def saves_alone(rank, path):
     """Rank 0 saves and rank 1 goes on training: a mistake that must not hang."""
-    from zetaclip.engine import _presence as presence
+    from zetaclip.engine._group import _presence as presence
 
     presence.POLL = 0.1
     engine, module, optimizer, loader = make(steps=6)
@@ -450,7 +450,7 @@ def saves_alone(rank, path):
 
 def comes_late(rank, late):
     """One rank reaches ``make_private`` long after the others have begun to look around."""
-    from zetaclip.engine import _presence as presence
+    from zetaclip.engine._group import _presence as presence
 
     poll, silent = presence.POLL, presence.SILENT
     presence.POLL, presence.SILENT = 0.1, 0.6
@@ -465,7 +465,7 @@ def comes_late(rank, late):
 
 
 def trains_forever(rank, pipe_path):
-    from zetaclip.engine import _presence as presence
+    from zetaclip.engine._group import _presence as presence
 
     presence.GONE, presence.POLL, presence.BEAT = 1.5, 0.3, 0.2
     _, module, optimizer, loader = make(steps=10**6)

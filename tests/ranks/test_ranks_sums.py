@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from zetaclip import methods
-from zetaclip.engine._distributed import Ranks, deal
+from zetaclip.engine._group import Ranks, deal
 
 METHODS = methods.names(private=True)
 
@@ -179,7 +179,7 @@ def test_the_ranks_keys_differ():
 
 
 def _sizes(made, q, draws, same_key=False):
-    from zetaclip.engine._sampling import poisson_indices
+    from zetaclip.engine._poisson import poisson_indices
     from zetaclip.randomness import Stream
 
     stream = Stream.seeded(1, "test")

@@ -6,7 +6,7 @@ import pytest
 from helpers import mean_loss, private, tiny, toy_data, train
 
 from zetaclip import methods
-from zetaclip.engine import _checkpoint as checkpoint
+from zetaclip.engine._checkpoint import _files
 from zetaclip.mechanism import Draw
 from zetaclip.randomness import Stream
 
@@ -71,32 +71,33 @@ def live(tmp_path_factory):
     engine.save(path)
     again, module, optimizer, loader = private(tiny(), toy_data(), **options)
     caught = []
-    take = checkpoint._take
+    take = _files._take
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_take", lambda *given: caught.append(given[4]) or take(*given))
+        patch.setattr(_files, "_take", lambda *given: caught.append(given[4]) or take(*given))
         again.load(path, replay=True)
     train(module, optimizer, loader, mean_loss, steps=1)
     for batch in loader:
-        if again._run.phase == 1:  # the second pass is out: the key of the first is kept
+        if again._loop.state.phase == 1:  # the second pass is out: the key of the first is kept
             break
         mean_loss(module, batch).backward()
         optimizer.step()
-    yield [engine, again, optimizer, loader, again._run.standing(), *caught]
+    yield [engine, again, optimizer, loader, again._loop.state, *caught]
     again.detach()
 
 
 def test_the_walk_meets_what_holds_keys(live):
     names = {type(value).__name__ for value in walked(live)}
     assert names >= {
-        "Run",
-        "Turn",
-        "Position",
-        "Stream",
+        "PrivateLoop",
+        "RunState",
+        "OpenBatch",
+        "Drawn",
+        "Batches",
         "ForwardRng",
         "Draw",
         "Mechanism",
         "PrivacyEngine",
-        "_Found",
+        "Found",
     }
     assert len(keys_in(walked(live))) >= 6
 

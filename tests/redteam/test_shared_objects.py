@@ -8,7 +8,7 @@ from helpers import flat, mean_loss, private, toy_data, train
 from torch import nn
 
 from zetaclip import Method, Spectral, methods
-from zetaclip.control import ClipState
+from zetaclip.control import ClipState, Controller
 from zetaclip.spectrum import Probe
 
 
@@ -73,7 +73,7 @@ class Keeping:
 
 
 @dataclasses.dataclass(frozen=True)
-class Following:
+class Following(Controller):
     probe: Keeping
 
     def init(self):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zetaclip.engine._data_digest import digest_of
-from zetaclip.engine._sampling import zero_row
+from zetaclip.engine._records import zero_row
 from zetaclip.gradients.capture import exact
 from zetaclip.randomness import _forward as tape
 from zetaclip.randomness._forward import (

@@ -67,7 +67,7 @@ def _budget(arguments: argparse.Namespace) -> Any:
     if arguments.epsilon is None and arguments.sigma is None:
         return None
     from ..accounting import noise_multiplier_for
-    from ..methods import Budget
+    from ..methods import NoiseBudget
 
     if arguments.num_examples < 1 or not 1 <= arguments.batch_size <= arguments.num_examples:
         raise ValueError("--batch-size must be between 1 and --num-examples")
@@ -83,7 +83,7 @@ def _budget(arguments: argparse.Namespace) -> Any:
         )
     elif not 0 <= sigma < math.inf:
         raise ValueError(f"--sigma must be at least 0, not {sigma}")
-    return Budget(
+    return NoiseBudget(
         sigma,
         rate,
         steps,

@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         if os.environ.get("RANK", "0") != "0":  # rank 0 prints the same error
             return 2
         raise CommandError(error) from error
-    from ..engine._distributed import group_from_environment
+    from ..engine._group import group_from_environment
 
     keep_freed_memory()
     live = _LivePage()

@@ -1,16 +1,18 @@
 """Clip rules: from per-example norms to factors, and the sensitivity that the factors guarantee.
 
-A rule says two things that must agree: by how much each example is scaled, and how far one example can then
-move the sum. The mechanism checks the agreement at every step, on the values themselves.
+A rule says two things that must agree: by how much each example is scaled, and how far one example
+can then move the sum. The mechanism checks the agreement at every step, on the values themselves.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
+from ..control import Released
 from ..gradients import rows
 
 
@@ -18,9 +20,10 @@ from ..gradients import rows
 class Extra:
     """Columns that a rule releases beside the gradient, (examples, columns).
 
-    With ``sensitivity=None`` they are further coordinates of the same Gaussian: an example's factor * norm and its
-    columns together stay within the rule's sensitivity. Otherwise they are a query of their own: each example's
-    columns have at most that norm, and get noise of ``noise_multiplier`` times it, composed with the sum's.
+    With ``sensitivity=None`` they are further coordinates of the same Gaussian: an example's factor
+    * norm and its columns together stay within the rule's sensitivity. Otherwise they are a query
+    of their own: each example's columns have at most that norm, and get noise of
+    ``noise_multiplier`` times it, composed with the sum's.
     """
 
     columns: Tensor
@@ -30,7 +33,8 @@ class Extra:
 
 @dataclass(frozen=True)
 class Affine:
-    """A released coordinate-wise map before the norm: g -> mask * (g - shift) / scale, over the flat gradient.
+    """A released coordinate-wise map before the norm: g -> mask * (g - shift) / scale, over the
+    flat gradient.
 
     ``mask`` is boolean; masked coordinates are neither summed nor noised. Each may be None.
     """
@@ -40,7 +44,8 @@ class Affine:
     mask: Tensor | None = None
 
     def apply(self, gradients: Tensor) -> Tensor:
-        # One new tensor and then in place: with many parameters this is where the time of a mapped step goes.
+        # One new tensor and then in place: with many parameters this is where the time of a mapped
+        # step goes.
         mapped = gradients.clone() if self.shift is None else gradients - self.shift
         if self.scale is not None:
             mapped /= self.scale
@@ -49,7 +54,9 @@ class Affine:
         return mapped
 
     def undo(self, mean: Tensor) -> Tensor:
-        """The private mean of the mapped gradients, mapped back (a function of released values only)."""
+        """The private mean of the mapped gradients, mapped back (a function of released values
+        only).
+        """
         if self.scale is not None:
             mean = mean * self.scale
         if self.shift is not None:
@@ -59,35 +66,78 @@ class Affine:
         return mean
 
 
-@runtime_checkable
-class ClipRule(Protocol):
-    """``factors`` and ``sensitivity``; everything else is optional and found by name.
+class ClipRule(ABC):
+    """How long each record's gradient may be.
 
-    - ``factors(norms, clip, coins)``: one float64 factor per norm. ``coins(count)`` gives secret float64 uniforms in
-      [0, 1), for rules that toss coins; the same come out however the batch is split into chunks, if one is
-      asked for per example, in order.
-    - ``sensitivity(clip)``: for every norm, 0 or huge, ``factor * norm <= sensitivity``. Noise is scaled by 2^-9 more,
-      for what rounding to the grid and arithmetic can add.
-    - ``extras(norms, clip) -> dict[str, Extra]``: see ``Extra``.
-    - ``init(numel) -> state`` and ``update(released, state) -> state``: a state made of released values only, a dict of
-      plain values and tensors.
-    - ``transform(state) -> Affine | None``.
+    Subclass it: ``factors`` and ``sensitivity`` are required.
+
+    The other methods have defaults that do nothing: release further columns (``extras``), keep a
+    state of released values (``init``, ``update``), or map gradients before the norm
+    (``transform``).
+
+    **Guarantee.** The mechanism checks at every step that ``factor * norm <= sensitivity``, and
+    stops before anything is released if a rule breaks it.
     """
 
+    name: str
+
+    @abstractmethod
+    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
+        """One float64 factor per norm.
+
+        Args:
+            norms: of the records' gradients, float64.
+            clip: C.
+            coins: ``coins(count)`` gives secret float64 uniforms in [0, 1). The same ones come
+                however the batch is split into chunks, if one is asked for per record, in order.
+        """
+
+    @abstractmethod
+    def sensitivity(self, clip: float) -> float:
+        """S with ``factor * norm <= S`` for every norm, 0 or huge.
+
+        Noise is scaled by 2^-9 more, for rounding and arithmetic.
+        """
+
+    def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
+        """What is released beside the gradient; see ``Extra``.
+
+        Called with no norms, it must still say which columns there are.
+        """
+        return {}
+
+    def init(self, numel: int) -> Any:
+        """The state before the first release: a dict of plain values and tensors, for ``numel``
+        trained numbers.
+        """
+        return None
+
+    def update(self, released: Released, state: Any) -> Any:
+        """The state after a release; a function of released values only."""
+        return state
+
+    def transform(self, state: Any) -> Affine | None:
+        """A map of each gradient before its norm is taken; None for none."""
+        return None
+
     @property
-    def name(self) -> str: ...
+    def remembers(self) -> bool:
+        """Whether it keeps a state from one release to the next."""
+        return type(self).update is not ClipRule.update or type(self).init is not ClipRule.init
 
-    def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor: ...
-
-    def sensitivity(self, clip: float) -> float: ...
+    @property
+    def maps(self) -> bool:
+        """Whether it maps gradients before their norm."""
+        return type(self).transform is not ClipRule.transform
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(ClipRule):
     """Scale an example's whole gradient down to norm C where it is longer: ordinary DP-SGD.
 
     **Guarantee.** factor * norm <= C for every norm; the identity for norm <= C.
-    **Edge cases.** norm 0: factor 1. A norm that is not finite never arrives: such an example counts as zero.
+    **Edge cases.** norm 0: factor 1. A norm that is not finite never arrives: such an example
+    counts as zero.
     """
 
     name: str = "flat"
@@ -115,6 +165,6 @@ def _check_farthest(farthest: float, sensitivity: float, rule: str) -> None:
     # Written so that nan is refused too. The message names no number: they are private.
     if not farthest <= sensitivity * (1 + 1e-6):
         raise RuntimeError(
-            f"the clip rule {rule!r} scaled an example beyond the sensitivity {sensitivity:.6g} that it declares; nothing was "
-            "released. This is a bug in the rule"
+            f"the clip rule {rule!r} scaled an example beyond the sensitivity {sensitivity:.6g} "
+            "that it declares; nothing was released. This is a bug in the rule"
         )

@@ -1,8 +1,9 @@
-"""Clip rules of the named methods. ``Flat``, and what a rule must promise, is in ``clipping.py``.
+"""Clip rules of the named methods. ``Flat``, and what a rule must promise, is in ``_base.py``.
 
-**Guarantee.** For every rule and every norm, 0 or huge, factor * norm (with the columns that share its Gaussian) is at most
-``sensitivity(clip)``; every query of a rule's own is bounded by the sensitivity that it declares. ``tests/test_clipping.py`` tries
-them all, and the mechanism checks each batch.
+**Guarantee.** For every rule and every norm, 0 or huge, factor * norm (with the columns that share
+its Gaussian) is at most ``sensitivity(clip)``; every query of a rule's own is bounded by the
+sensitivity that it declares. ``tests/test_clipping.py`` tries them all, and the mechanism checks
+each batch.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from ..gradients import rows
-from ._base import Extra
+from ._base import ClipRule, Extra
 
 
 @dataclass(frozen=True)
-class AutoS:
-    """Every gradient becomes nearly a vector of length C: C g / (|g| + γ). There is nothing to tune but the step.
+class AutoS(ClipRule):
+    """Every gradient becomes nearly a vector of length C: C g / (|g| + γ).
+
+    There is nothing to tune but the step.
 
     **Edge cases.** norm 0: factor C/γ, which scales nothing.
     """
@@ -35,7 +38,7 @@ class AutoS:
 
 
 @dataclass(frozen=True)
-class Psac:
+class Psac(ClipRule):
     """C g / (n + r / (n + r)): like AUTO-S for long gradients, and no blow-up of the tiny ones.
 
     **Edge cases.** norm 0: factor C exactly.
@@ -52,19 +55,21 @@ class Psac:
 
 
 @dataclass(frozen=True)
-class Thinned:
+class Thinned(ClipRule):
     """A record joins with probability min(1, norm / C) and then adds C times its direction.
 
-    **Guarantee.** Whoever joins moves the sum by C, and nobody joins with more than the rate at which candidates were
-    drawn, so that rate is what is accounted.
-    **Edge cases.** norm 0 never joins. The coins are drawn one per candidate in order, so chunks don't matter.
+    **Guarantee.** Whoever joins moves the sum by C, and nobody joins with more than the rate at
+    which candidates were drawn, so that rate is what is accounted.
+    **Edge cases.** norm 0 never joins. The coins are drawn one per candidate in order, so chunks
+    don't matter.
     """
 
     name: str = "thinned"
 
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         joins = coins(len(norms)).to(norms.device) < norms.clamp_max(clip) / clip
-        # Below the floor the quotient would not be finite; such a record is shorter than C, never longer.
+        # Below the floor the quotient would not be finite; such a record is shorter than C, never
+        # longer.
         return torch.where(joins, clip / norms.clamp_min(1e-150), torch.zeros_like(norms))
 
     def sensitivity(self, clip: float) -> float:
@@ -72,11 +77,13 @@ class Thinned:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Ordinary clipping, and beside it how many gradients were shorter than τC, as a query of its own.
+class Counted(ClipRule):
+    """Ordinary clipping, and beside it how many gradients were shorter than τC, as a query of its
+    own.
 
-    Each record adds +1/2 or -1/2, so the count's sensitivity is 1/2; counting 0 and 1 would make it 1. ``noise_multiplier`` is
-    the count's, and comes from the plan. ``normalised`` divides the sum by C: its sensitivity is then 1, and C moves no step size.
+    Each record adds +1/2 or -1/2, so the count's sensitivity is 1/2; counting 0 and 1 would make it
+    1. ``noise_multiplier`` is the count's, and comes from the plan. ``normalised`` divides the sum
+    by C: its sensitivity is then 1, and C moves no step size.
     """
 
     tau: float = 1.0
@@ -98,11 +105,13 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Slack:
-    """Ordinary clipping, with each record's unused norm written into K more coordinates of the same Gaussian.
+class Slack(ClipRule):
+    """Ordinary clipping, with each record's unused norm written into K more coordinates of the same
+    Gaussian.
 
-    With λ = C / √K the slots are filled one after the other, up to λ each, with √K (C - n). For n <= C their squares sum to at
-    most λ Σ e = C (C - n), and n² + C (C - n) <= C²; beyond C they are 0. So they cost no noise at all.
+    With λ = C / √K the slots are filled one after the other, up to λ each, with √K (C - n). For n
+    <= C their squares sum to at most λ Σ e = C (C - n), and n² + C (C - n) <= C²; beyond C they are
+    0. So they cost no noise at all.
     """
 
     slots: int = 10

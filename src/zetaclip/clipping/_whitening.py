@@ -1,10 +1,13 @@
-"""Rules that clip in coordinates scaled by what was released before: AdaCLiP, and AdaDPIGU's mask with it.
+"""Rules that clip in coordinates scaled by what was released before: AdaCLiP, and AdaDPIGU's mask
+with it.
 
-A record's gradient g becomes w = (g - a) / b, is clipped at C, summed and noised; b S / L + a is the private gradient. a follows
-its mean, b its spread over records, both worked out from private gradients alone. All is in units of C: b = 1 everywhere is DP-SGD.
+A record's gradient g becomes w = (g - a) / b, is clipped at C, summed and noised; b S / L + a is
+the private gradient. a follows its mean, b its spread over records, both worked out from private
+gradients alone. All is in units of C: b = 1 everywhere is DP-SGD.
 
-b_j = sqrt(s_j Σ_k s_k) / C gives the least total noise among scales with E|w|² <= C², where s_j is the standard
-deviation of coordinate j across records. A private gradient G shows s_j² / L, and noise; hence
+b_j = sqrt(s_j Σ_k s_k) / C gives the least total noise among scales with E|w|² <= C², where s_j is
+the standard deviation of coordinate j across records. A private gradient G shows s_j² / L, and
+noise; hence
 
     var_j <- β₂ var_j + (1 - β₂) clamp(L (G - a)_j² - noise_j² L, low, high)
 """
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..control import Released
-from ._base import Affine, Flat
+from ._base import Affine, ClipRule, Flat
 
 # A scale below this would divide by nearly nothing.
 SMALLEST_SCALE = 1e-8
@@ -28,8 +31,9 @@ SMALLEST_SCALE = 1e-8
 class Moments:
     """How the mean and the spread follow the releases.
 
-    ``cap`` keeps Σ s_j² <= C². Without it the estimate of a spread that is far below the noise (ordinary for many parameters
-    and small batches) is noise itself, b grows by it, and the next noise with b.
+    ``cap`` keeps Σ s_j² <= C². Without it the estimate of a spread that is far below the noise
+    (ordinary for many parameters and small batches) is noise itself, b grows by it, and the next
+    noise with b.
     """
 
     beta1: float = 0.99
@@ -67,7 +71,7 @@ class Moments:
         }
 
 
-class _Clipped:
+class _Clipped(ClipRule):
     """Ordinary clipping in the mapped coordinates."""
 
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
@@ -81,7 +85,8 @@ class _Clipped:
 class Whitened(_Clipped):
     """AdaCLiP: clip where every coordinate has been scaled by its own spread.
 
-    **Guarantee.** One record moves the sum of mapped gradients by at most C, whatever a and b are; they are functions of releases.
+    **Guarantee.** One record moves the sum of mapped gradients by at most C, whatever a and b are;
+    they are functions of releases.
     **Edge cases.** An empty batch releases a plus noise.
     """
 
@@ -110,11 +115,13 @@ class Whitened(_Clipped):
 
 @dataclass(frozen=True)
 class Important(_Clipped):
-    """AdaDPIGU: after ``first`` updates only the coordinates with the largest summed |G| go on, whitened.
+    """AdaDPIGU: after ``first`` updates only the coordinates with the largest summed |G| go on,
+    whitened.
 
-    **Guarantee.** The mask is a function of released gradients. Coordinates outside of it are neither summed nor noised,
-    and don't count towards a record's norm.
-    **Edge cases.** Where noise dominates, the mask is as good as random: that is what the releases say.
+    **Guarantee.** The mask is a function of released gradients. Coordinates outside of it are
+    neither summed nor noised, and don't count towards a record's norm.
+    **Edge cases.** Where noise dominates, the mask is as good as random: that is what the releases
+    say.
     """
 
     keep: float = 0.6

@@ -1,14 +1,16 @@
 """What a controller is: a released signal in, the next clipping norm out.
 
-A controller is a pair of pure functions over a plain, frozen state. The engine owns the state, reads
-``state.clip`` once per logical batch, saves it, and replays it; the controller owns nothing that moves.
+A controller is a pair of pure functions over a plain, frozen state. The engine owns the state,
+reads ``state.clip`` once per logical batch, saves it, and replays it; the controller owns nothing
+that moves.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,9 @@ from torch import Tensor, nn
 class Released:
     """All that one private pass let out: safe to read, because it stands in the ledger.
 
-    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling; ``extras``
-    holds, per name, the noisy sum of a clip rule's extra columns divided by the declared batch size.
+    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling;
+    ``extras`` holds, per name, the noisy sum of a clip rule's extra columns divided by the declared
+    batch size.
     """
 
     step: int
@@ -31,38 +34,65 @@ class Released:
     extras: dict[str, Tensor]
 
 
-class Probe(Protocol):
-    """Reads weights that DP training has already released."""
-
-    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> Probe:
-        """The probe of one run: chooses what to read, once, at ``make_private``.
-
-        Leaves this object as it is, which may be given to several engines. Raises for tensors that training does not update.
-        """
+@runtime_checkable
+class BoundProbe(Protocol):
+    """The probe of one run: it knows what to read."""
 
     def read(self, module: nn.Module, step: int) -> Any | None:
         """A reading after ``step`` updates, or None to hold C."""
 
 
 @runtime_checkable
-class Controller(Protocol):
-    """``init() -> state`` and ``update(reading, state) -> state``; ``state.clip`` is the next C.
+class Probe(BoundProbe, Protocol):
+    """Reads weights that DP training has already released."""
 
-    The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of them), so
-    it can be saved, replayed and compared. ``probe`` says what the controller reads: a ``Probe`` reads the
-    weights, ``None`` means that each pass's ``Released`` is the reading. Nothing else is ever handed over.
-    ``entry(state)`` is the line that ``optimizer.clip_history`` gets after an update, or None. Two more are optional:
-    ``needs`` names the query that it reads of a clip rule, and ``reads_gradient = False`` says of one without a probe that it leaves
-    ``Released.gradient`` alone, which saves a copy of it.
+    def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> BoundProbe:
+        """The probe of one run: chooses what to read, once, at ``make_private``.
+
+        Leaves this object as it is, which may be given to several engines. Raises for tensors that
+        training does not update.
+        """
+
+
+class Controller(ABC):
+    """From released values to the next C. Subclass it: ``init`` and ``update`` are required.
+
+    The state is a frozen dataclass of plain values (numbers, strings, None, tuples and dicts of
+    them), so it can be saved, replayed and compared. Its ``clip`` is the next C.
+
+    Attributes:
+        probe: what it reads. A ``Probe`` reads the weights; None means that each pass's
+            ``Released`` is the reading.
+        needs: the query of a clip rule that it reads from ``Released.extras``, if any.
+        reads_gradient: False says of a controller without a probe that it leaves
+            ``Released.gradient`` alone, which saves a copy.
+
+    **Guarantee.** Nothing but readings of its probe, or releases, is ever handed to it.
     """
 
-    probe: Probe | None
+    probe: Probe | None = None
+    needs: ClassVar[str | None] = None
+    reads_gradient: ClassVar[bool] = True
 
-    def init(self) -> Any: ...
+    @abstractmethod
+    def init(self) -> Any:
+        """The state before the first update."""
 
-    def update(self, reading: Any, state: Any) -> Any: ...
+    @abstractmethod
+    def update(self, reading: Any, state: Any) -> Any:
+        """The state after a reading; a pure function of both."""
 
-    def entry(self, state: Any) -> tuple[Any, ...] | None: ...
+    def entry(self, state: Any) -> tuple[Any, ...] | None:
+        """The line that ``optimizer.clip_history`` gets after an update; None for none."""
+        return None
+
+    def rate(self, state: Any) -> float:
+        """The factor on the optimizer's learning rates."""
+        return 1.0
+
+    def finish(self, state: Any) -> dict[str, int]:
+        """Counts for the result of a run, asked for at its end."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -84,7 +114,7 @@ class _Never:
 
 def bound_probe(
     controller: Controller, module: nn.Module, trained: dict[str, nn.Parameter]
-) -> Probe | None:
+) -> BoundProbe | None:
     """What a controller reads in one run.
 
     Args:
@@ -101,12 +131,13 @@ def bound_probe(
     if controller.probe is None:
         return None
     bound = controller.probe.bind(module, trained)
-    if not hasattr(bound, "read"):
+    if not isinstance(bound, BoundProbe):
         raise TypeError(
-            f"bind() of the probe {type(controller.probe).__name__} must return a probe with read(), not "
-            f"{type(bound).__name__}: one probe may serve several engines, so bind() must not keep what it chooses in the object itself. "
-            "Return a copy that holds it (chosen = copy.copy(self); chosen.name = ...; return chosen), or self if there is nothing to "
-            "choose"
+            f"bind() of the probe {type(controller.probe).__name__} must return a probe with "
+            f"read(), not {type(bound).__name__}: one probe may serve several engines, so bind() "
+            "must not keep what it chooses in the object itself. Return a copy that holds it "
+            "(chosen = copy.copy(self); chosen.name = ...; return chosen), or self if there is "
+            "nothing to choose"
         )
     return bound
 
@@ -125,13 +156,13 @@ def check_clip(value: float) -> float:
         raise TypeError(f"the clipping norm must be a number, not {type(value).__name__}")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
-            f"the clipping norm must be positive and finite, not {value}; for no effective clipping use a large "
-            "number such as 1e6 (the noise grows with it)"
+            f"the clipping norm must be positive and finite, not {value}; for no effective "
+            "clipping use a large number such as 1e6 (the noise grows with it)"
         )
     return float(value)
 
 
-class Constant:
+class Constant(Controller):
     """The same C at every step: ordinary DP-SGD."""
 
     def __init__(self, clip: float) -> None:
@@ -143,9 +174,6 @@ class Constant:
 
     def update(self, reading: Any, state: ClipState) -> ClipState:
         return state
-
-    def entry(self, state: ClipState) -> None:
-        return None
 
     def __repr__(self) -> str:
         return f"Constant({self.clip:g})"

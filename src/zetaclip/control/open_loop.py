@@ -1,7 +1,7 @@
 """Open-loop controllers: C follows a plan that was fixed before training.
 
-They are the controls of an honest comparison. If a run gains as much from replaying somebody else's C_t as
-from its own feedback, the gain was in the schedule and not in the signal.
+They are the controls of an honest comparison. If a run gains as much from replaying somebody else's
+C_t as from its own feedback, the gain was in the schedule and not in the signal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from .base import Probe, check_clip
+from .base import Controller, Probe, check_clip
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class _Clock:
         return step
 
 
-class Schedule:
+class Schedule(Controller):
     """C = ``function(t)`` for the update number t = 0, 1, 2, ...
 
-    **Guarantee.** The plan must be public: a function of the step alone. One tuned on the private data is not
-    covered by the ledger.
+    **Guarantee.** The plan must be public: a function of the step alone. One tuned on the private
+    data is not covered by the ledger.
     """
 
     def __init__(self, function: Callable[[int], float]) -> None:
@@ -71,8 +71,9 @@ class Replay(Schedule):
     """Somebody else's C_t, whatever this run's weights do.
 
     Args:
-        schedule: a value per update (the last one is kept after the end), a mapping from step to C, or an
-            ``optimizer.clip_history`` (also pairs (step, C)): C changes after that many updates.
+        schedule: a value per update (the last one is kept after the end), a mapping from step to C,
+            or an ``optimizer.clip_history`` (also pairs (step, C)): C changes after that many
+            updates.
         initial: C before the first step of a mapping or history; a list of values needs none.
     """
 

@@ -1,7 +1,8 @@
-"""Controllers that read what a pass released beside the gradient: the private count, or the slack of the norms.
+"""Controllers that read what a pass released beside the gradient: the private count, or the slack
+of the norms.
 
-They look at no record and at no weight. The count costs a share of the budget (``plans.beside_count``), the slack costs nothing
-(``clip_rules.Slack``); both stand in the ledger.
+They look at no record and at no weight. The count costs a share of the budget
+(``plans.beside_count``), the slack costs nothing (``clipping.Slack``); both stand in the ledger.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .base import Probe, Released, check_clip, check_inside
+from .base import Controller, Released, check_clip, check_inside
 
 # A C without bounds must stay a positive number.
 _LARGEST = 1e30
@@ -35,11 +36,12 @@ class PacedClip:
     step: int = 0
 
 
-class _ReadsReleases:
-    """``probe`` is None: the reading is what the last pass released beside the gradient, under the name that it ``needs``."""
+class _ReadsReleases(Controller):
+    """``probe`` is None: the reading is what the last pass released beside the gradient, under the
+    name that it ``needs``.
+    """
 
-    probe: Probe | None = None
-    needs: ClassVar[str] = "count"
+    needs: ClassVar[str | None] = "count"
     reads_gradient: ClassVar[bool] = False
 
     def entry(self, state: Any) -> tuple[Any, ...] | None:
@@ -65,13 +67,17 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
 
 
 def _share(released: Released) -> float:
-    """The private share of gradients below the threshold; the noise may take it out of [0, 1], and is cut there."""
+    """The private share of gradients below the threshold; the noise may take it out of [0, 1], and
+    is cut there.
+    """
     return min(1.0, max(0.0, 0.5 + float(released.extras["count"][0])))
 
 
 @dataclass(frozen=True)
 class Quantile(_ReadsReleases):
-    """C follows the norm below which a ``target`` share of the gradients lies: C <- C exp(-gain (share - target))."""
+    """C follows the norm below which a ``target`` share of the gradients lies: C <- C exp(-gain
+    (share - target)).
+    """
 
     initial: float = 0.1
     target: float = 0.5
@@ -95,8 +101,11 @@ class Quantile(_ReadsReleases):
 
 @dataclass(frozen=True)
 class Paced(_ReadsReleases):
-    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate rises by ``up`` while few gradients are clipped,
-    and falls by ``down`` while many are. The engine multiplies the rates of the optimizer by ``state.rate``."""
+    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate follows the share of
+    clipped gradients.
+
+    It rises by ``up`` while few gradients are clipped, and falls by ``down`` while many are.
+    """
 
     initial: float = 3.0
     clip_rate: float = 0.2
@@ -133,15 +142,20 @@ class Paced(_ReadsReleases):
             rate = max(self.rate_bounds[0], self.down * rate)
         return PacedClip(clip, rate, smoothed, released.step + 1)
 
+    def rate(self, state: Any) -> float:
+        """What the engine multiplies the optimizer's learning rates by."""
+        return state.rate
+
 
 @dataclass(frozen=True)
 class SlackControl(_ReadsReleases):
-    """C from the binned distribution of norms in the slots of ``clip_rules.Slack``.
+    """C from the binned distribution of norms in the slots of ``clipping.Slack``.
 
-    p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the target lie below the first.
+    p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the
+    target lie below the first.
     """
 
-    needs: ClassVar[str] = "slack"
+    needs: ClassVar[str | None] = "slack"
     initial: float = 1.0
     beta: float = 0.5
     gain: float = 0.2

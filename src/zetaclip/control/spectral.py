@@ -1,16 +1,16 @@
 """The spectral controller: ζ of the released weights in, the next clipping norm out.
 
-Every ``period`` updates each probed layer's ζ is smoothed, its distance from the centre of the healthy zone,
-in radii, is cut to [-1, 1], and log C moves by that times the gain. A light tail (ζ above the centre) raises
-C, a heavy one lowers it.
+Every ``period`` updates each probed layer's ζ is smoothed, its distance from the centre of the
+healthy zone, in radii, is cut to [-1, 1], and log C moves by that times the gain. A light tail (ζ
+above the centre) raises C, a heavy one lowers it.
 
-**Guarantee.** The controller sees readings of weights that the mechanism has already released and its own
-state, nothing else: C is post-processing and costs no privacy, as long as the probe reads only tensors that
-the private update writes (``Probe.bind`` refuses others). Choosing its settings by looking at private
-validation data is not covered.
+**Guarantee.** The controller sees readings of weights that the mechanism has already released and
+its own state, nothing else: C is post-processing and costs no privacy, as long as the probe reads
+only tensors that the private update writes (``Probe.bind`` refuses others). Choosing its settings
+by looking at private validation data is not covered.
 
-**Edge cases.** A layer whose fit fails keeps its smoothed ζ; if no layer can be read, C is held. C stays
-positive and finite whatever is read, with or without bounds.
+**Edge cases.** A layer whose fit fails keeps its smoothed ζ; if no layer can be read, C is held. C
+stays positive and finite whatever is read, with or without bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from ..spectrum.null import random_null
 from ..spectrum.probe import Probe as WeightProbe
 from ..spectrum.probe import Reading
-from .base import Probe, check_clip
+from .base import Controller, Probe, check_clip
 
 _STARTS = ("first", "center", "debias")
 _LAWS = ("p", "pi", "pid")
@@ -41,8 +41,9 @@ _LOG_LIMIT = 80.0
 class SpectralState:
     """All that the controller remembers; plain values.
 
-    ``log_clip`` is the integrator u of the paper. Without anti-windup it runs on while ``clip`` stands at a
-    bound. The fields from ``step`` to ``hit`` describe the last probe, those from ``probes`` on count.
+    ``log_clip`` is the integrator u of the paper. Without anti-windup it runs on while ``clip``
+    stands at a bound. The fields from ``step`` to ``hit`` describe the last probe, those from
+    ``probes`` on count.
     """
 
     clip: float
@@ -63,31 +64,36 @@ class SpectralState:
     failed_fits: int = 0
 
 
-class Spectral:
-    """WW-DP-SGD's controller. ``Spectral()`` is the practical form, ``Spectral.paper()`` the literal one.
+class Spectral(Controller):
+    """WW-DP-SGD's controller.
+
+    ``Spectral()`` is the practical form, ``Spectral.paper()`` the literal one.
 
     Args:
-        initial: C until the first probe. Outside ``bounds`` it is used as given until then, with a warning.
-        probe: layer names or globs, a ``zetaclip.spectrum.Probe`` for more control (``period`` and ``fit``
-            are taken from here), None for the default layers, or any object with ``bind`` and ``read``.
+        initial: C until the first probe. Outside ``bounds`` it is used as given until then, with a
+            warning.
+        probe: layer names or globs, a ``zetaclip.spectrum.Probe`` for more control (``period`` and
+            ``fit`` are taken from here), None for the default layers, or any object with ``bind``
+            and ``read``.
         period: updates between probes (the paper's K).
         smoothing: β of the moving average, one step per probe.
         center, radius: the healthy zone, ζ* and r.
         gain: κ, the largest move of log C per probe.
         bounds: (C_min, C_max), or None for no clamp.
         fit: "rank", "hill" or "ks".
-        start: of the average: at the "first" reading, at the "center" (the paper), or "debias" (at zero, with
-            the missing weight divided out).
-        anti_windup: keep u inside the bounds too, and stop the integral of "pi" and "pid" while it would only
-            push further into a bound or the saturation. The paper clamps C alone.
-        zone: "fixed", or "relative": each layer's centre is ``radius`` below the median that random matrices
-            of its shape read, and ``center`` is not used.
+        start: of the average: at the "first" reading, at the "center" (the paper), or "debias" (at
+            zero, with the missing weight divided out).
+        anti_windup: keep u inside the bounds too, and stop the integral of "pi" and "pid" while it
+            would only push further into a bound or the saturation. The paper clamps C alone.
+        zone: "fixed", or "relative": each layer's centre is ``radius`` below the median that random
+            matrices of its shape read, and ``center`` is not used.
         sign: -1 turns the feedback round, as a control experiment.
-        law: "p"; "pi" adds the sum of past errors, "pid" also the change of the smoothed error, both inside
-            the saturation, so that one probe never moves log C by more than the gain.
-        gain_by_error: divide the gain by 1 + (stderr / radius)², so that uncertain fits move C less.
-        signal: None; "random" feeds a uniform draw from the zone, "shuffled" the reading of the same weights
-            in random order. Controllers fed a wrong ζ, to compare with.
+        law: "p"; "pi" adds the sum of past errors, "pid" also the change of the smoothed error,
+            both inside the saturation, so that one probe never moves log C by more than the gain.
+        gain_by_error: divide the gain by 1 + (stderr / radius)², so that uncertain fits move C
+            less.
+        signal: None; "random" feeds a uniform draw from the zone, "shuffled" the reading of the
+            same weights in random order. Controllers fed a wrong ζ, to compare with.
         integral_gain, derivative_gain: weights of the two terms of "pi" and "pid".
         signal_seed: of "random".
     """
@@ -134,8 +140,8 @@ class Spectral:
             bounds = (low, high)
             if not low <= self.initial <= high:
                 warnings.warn(
-                    f"the initial clipping norm {self.initial:g} is outside the bounds {low:g} to {high:g}: "
-                    "it is used until the first probe and clamped there",
+                    f"the initial clipping norm {self.initial:g} is outside the bounds {low:g} to "
+                    f"{high:g}: it is used until the first probe and clamped there",
                     stacklevel=2,
                 )
         self.period, self.smoothing, self.center, self.radius = period, smoothing, center, radius
@@ -148,7 +154,7 @@ class Spectral:
         )
         if isinstance(layers, WeightProbe):
             layers = layers.configured(fit=fit, period=period, shuffle=signal == "shuffled")
-        elif not (hasattr(layers, "bind") and hasattr(layers, "read")):
+        elif not isinstance(layers, Probe):
             raise TypeError(
                 f"probe must be a name, a list of names or a Probe, not {type(layers).__name__}"
             )
@@ -156,7 +162,9 @@ class Spectral:
 
     @classmethod
     def paper(cls, initial: float = 1.0, **options: Any) -> Spectral:
-        """Algorithm 1 to the letter: slow average that starts at the centre, and u is never clamped."""
+        """Algorithm 1 to the letter: slow average that starts at the centre, and u is never
+        clamped.
+        """
         literal: dict[str, Any] = {"smoothing": 0.98, "start": "center", "anti_windup": False}
         return cls(initial, **{**literal, **options})
 
@@ -168,7 +176,8 @@ class Spectral:
         zetas = self._signal(reading)
         state = self._smooth(reading, zetas, state)
         if not zetas:
-            # Nothing was learned, so nothing moves; only an initial C outside the bounds is brought inside.
+            # Nothing was learned, so nothing moves; only an initial C outside the bounds is brought
+            # inside.
             return self._move(replace(state, zeta=None), 0.0, 0.0)
         centers = {layer: self.center_for(reading, layer) for layer in state.smoothed}
         errors = [zeta - centers[layer] for layer, zeta in state.smoothed.items()]
@@ -197,11 +206,13 @@ class Spectral:
         return (state.step, state.zeta, state.zeta_hat, state.phi, state.clip, state.hit)
 
     def finish(self, state: SpectralState) -> dict[str, int]:
-        """Counts for the result of a run; warns if there were probes and none of them could be used."""
+        """Counts for the result of a run; warns if there were probes and none of them could be
+        used.
+        """
         if state.probes and not state.ok_probes:
             warnings.warn(
-                f"none of the {state.probes} spectral probes gave a usable fit, so the clipping norm never "
-                "moved; probe another layer",
+                f"none of the {state.probes} spectral probes gave a usable fit, so the clipping "
+                "norm never moved; probe another layer",
                 stacklevel=2,
             )
         names = ("probes", "ok_probes", "ok_fits", "weak_fits", "failed_fits")
@@ -240,7 +251,8 @@ class Spectral:
             if layer not in smoothed:
                 smoothed[layer] = zeta
             elif self.start == "debias":
-                # The average that started at zero is the debiased one times the weight it has gathered.
+                # The average that started at zero is the debiased one times the weight it has
+                # gathered.
                 raw = smoothed[layer] * (1.0 - self.smoothing**count)
                 raw = self.smoothing * raw + (1.0 - self.smoothing) * zeta
                 smoothed[layer] = raw / (1.0 - self.smoothing ** (count + 1))
@@ -263,11 +275,11 @@ class Spectral:
         """The centre of a layer's zone."""
         if self.zone == "fixed":
             return self.center
-        k = getattr(self.probe, "k", None)
+        k = self.probe.k if isinstance(self.probe, WeightProbe) else None
         return random_null(reading.shapes[layer], self.fit, k).median - self.radius
 
     def _aggregate(self, values: Sequence[float]) -> float:
-        if getattr(self.probe, "aggregate", "median") == "mean":
+        if isinstance(self.probe, WeightProbe) and self.probe.aggregate == "mean":
             return statistics.fmean(values)
         return float(statistics.median(values))
 
@@ -293,7 +305,8 @@ class Spectral:
     def _move(self, state: SpectralState, phi: float, gain: float) -> SpectralState:
         step = self.sign * gain * phi
         log_clip = min(max(state.log_clip + step, -_LOG_LIMIT), _LOG_LIMIT)
-        # exp(log C) is not C to the last bit, and a controller that does not move must not change anything.
+        # exp(log C) is not C to the last bit, and a controller that does not move must not change
+        # anything.
         clip = math.exp(log_clip) if step else state.clip
         hit = ""
         if self.bounds is not None:

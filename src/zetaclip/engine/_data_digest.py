@@ -14,14 +14,17 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset, TensorDataset
 
 from ..randomness._forward import alone
-from ._sampling import index_array
+from ._dataset_checks import index_array
 
 # Records that are looked at where the data set is not in memory.
 _SAMPLED = 64
 
 
 def digest_of(dataset: Any) -> str:
-    """All of an in-memory data set; the size and some records of any other. Secret: it tells whether a guess is right."""
+    """All of an in-memory data set; the size and some records of any other.
+
+    Secret: it tells whether a guess is right.
+    """
     digest = hashlib.blake2b(digest_size=32)
     digest.update(str(len(dataset)).encode())
     keys = index_array(dataset.indices) if isinstance(dataset, Subset) else None
@@ -39,7 +42,8 @@ def digest_of(dataset: Any) -> str:
             for i in sorted(
                 {round(k * (count - 1) / max(1, _SAMPLED - 1)) for k in range(_SAMPLED)}
             ):
-                # A data set that augments should look the same twice. Not torch.manual_seed, which resets every card's stream, too.
+                # A data set that augments should look the same twice. Not torch.manual_seed, which
+                # resets every card's stream, too.
                 torch.default_generator.manual_seed(0)
                 np.random.seed(0)
                 random.seed(0)
@@ -69,9 +73,11 @@ def _update(digest: Any, leaf: Any) -> None:
 
 
 def stable_digest(dataset: Any) -> str | None:
-    """The digest, for comparison with another process; None where two looks at the same data differ, or one fails.
+    """The digest, for comparison with another process; None where two looks at the same data
+    differ, or one fails.
 
-    A data set that augments by a generator of its own looks different every time, and says nothing about another process.
+    A data set that augments by a generator of its own looks different every time, and says nothing
+    about another process.
     """
     try:
         found = digest_of(dataset)

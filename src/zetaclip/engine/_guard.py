@@ -1,7 +1,8 @@
 """What must not change behind the engine's back, and must not happen between two of its steps.
 
-A private run is private for the module and the optimizer that ``make_private`` looked at. Anything that would
-let a record reach the weights by another way is an error here, before the release that it would spoil.
+A private run is private for the module and the optimizer that ``make_private`` looked at. Anything
+that would let a record reach the weights by another way is an error here, before the release that
+it would spoil.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from torch.optim import Optimizer
 from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
 
-# Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents up to so many bytes are compared
-# at every step; all others, which would take longer than that is worth, for so many steps.
+# Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
+# up to so many bytes are compared at every step; all others, which would take longer than that is
+# worth, for so many steps.
 COMPARED_BYTES = 1 << 14
 COMPARED_STEPS = 3
 
 
 # One draw of noise on two different sums cancels by subtraction.
 FORKED = (
-    "this process is a fork of the one that owns the private run, and both would draw the same noise and the same batches. Call "
-    "make_private in each process, or load a checkpoint there (engine.load(path) takes fresh streams)"
+    "this process is a fork of the one that owns the private run, and both would draw the same "
+    "noise and the same batches. Call make_private in each process, or load a checkpoint there "
+    "(engine.load(path) takes fresh streams)"
 )
 
 
@@ -40,7 +43,9 @@ class OrderError(RuntimeError):
 
 
 class _Memory(NamedTuple):
-    """Where a tensor keeps its numbers, and the numbers themselves where they are few enough to be compared at every step."""
+    """Where a tensor keeps its numbers, and the numbers themselves where they are few enough to be
+    compared at every step.
+    """
 
     tensor: Tensor
     address: int | None  # None where a tensor has no one place in memory
@@ -56,7 +61,8 @@ class _Memory(NamedTuple):
         address = tensor.data_ptr()
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.nbytes > COMPARED_BYTES:
             return _Memory(tensor, address, None, None)
-        # A tensor as ctypes: read in a tenth of a microsecond, and unlike numpy's view it doesn't stop anybody from resizing.
+        # A tensor as ctypes: read in a tenth of a microsecond, and unlike numpy's view it doesn't
+        # stop anybody from resizing.
         return _Memory(
             tensor,
             address,
@@ -71,13 +77,15 @@ class _Memory(NamedTuple):
 class Guard:
     """Watches one module and one optimizer.
 
-    **Guarantee.** When ``before_release`` returns, no parameter in the optimizer holds a gradient that autograd wrote,
-    the module is made of the parts that it was made private with, trained parameters are those that require a
-    gradient, no buffer is new, no buffer or parameter, trained or frozen, has changed since the batch was handed out, and the
-    process is the one that opened the batch. What a forward was found to have written stays an error until it is written over.
-    **Edge cases.** Changes that torch does not count, written through ``.data`` in forward, are found in the first
-    few steps only where the tensor is large or not on the CPU; state outside of buffers and parameters is not seen at all, nor
-    what the forward of a batch does that never comes to its ``step()``.
+    **Guarantee.** When ``before_release`` returns, no parameter in the optimizer holds a gradient
+    that autograd wrote, the module is made of the parts that it was made private with, trained
+    parameters are those that require a gradient, no buffer is new, no buffer or parameter, trained
+    or frozen, has changed since the batch was handed out, and the process is the one that opened
+    the batch. What a forward was found to have written stays an error until it is written over.
+    **Edge cases.** Changes that torch does not count, written through ``.data`` in forward, are
+    found in the first few steps only where the tensor is large or not on the CPU; state outside of
+    buffers and parameters is not seen at all, nor what the forward of a batch does that never comes
+    to its ``step()``.
     """
 
     def __init__(
@@ -92,7 +100,8 @@ class Guard:
         self.layout, self.recorder, self.shadows = layout, recorder, shadows
         trained = {id(p) for p in layout.parameters}
         self._parameters = list(module.named_parameters())
-        # What is looked at in every step is kept in lists that are compared as a whole; names are looked up in an error.
+        # What is looked at in every step is kept in lists that are compared as a whole; names are
+        # looked up in an error.
         self._tensors = [p for _, p in self._parameters]
         self._trained = [id(p) in trained for p in self._tensors]
         self._kinds = [(p.dtype, p.device) for p in layout.parameters]
@@ -111,7 +120,8 @@ class Guard:
         ]
         self._frozen = [(name, p) for name, p in self._parameters if id(p) not in trained]
         untrained = [name for name, _, _ in self._buffers] + [name for name, _ in self._frozen]
-        # A trained parameter is noised as far as its gradient goes: what forward writes into it is as raw as in a buffer.
+        # A trained parameter is noised as far as its gradient goes: what forward writes into it is
+        # as raw as in a buffer.
         self._watched = [*untrained, *layout.names]
         self._untrained = len(untrained)
         self._seen: list[tuple[Tensor | None, int]] = []
@@ -124,7 +134,7 @@ class Guard:
         self._steps = 0
         self._reported = False
 
-    # -- between batches ------------------------------------------------------------------------------
+    # -- between batches
 
     def before_batch(self) -> None:
         """The module is the one that was made private."""
@@ -134,8 +144,9 @@ class Guard:
         for shadow in self.shadows:
             if shadow.module.__dict__.get("forward") is not shadow:
                 raise OrderError(
-                    f"the forward of {shadow.name} was replaced after make_private, so its gradients would not be recorded. "
-                    "Replace it before make_private, or call engine.detach() first"
+                    f"the forward of {shadow.name} was replaced after make_private, so its "
+                    "gradients would not be recorded. Replace it before make_private, or call "
+                    "engine.detach() first"
                 )
         kinds = [(p.dtype, p.device) for p in self.layout.parameters]
         if kinds != self._kinds:
@@ -145,13 +156,15 @@ class Guard:
                 if k != old
             )
             raise OrderError(
-                f"{name} was moved to {kind[0]} on {kind[1]} after make_private. Move the module before it, or call "
-                "engine.detach() and make_private again"
+                f"{name} was moved to {kind[0]} on {kind[1]} after make_private. Move the module "
+                "before it, or call engine.detach() and make_private again"
             )
         self._check_trainable()
 
     def _look(self) -> tuple[list[int], list[int], list[str]]:
-        """The structure as flat lists, which take a fraction of the time: how much each part holds, what that is, and buffers' names."""
+        """The structure as flat lists, which take a fraction of the time: how much each part holds,
+        what that is, and buffers' names.
+        """
         held: list[dict] = [
             some for part in self._parts for some in (part._modules, part._parameters)
         ]
@@ -171,10 +184,12 @@ class Guard:
         part = self._parts[changed]
         name = self._names[changed]
         return (
-            f"a layer, parameter or buffer of {name or 'the module'} ({type(part).__name__}) was added, removed or replaced after "
-            "make_private (by an assignment, by load_state_dict(assign=True), or by a forward that builds it on first use). Change "
-            "the module before make_private (run such a forward once before it, on made-up records), or call engine.detach() and "
-            "make_private again (the ledger of the first run still counts)"
+            f"a layer, parameter or buffer of {name or 'the module'} ({type(part).__name__}) was "
+            "added, removed or replaced after make_private (by an assignment, by "
+            "load_state_dict(assign=True), or by a forward that builds it on first use). Change "
+            "the module before make_private (run such a forward once before it, on made-up "
+            "records), or call engine.detach() and make_private again (the ledger of the first "
+            "run still counts)"
         )
 
     def _check_trainable(self) -> None:
@@ -186,9 +201,11 @@ class Guard:
                 if new != old
             )
             raise OrderError(
-                f"{self._parameters[changed][0]} {'was unfrozen' if trainable[changed] else 'was frozen'} after make_private. Give "
-                "new parameters to optimizer.add_param_group, or freeze and unfreeze before make_private (engine.detach() allows "
-                "another one; the ledger of the first still counts)"
+                f"{self._parameters[changed][0]} "
+                f"{'was unfrozen' if trainable[changed] else 'was frozen'} after make_private. "
+                "Give new parameters to optimizer.add_param_group, or freeze and unfreeze before "
+                "make_private (engine.detach() allows another one; the ledger of the first still "
+                "counts)"
             )
 
     def hand_out(self) -> None:
@@ -235,13 +252,14 @@ class Guard:
         for trained in self.layout.parameters:
             yield trained, trained._version
 
-    # -- before a release -----------------------------------------------------------------------------
+    # -- before a release
 
     def before_release(self) -> None:
         """Nothing has reached the weights by another way."""
         if os.getpid() != self._process:
             raise OrderError(FORKED)
-        self._check_structure()  # also what this batch's forward did: the next batch would be too late, and may never come
+        # Also what this batch's forward did: the next batch would be too late, and may never come.
+        self._check_structure()
         self._check_trainable()
         self._check_hooks()
         self._check_gradients()
@@ -268,13 +286,15 @@ class Guard:
         name = next((n for n, p in self._parameters if p is parameter), None)
         if name is None:
             return (
-                "the optimizer holds a parameter that was not there at make_private and has a gradient that is neither clipped "
-                "nor noised. Add parameters of the module with add_param_group of the private optimizer"
+                "the optimizer holds a parameter that was not there at make_private and has a "
+                "gradient that is neither clipped nor noised. Add parameters of the module with "
+                "add_param_group of the private optimizer"
             )
         return (
-            f"{name}.grad was written by autograd itself: the parameter is used outside its layer's forward (as in "
-            "F.linear(x, layer.weight), or a penalty on weights in the loss), so that gradient is neither clipped nor "
-            "noised. Call the layer instead; for a penalty use the optimizer's weight_decay"
+            f"{name}.grad was written by autograd itself: the parameter is used outside its "
+            "layer's forward (as in F.linear(x, layer.weight), or a penalty on weights in the "
+            "loss), so that gradient is neither clipped nor noised. Call the layer instead; for a "
+            "penalty use the optimizer's weight_decay"
         )
 
     def _check_unwritten(self) -> None:
@@ -293,7 +313,9 @@ class Guard:
             raise OrderError(self._written([place for place, _, _ in changed], running))
 
     def _check_rewritten(self) -> None:
-        """What an earlier forward left is not there any more: the error must not go away because the loop is begun again."""
+        """What an earlier forward left is not there any more: the error must not go away because
+        the loop is begun again.
+        """
         if not self._learned:
             return
         now = list(self._versions())
@@ -304,8 +326,9 @@ class Guard:
         ]
         if left:
             raise OrderError(
-                f"{self._written(left, [])}. What it wrote is still there: load weights and buffers from before it (engine.load, or "
-                "load_state_dict), or call make_private with a module that has seen no records"
+                f"{self._written(left, [])}. What it wrote is still there: load weights and "
+                "buffers from before it (engine.load, or load_state_dict), or call make_private "
+                "with a module that has seen no records"
             )
         self._learned = []
 
@@ -313,16 +336,19 @@ class Guard:
         untrained = [self._watched[place] for place in places if place < self._untrained] + running
         if untrained:
             return (
-                f"the training forward changed {', '.join(dict.fromkeys(untrained))}: buffers and frozen parameters are neither "
-                "clipped nor noised, so what they learn from records would leave without privacy. Use a layer without running "
-                "state (GroupNorm for BatchNorm), or compute the value outside of forward"
+                f"the training forward changed {', '.join(dict.fromkeys(untrained))}: buffers and "
+                "frozen parameters are neither clipped nor noised, so what they learn from "
+                "records would leave without privacy. Use a layer without running state "
+                "(GroupNorm for BatchNorm), or compute the value outside of forward"
             )
         return (
-            f"{', '.join(self._watched[place] for place in places)} was written while a batch was out, by the training forward or the "
-            "loop around it: only gradients are clipped and noised, so what a trained parameter gets in another way (a codebook "
-            "that follows the records, an initial value taken from the first batch) would leave without privacy. Let the loss train "
-            "it, or set it on made-up records before make_private; a constraint on weights, or other weights for an evaluation, "
-            "belong between step() and the next batch"
+            f"{', '.join(self._watched[place] for place in places)} was written while a batch was "
+            "out, by the training forward or the loop around it: only gradients are clipped and "
+            "noised, so what a trained parameter gets in another way (a codebook that follows the "
+            "records, an initial value taken from the first batch) would leave without privacy. "
+            "Let the loss train it, or set it on made-up records before make_private; a "
+            "constraint on weights, or other weights for an evaluation, belong between step() and "
+            "the next batch"
         )
 
     def _report_unused(self) -> None:
@@ -337,10 +363,10 @@ class Guard:
         ]
         if silent:
             warnings.warn(
-                f"{', '.join(silent)}: no gradient came back, or fewer than the layer was used. Such a parameter counts as "
-                "having a gradient of zero there, and still gets noise; freeze it (requires_grad_(False)) if it is not meant "
-                "to be trained",
-                stacklevel=5,
+                f"{', '.join(silent)}: no gradient came back, or fewer than the layer was used. "
+                "Such a parameter counts as having a gradient of zero there, and still gets "
+                "noise; freeze it (requires_grad_(False)) if it is not meant to be trained",
+                stacklevel=7,
             )
 
 
@@ -352,7 +378,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _held(parts: Iterable[nn.Module]) -> list[tuple]:
-    """Identities of what each part is made of, children before parameters; of buffers, which may be replaced between batches, the names."""
+    """Identities of what each part is made of, children before parameters; of buffers, which may be
+    replaced between batches, the names.
+    """
     return [
         (*map(id, p._modules.values()), None, *map(id, p._parameters.values()), None, *p._buffers)
         for p in parts

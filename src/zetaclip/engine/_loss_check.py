@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
-from ._loss_graph import FEW, MEAN, SUM, Trail, classified
+from ._loss_graph import FEW, MEAN, SUM, Trail, classified, layers_of
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -93,7 +93,8 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
         why = f"the loss is neither mean nor sum over the records; loss_reduction={declared!r} was declared"
     return (
         f"{why}: each gradient would be scaled by the size of its batch before it is clipped, so "
-        f"that one record moves the sum by more than C, and ε would not hold. {cure or _CURE[declared]}",
+        "that one record moves the sum by more than C, and ε would not hold. "
+        f"{cure or _CURE[declared]}",
         "",
         False,
     )
@@ -166,14 +167,7 @@ class LossCheck:
         if not rows:
             return
         strict = self._decides and rows != self._unsure_at
-
-        def ours(node: Any) -> bool:
-            shadow = getattr(node, "shadow", None)
-            if shadow is not None:
-                return shadow.recorder is self.recorder
-            # The layers inside are not in the graph yet; whoever was handed out last runs them.
-            return newest and node.name() == "CheckpointFunctionBackward"
-
+        ours = layers_of(self.recorder, newest)
         try:
             trails = classified(
                 zip(roots, gradients, strict=True), rows, self.constants, ours, self._factors

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..gradients import CaptureBuffer
 from ._loss_weights import by_chance
 
 SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
@@ -118,6 +119,24 @@ def classified(
                 graph.started(trail, _shape(node, number), gradient) for trail in graph.trails(node)
             }
     return found
+
+
+def layers_of(recorder: CaptureBuffer, newest: bool) -> Callable[[Any], bool]:
+    """Tells the nodes of layers that a private run records.
+
+    Args:
+        recorder: of the run.
+        newest: whether its chunk was handed out last. The layers inside a checkpoint are not in the
+            graph yet, and are taken for those of that run.
+    """
+
+    def ours(node: Any) -> bool:
+        shadow = getattr(node, "shadow", None)
+        if shadow is not None:
+            return shadow.recorder is recorder
+        return newest and node.name() == "CheckpointFunctionBackward"
+
+    return ours
 
 
 class _Graph:

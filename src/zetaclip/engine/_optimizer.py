@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from ._guard import OrderError
-
-if TYPE_CHECKING:
-    from ._run import Run
+from ._loop import PrivateLoop
 
 REFUSED = {
     "LBFGS": "it evaluates the loss several times per step, each of which would be a further release",
@@ -24,7 +21,8 @@ def check_optimizer(optimizer: Any) -> None:
     """Refuses what can't take a private step."""
     if isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
-            "this optimizer is private already; make_private takes the optimizer that you built yourself"
+            "this optimizer is private already; make_private takes the optimizer that you built "
+            "yourself"
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -37,45 +35,20 @@ def check_optimizer(optimizer: Any) -> None:
             raise ValueError(f"{kind.__name__} can't be used privately: {REFUSED[kind.__name__]}")
 
 
-class Gate:
-    """Lets the user's own optimizer step only as part of a private step, until it is removed.
-
-    A loop that kept the names it had before ``make_private`` would otherwise train on raw gradients, beside the ledger.
-    """
-
-    def __init__(self, inner: Optimizer) -> None:
-        self.open = False
-        self._inner = inner
-        self._handle: Any = None
-
-    def install(self) -> None:
-        self._handle = self._inner.register_step_pre_hook(self._check)
-
-    def remove(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _check(self, *_: Any) -> None:
-        if not self.open:
-            raise OrderError(
-                "step() of the optimizer that was given to make_private: it would move the weights by gradients without clipping "
-                "or noise. Use the optimizer and the loader that make_private returned; engine.detach() ends private training"
-            )
-
-
 class PrivateOptimizer(Optimizer):
     """Takes one noisy step per logical batch.
 
-    ``param_groups``, ``state`` and ``defaults`` are the user's optimizer's own, so schedulers made before or after see
-    and move the same rates. ``step()`` is called after every backward; it takes the update once the logical batch is
-    complete, and ``stepped`` says whether it did.
+    ``param_groups``, ``state`` and ``defaults`` are the user's optimizer's own, so schedulers made
+    before or after see and move the same rates. ``step()`` is called after every backward; it takes
+    the update once the logical batch is complete, and ``stepped`` says whether it did.
     """
 
     # No super().__init__: groups and state live in the inner optimizer and nowhere else.
-    def __init__(self, inner: Optimizer, run: Run) -> None:
+    def __init__(self, inner: Optimizer, loop: PrivateLoop) -> None:
         self._inner = inner
-        self._run = run
-        # Hooks that are registered here are called where the work is done: once per update, by the inner optimizer.
+        self._loop = loop
+        # Hooks that are registered here are called where the work is done: once per update, by the
+        # inner optimizer.
         for kind in ("step", "state_dict", "load_state_dict"):
             for when in ("pre", "post"):
                 name = f"_optimizer_{kind}_{when}_hooks"
@@ -101,34 +74,37 @@ class PrivateOptimizer(Optimizer):
     @property
     def clip(self) -> float:
         """The clipping norm that the next logical batch will use, or the present one is using."""
-        return self._run.clip
+        return self._loop.clip
 
     @property
     def clip_history(self) -> list[tuple]:
         """What the controller noted at each of its updates."""
-        return self._run.clip_history
+        return self._loop.state.clip_history
 
     @property
     def stepped(self) -> bool:
         """Whether the last ``step()`` moved the weights (False inside a logical batch)."""
-        return self._run.stepped
+        return self._loop.stepped
 
     @property
     def noise_multiplier(self) -> float:
         """The multiplier of the next sum."""
-        return self._run.noise_multiplier
+        return self._loop.noise_multiplier
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._run.step()
+        self._loop.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets what the present chunk left; the logical batch's sum so far stays. Gradients always become None."""
-        self._run.forget_chunk()
+        """Forgets what the present chunk left; the logical batch's sum so far stays.
+
+        Gradients always become None.
+        """
+        self._loop.model.recorder.clear()
         if type(self._inner).zero_grad is not Optimizer.zero_grad:
             self._inner.zero_grad(set_to_none=True)
             return
@@ -144,22 +120,25 @@ class PrivateOptimizer(Optimizer):
         self._inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters of the module, between two batches; they are private from the next batch on."""
-        self._run.check_may_grow()
+        """Adds parameters of the module, between two batches; they are private from the next batch
+        on.
+        """
+        self._loop.check_may_grow()
         self._inner.add_param_group(param_group)
         try:
-            self._run.refresh_requested()
+            self._loop.model.refresh()
         except BaseException:
             self._inner.param_groups.pop()
             raise
 
-    # torch.amp.GradScaler asks this before it steps; a scaled loss would be clipped at the wrong norm, and the
-    # scaler skips steps by what the data did.
+    # torch.amp.GradScaler asks this before it steps; a scaled loss would be clipped at the wrong
+    # norm, and the scaler skips steps by what the data did.
     @property
     def _step_supports_amp_scaling(self) -> bool:
         raise RuntimeError(
-            "GradScaler (fp16) can't be used with a private optimizer: it scales the loss, which moves the clipping norm, and "
-            "skips steps by what the data did, which is not private. Use bfloat16 autocast without a scaler"
+            "GradScaler (fp16) can't be used with a private optimizer: it scales the loss, which "
+            "moves the clipping norm, and skips steps by what the data did, which is not private. "
+            "Use bfloat16 autocast without a scaler"
         )
 
     def __repr__(self) -> str:
@@ -167,7 +146,8 @@ class PrivateOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "a private optimizer can't be pickled or copied; save the engine instead: engine.save(path)"
+            "a private optimizer can't be pickled or copied; save the engine instead: "
+            "engine.save(path)"
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -19,18 +19,19 @@ from ..gradients.capture import exact
 from ..gradients.fallback import untensored
 from ..randomness._forward import untouched
 from ._power import PowerIterations
-from ._sampling import record_shapes, shapes_differ
+from ._records import record_shapes, shapes_differ
 from ._validation import check_module, raise_refusals, structural_refusals
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 Collate = Callable[[list[Any]], Any]
 
-# Relative error, in L2 norm, below which two ways of computing one gradient are the same, by precision.
+# Relative error, in L2 norm, below which two ways of computing one gradient are the same, by
+# precision.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 _PADDED = (
-    "the records are padded to the longest one of their batch, and the padding reaches the gradients of the others: pad to one "
-    "public length, or mask the padding in model and loss"
+    "the records are padded to the longest one of their batch, and the padding reaches the "
+    "gradients of the others: pad to one public length, or mask the padding in model and loss"
 )
 
 
@@ -59,7 +60,8 @@ class Parity:
     def __str__(self) -> str:
         width = max(len(layer.parameter) for layer in self.layers)
         lines = [
-            f"{'ok ' if layer.ok else 'OFF'}  {layer.parameter.ljust(width)}  {layer.error:.1e}  {layer.path}"
+            f"{'ok ' if layer.ok else 'OFF'}  {layer.parameter.ljust(width)}  {layer.error:.1e}  "
+            f"{layer.path}"
             for layer in self.layers
         ]
         lines.append(f"clipped sum: relative error {self.clipped_sum_error:.1e}")
@@ -97,7 +99,9 @@ def select_rows(batch: Any, rows: Tensor) -> Any:
 
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:
-    """Indices of records, so many that their number equals no other dimension in sight; repeated if need be."""
+    """Indices of records, so many that their number equals no other dimension in sight; repeated if
+    need be.
+    """
     taken = dimensions(module, batch)
     count = next(
         n for n in (11, 13, 17, 7, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61) if n not in taken
@@ -114,7 +118,9 @@ def dimensions(module: nn.Module, batch: Any) -> set[int]:
 
 
 def _one_of_each(batch: Any) -> Tensor:
-    """All records, first one of each label: a loss that weighs classes looks like any other on records of one class."""
+    """All records, first one of each label: a loss that weighs classes looks like any other on
+    records of one class.
+    """
     rows = rows_of(batch)
     first: list[int] = []
     for leaf in tree_flatten(batch)[0]:
@@ -164,7 +170,9 @@ def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, with which cuDNN's recurrent layers have no backward: torch's own stand in for them."""
+    """Evaluation mode, with which cuDNN's recurrent layers have no backward: torch's own stand in
+    for them.
+    """
     modes = [(part, part.training) for part in module.modules()]
     cudnn = torch.backends.cudnn.enabled
     module.eval()
@@ -185,16 +193,19 @@ def check_parity(
     *,
     collate_fn: Collate | None = None,
 ) -> Parity:
-    """Compares the one-pass per-example gradients and their clipped sum with autograd, one example at a time.
+    """Compares the one-pass per-example gradients and their clipped sum with autograd, one example
+    at a time.
 
-    ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given to ``make_private``.
-    Works on a copy in evaluation mode, so that dropout does not blur the comparison; the module is left alone.
-    A loss that divides by something else than the rows of its batch (``ignore_index``, class weights) shows up here:
-    pass such a loss as a sum. Give records that differ as your data do: on records of one class, class weights can't be seen.
+    ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given
+    to ``make_private``. Works on a copy in evaluation mode, so that dropout does not blur the
+    comparison; the module is left alone. A loss that divides by something else than the rows of its
+    batch (``ignore_index``, class weights) shows up here: pass such a loss as a sum. Give records
+    that differ as your data do: on records of one class, class weights can't be seen.
 
-    With ``collate_fn``, ``batch`` is a list of records as the data set gives them (a dozen, short and long), and each one is
-    compared with itself collated alone, so that padding to the longest record of a batch shows up, too. A batch that is collated
-    already has lost what would tell. All records are used, and ``collate_fn`` must do the same thing every time.
+    With ``collate_fn``, ``batch`` is a list of records as the data set gives them (a dozen, short
+    and long), and each one is compared with itself collated alone, so that padding to the longest
+    record of a batch shows up, too. A batch that is collated already has lost what would tell. All
+    records are used, and ``collate_fn`` must do the same thing every time.
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
@@ -260,7 +271,9 @@ def _one(module: nn.Module, example: Any, loss_fn: LossFn, layout: Layout) -> Te
 
 
 def _relative(found: Tensor, wanted: Tensor, everything: Tensor) -> float:
-    """Error over the size of the gradient; a layer that hardly matters is measured against a share of the whole."""
+    """Error over the size of the gradient; a layer that hardly matters is measured against a share
+    of the whole.
+    """
     size = max(float(wanted.norm()), 1e-3 * float(everything.norm()))
     error = float((found - wanted).norm())
     return error / size if size > 0 else error
@@ -296,8 +309,9 @@ def _compare(
         note = f"{_PADDED}, unless the loss mixes records in another way"
     elif all(not layer.ok for layer in layers):
         note = (
-            "every layer is off: the loss probably does not divide by the rows of its batch (ignore_index, class weights, a "
-            "mean over tokens, or a sum). Return the sum over records and pass loss_reduction='sum'"
+            "every layer is off: the loss probably does not divide by the rows of its batch "
+            "(ignore_index, class weights, a mean over tokens, or a sum). Return the sum over "
+            "records and pass loss_reduction='sum'"
         )
     ok = all(layer.ok for layer in layers) and sum_error <= tolerance
     return Parity(ok, tuple(layers), sum_error, note)
@@ -311,10 +325,12 @@ def reduction_problems(
     loss_fn: LossFn,
     reduction: str,
 ) -> Iterator[str]:
-    """Whether loss and gradients of a batch are the mean (or the sum) of those of its records, in evaluation mode.
+    """Whether loss and gradients of a batch are the mean (or the sum) of those of its records, in
+    evaluation mode.
 
-    Both are looked at: a model that still says the same about every record has one loss for all of them, however they are
-    weighed. Of the gradients the norms are compared, which need no memory to speak of.
+    Both are looked at: a model that still says the same about every record has one loss for all of
+    them, however they are weighed. Of the gradients the norms are compared, which need no memory to
+    speak of.
     """
 
     dtype = torch.float32
@@ -356,7 +372,8 @@ def reduction_problems(
         (~((found - wanted).abs() <= min(1e-2 * coarse, 0.2) * wanted.clamp_min(least))).sum()
     ):
         yield (
-            f"the gradients of {off} of {count} records are others in a batch than by themselves, with loss_reduction={reduction!r}: "
+            f"the gradients of {off} of {count} records are others in a batch than by themselves, "
+            f"with loss_reduction={reduction!r}: "
             + (
                 cause
                 or "the loss weighs records by what else is in the batch (class weights), or mixes them"
@@ -367,7 +384,9 @@ def reduction_problems(
 def misreduced(
     whole: float, own: list[float], reduction: str, cause: str = "", tolerance: float = 1e-3
 ) -> str:
-    """What is wrong with the loss of a batch, given those of its records alone; empty if nothing is."""
+    """What is wrong with the loss of a batch, given those of its records alone; empty if nothing
+    is.
+    """
     forms = {"mean": sum(own) / len(own), "sum": sum(own)}
 
     def near(form: str) -> bool:
@@ -379,7 +398,8 @@ def misreduced(
     if near(other):
         cause = f'it is their {other}: give make_private loss_reduction="{other}", or the loss reduction="{reduction}"'
     return (
-        f"the loss of {len(own)} records is {whole:.4g}, but loss_reduction={reduction!r} of their own losses is {forms[reduction]:.4g}: "
+        f"the loss of {len(own)} records is {whole:.4g}, but loss_reduction={reduction!r} of their "
+        f"own losses is {forms[reduction]:.4g}: "
         + (
             cause
             or "it divides by something else (ignore_index, class weights, a mean over tokens) or mixes records. Use zetaclip.losses, or "
@@ -397,7 +417,10 @@ def dry_run(
     reduction: str,
     collate_fn: Collate | None = None,
 ) -> list[str]:
-    """One forward and backward of a private module on a few records; what went wrong, by name. Leaves no trace."""
+    """One forward and backward of a private module on a few records; what went wrong, by name.
+
+    Leaves no trace.
+    """
     problems: list[str] = []
     examples = _Examples(module, batch, collate_fn)
     with untouched(), without_trace(module, layout, recorder) as buffers:
@@ -414,7 +437,9 @@ def dry_run(
 def _training_problems(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer, buffers: dict[str, Tensor]
 ) -> Iterator[str]:
-    """After a forward and a backward in training mode: gradients that did not come back, and buffers that moved."""
+    """After a forward and a backward in training mode: gradients that did not come back, and
+    buffers that moved.
+    """
     for name, parameter in zip(layout.names, layout.parameters, strict=True):
         used, came = (
             recorder.forwards.get(id(parameter), 0),
@@ -437,7 +462,8 @@ def _training_problems(
 def without_trace(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer
 ) -> Iterator[dict[str, Tensor]]:
-    """Inside, a private module may be run on any records: buffers and gradients are as before afterwards.
+    """Inside, a private module may be run on any records: buffers and gradients are as before
+    afterwards.
 
     Gives copies of the buffers by name.
     """

@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map
 
 from ..errors import LossError, OwnerWarning
 from ..randomness._forward import untouched
+from ._loader import PoissonLoader
+from ._loop import PrivateLoop
 from ._loss_check import PAIRS, WEIGHTED, verdict
 from ._loss_graph import classified
 from ._parity import (
@@ -27,10 +29,6 @@ from ._parity import (
     select_rows,
     without_trace,
 )
-
-if TYPE_CHECKING:
-    from ._run import Run
-    from ._sampling import PoissonLoader
 
 _COUNTS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _ONES = ("mask",)  # in the name of a field: a mask of zeros would hide the record
@@ -78,12 +76,12 @@ def _fitting(module: nn.Module, row: Any) -> int:
 
 
 def rehearse(
-    run: Run, source: PoissonLoader | MadeUp, loss_fn: LossFn, reduction: str | None = None
+    loop: PrivateLoop, source: PoissonLoader | MadeUp, loss_fn: LossFn, reduction: str | None = None
 ) -> None:
     """Compares loss and gradients of a few made-up records in a batch with those of each alone.
 
     Args:
-        run: the private run, between two batches.
+        loop: the private loop, between two batches.
         source: the run's loader, for the shapes of its first record; or made-up records.
         loss_fn: ``loss_fn(module, batch)``, as in ``engine.validate``.
         reduction: what the loss should be; by default the ``loss_reduction`` of the run.
@@ -91,14 +89,15 @@ def rehearse(
     Raises:
         LossError: the loss is reduced otherwise, or mixes records.
 
-    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and weights,
-    buffers and attributes of the module, are as before afterwards.
-    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own kind),
-    or that draws random numbers in evaluation mode, is not judged here; the first batch is, by its
-    graph. A GPU's own generator is not set back.
+    **Guarantee.** No record is looked at. The streams of torch on the CPU, numpy and Python, and
+    weights, buffers and attributes of the module, are as before afterwards.
+    **Edge cases.** A loss that can't be computed on such records (it may need labels of its own
+    kind), or that draws random numbers in evaluation mode, is not judged here; the first batch is,
+    by its graph. A GPU's own generator is not set back.
     """
-    module, device = run.module, run.layout.device
-    reduction = reduction or run.settings.loss_reduction
+    module, layout, recorder = loop.model.module, loop.model.layout, loop.model.recorder
+    device = layout.device
+    reduction = reduction or loop.settings.loss_reduction
 
     def finite(module: nn.Module, batch: Any) -> Tensor:
         loss = loss_fn(
@@ -112,7 +111,7 @@ def rehearse(
     tries = [source] if isinstance(source, MadeUp) else _from(source, module, device)
     problems: list[str] = []
     for examples in tries:
-        with untouched(), without_trace(module, run.layout, run.recorder), _attributes_kept(module):
+        with untouched(), without_trace(module, layout, recorder), _attributes_kept(module):
             try:
                 with torch.no_grad(), evaluating(module):
                     again = [float(finite(module, examples.batch)) for _ in range(2)]
@@ -121,9 +120,7 @@ def rehearse(
                 ):  # it draws noise of its own, other noise for each record alone
                     return
                 problems = list(
-                    reduction_problems(
-                        module, run.layout, run.recorder, examples, finite, reduction
-                    )
+                    reduction_problems(module, layout, recorder, examples, finite, reduction)
                 )
                 break
             except Exception:  # whatever is wrong with the model is told where it is trained
@@ -185,7 +182,7 @@ def _put_back(place: Any, value: Any) -> None:
         place.update(value)
 
 
-# -- make_private(criterion=...) ------------------------------------------------------------------
+# -- make_private(criterion=...)
 
 
 def check_criterion(
@@ -211,7 +208,8 @@ def check_criterion(
         )
     if not isinstance(row, (list, tuple)) or len(row) != 2:
         raise TypeError(
-            "criterion= needs a loader whose batches are (inputs, targets); for others use engine.validate"
+            "criterion= needs a loader whose batches are (inputs, targets); for others use "
+            "engine.validate"
         )
     device = next(module.parameters()).device
     with untouched():

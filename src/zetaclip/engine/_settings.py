@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import OwnerWarning
@@ -27,6 +27,13 @@ class Settings:
     normalize: str
     empty: str
 
+    def at_rate(self, sample_rate: float | None) -> Settings:
+        """These with another q, and so another L; None leaves them as they are."""
+        if sample_rate is None:
+            return self
+        size = sample_rate * self.num_examples
+        return replace(self, sample_rate=sample_rate, expected_batch_size=size)
+
     def steps_in(self, epochs: float) -> int:
         """How many updates so many epochs are."""
         if not (epochs > 0 and math.isfinite(epochs)):
@@ -45,7 +52,10 @@ def settings_for(
     normalize: str = "expected",
     empty: str = "noise",
 ) -> tuple[Settings, bool]:
-    """The constants that were asked for, each checked, and whether N was declared. Warns its caller's caller, who chose them."""
+    """The constants that were asked for, each checked, and whether N was declared.
+
+    Warnings point at the ``make_private`` call.
+    """
     found = len(loader.dataset)  # type: ignore[arg-type]
     if found == 0:
         raise ValueError("the dataset is empty")
@@ -59,14 +69,15 @@ def settings_for(
     size = int(found if num_examples is None else num_examples)
     if not declared:
         warnings.warn(
-            f"num_examples= was not given: N = {found} is taken from the data, which is private itself. Declare a public "
-            "nominal size (and sample_rate=) to keep the divisor and q independent of the data",
+            f"num_examples= was not given: N = {found} is taken from the data, which is private "
+            "itself. Declare a public nominal size (and sample_rate=) to keep the divisor and q "
+            "independent of the data",
             stacklevel=3,
         )
     elif abs(size - found) > 0.05 * size:
         warnings.warn(
-            f"num_examples = {size} was declared, but the dataset has {found} records; the guarantee holds, but the mean "
-            "gradient is scaled by the declared size",
+            f"num_examples = {size} was declared, but the dataset has {found} records; the "
+            "guarantee holds, but the mean gradient is scaled by the declared size",
             OwnerWarning,
             stacklevel=3,
         )

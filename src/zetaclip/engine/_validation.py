@@ -1,4 +1,6 @@
-"""What can be told about a module before any batch: which parts can't be trained privately, and what to use instead."""
+"""What can be told about a module before any batch: which parts can't be trained privately, and
+what to use instead.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def check_module(module: Any) -> None:
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
     if is_private(module):
         raise ValueError(
-            "this module is private already: its layers report to another engine. Call detach() on that engine first, or copy "
-            "the module (copy.deepcopy gives a plain one)"
+            "this module is private already: its layers report to another engine. Call detach() on "
+            "that engine first, or copy the module (copy.deepcopy gives a plain one)"
         )
     for name, part in module.named_modules():
         reason = _WRAPPERS.get(type(part).__name__)
@@ -63,21 +65,23 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
                 yield Refusal(
                     name,
                     kind,
-                    "its output for one record depends on the others in the batch. Use nn.GroupNorm or nn.LayerNorm "
-                    "(opacus.validators.ModuleValidator.fix(module) replaces every BatchNorm by a GroupNorm), or freeze it with "
-                    "eval()",
+                    "its output for one record depends on the others in the batch. Use "
+                    "nn.GroupNorm or nn.LayerNorm (opacus.validators.ModuleValidator.fix(module) "
+                    "replaces every BatchNorm by a GroupNorm), or freeze it with eval()",
                 )
         elif isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
             yield Refusal(
                 name,
                 kind,
-                "max_norm rewrites the rows that the records use, in forward; build it with max_norm=None",
+                "max_norm rewrites the rows that the records use, in forward; build it with "
+                "max_norm=None",
             )
         elif isinstance(part, _NormBase) and part.track_running_stats and part.training:
             yield Refusal(
                 name,
                 kind,
-                "it keeps running statistics of the records; build it with track_running_stats=False",
+                "it keeps running statistics of the records; build it with "
+                "track_running_stats=False",
             )
         if old_hook(part):
             yield Refusal(name, kind, OLD_HOOK)
@@ -94,7 +98,8 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
             yield Refusal(
                 name,
                 "parameter",
-                "it is sharded over a device mesh (DTensor: tensor parallel or FSDP2), which is not supported",
+                "it is sharded over a device mesh (DTensor: tensor parallel or FSDP2), which is "
+                "not supported",
             )
         elif parameter.requires_grad and not parameter.is_floating_point():
             yield Refusal(
@@ -117,15 +122,16 @@ def trained_parameters(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.
     missing = [name for name, p in named.items() if id(p) not in held]
     if missing:
         raise ValidationError(
-            f"{_few(missing)}: trainable, but not in the optimizer. Give it to the optimizer, or freeze it with "
-            "requires_grad_(False)"
+            f"{_few(missing)}: trainable, but not in the optimizer. Give it to the optimizer, or "
+            "freeze it with requires_grad_(False)"
         )
     own = {id(p) for p in module.parameters()}
     strangers = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     if strangers:
         raise ValidationError(
-            f"the optimizer holds {strangers} parameter tensor(s) that are not the module's; they would be trained without "
-            "privacy. Build the optimizer from module.parameters() of this very module"
+            f"the optimizer holds {strangers} parameter tensor(s) that are not the module's; they "
+            "would be trained without privacy. Build the optimizer from module.parameters() of "
+            "this very module"
         )
     return named
 
@@ -139,8 +145,8 @@ def claim(named: dict[str, nn.Parameter]) -> None:
         held = _PRIVATE.get(id(parameter))
         if held is not None and held() is parameter:
             raise ValidationError(
-                f"{name} is trained privately by another engine already; one parameter can't have two ledgers. Share it within one "
-                "module, or detach() the other engine"
+                f"{name} is trained privately by another engine already; one parameter can't have "
+                "two ledgers. Share it within one module, or detach() the other engine"
             )
     for parameter in named.values():
         _PRIVATE[id(parameter)] = weakref.ref(parameter)

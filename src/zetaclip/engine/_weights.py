@@ -17,11 +17,13 @@ from ..gradients import Layout, rows
 class Weights:
     """Moves the trained parameters while a batch is out, and puts them back.
 
-    On the CPU the moved weights are written to memory of their own, and the parameters point there meanwhile: θ itself is neither
-    copied nor touched. Elsewhere, or where other tensors share a parameter's memory and must move along, θ is copied away and back.
+    On the CPU the moved weights are written to memory of their own, and the parameters point there
+    meanwhile: θ itself is neither copied nor touched. Elsewhere, or where other tensors share a
+    parameter's memory and must move along, θ is copied away and back.
 
-    **Guarantee.** After ``restore`` the parameters are bit for bit what they were before ``move``, in the same memory: nothing is
-    subtracted. θ is kept before anything moves, so an interrupt in between can't lose it.
+    **Guarantee.** After ``restore`` the parameters are bit for bit what they were before ``move``,
+    in the same memory: nothing is subtracted. θ is kept before anything moves, so an interrupt in
+    between can't lose it.
     """
 
     def __init__(self, layout: Layout, module: nn.Module) -> None:
@@ -33,7 +35,10 @@ class Weights:
         self._lent = _lendable(layout.parameters, module)
 
     def move(self, vector: Tensor, distance: float) -> None:
-        """Goes so far along a flat vector. One that has no direction, zero or not finite, moves nothing."""
+        """Goes so far along a flat vector.
+
+        One that has no direction, zero or not finite, moves nothing.
+        """
         if vector.shape != (self._layout.numel,):
             raise ValueError(
                 f"a direction of shape {tuple(vector.shape)} for {self._layout.numel} parameters"
@@ -66,7 +71,8 @@ class Weights:
             return
         moved = [p.data if self._lent else p.detach().clone() for p in self._layout.parameters]
         with ExitStack() as kept:
-            # In the end the parameters are what they were, and must not look as if somebody had written to them.
+            # In the end the parameters are what they were, and must not look as if somebody had
+            # written to them.
             for parameter in self._layout.parameters:
                 kept.enter_context(_unsafe_preserve_version_counter(parameter))
             self._put(self._theta)
@@ -107,7 +113,9 @@ class Weights:
 
 
 def _lendable(parameters: Sequence[Tensor], module: nn.Module) -> bool:
-    """Whether no other tensor of the module, and no other process, would still see θ where a parameter points elsewhere."""
+    """Whether no other tensor of the module, and no other process, would still see θ where a
+    parameter points elsewhere.
+    """
     users = Counter(
         tensor.untyped_storage().data_ptr()
         for tensor in (*module.parameters(), *module.buffers())

@@ -10,13 +10,13 @@ from .rules import LAYER_RULES, LayerRule, layer_rule
 
 __all__ = [
     "LAYER_RULES",
+    "CaptureBuffer",
     "CaptureError",
     "Chunk",
+    "LayerCapture",
     "LayerRule",
     "Layout",
-    "CaptureBuffer",
     "Refusal",
-    "LayerCapture",
     "is_private",
     "layer_rule",
     "make_shadows",

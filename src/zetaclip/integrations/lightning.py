@@ -41,9 +41,9 @@ except ImportError as problem:
 
 from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoints
+from ..engine._loop import PrivateLoop
 from ..engine._optimizer import PrivateOptimizer
 from ..engine._rehearsal import rehearse
-from ..engine._run import Run
 from .terms import EpsilonEstimate, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy"]
@@ -84,7 +84,7 @@ class Privacy(Callback):
         self._resumed: dict[str, Any] | None = None
         # Secrets of checkpoints that Lightning is about to write, by identity. They are never part
         # of what it writes.
-        self._secrets: dict[str, tuple[Run, dict[str, Any]]] = {}
+        self._secrets: dict[str, tuple[PrivateLoop, dict[str, Any]]] = {}
         self._before = 0
         self._warned = False
 
@@ -124,7 +124,7 @@ class Privacy(Callback):
             pl_module, trainer.optimizers[0], loader, steps, earlier
         )
         with _unlogged(trainer, pl_module):
-            rehearse(private._run, poisson, functools.partial(_training_loss, trainer))
+            rehearse(private._loop, poisson, functools.partial(_training_loss, trainer))
         self._updates = Updates(poisson, private)
         self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
         trainer.strategy.optimizers = [self._optimizer]
@@ -220,11 +220,11 @@ class Privacy(Callback):
         """Adds the engine's public state to the checkpoint."""
         if self.engine is None:
             return
-        run = self.engine._private()
-        with run.weights.restored():
-            public, secret = checkpoints.collect(run, None)
+        loop = self.engine._private()
+        with loop.model.weights.restored():
+            public, secret = checkpoints.collect(loop, None)
             weights = public.pop("module")
-            if not run.between_batches:
+            if loop.batch is not None:
                 # An exception inside an update: Lightning may have saved perturbed weights.
                 checkpoint["state_dict"] = {
                     name: value.detach().clone() for name, value in weights.items()
@@ -232,7 +232,7 @@ class Privacy(Callback):
         public.pop("optimizer")  # Lightning saves both itself
         checkpoint[_KEY] = public
         self._secrets.clear()  # of a checkpoint that was never written
-        self._secrets[public["identity"]] = (run, secret)
+        self._secrets[public["identity"]] = (loop, secret)
 
     def _resume(self, trainer: Trainer, loaded: dict[str, Any]) -> None:
         assert self._updates is not None
@@ -263,7 +263,7 @@ class _WholeStep(PrivateOptimizer):
         trainer: Trainer,
         pl_module: LightningModule,
     ) -> None:
-        super().__init__(private.inner, private._run)
+        super().__init__(private.inner, private._loop)
         self._updates, self._trainer, self._pl_module = updates, trainer, pl_module
 
     def step(self, closure: Any = None) -> Any:
@@ -278,7 +278,9 @@ class _WholeStep(PrivateOptimizer):
 class _PrivateFiles(CheckpointIO):
     """Lightning's checkpoint files, each with its secret streams in a separate file beside it."""
 
-    def __init__(self, inner: CheckpointIO, secrets: dict[str, tuple[Run, dict[str, Any]]]) -> None:
+    def __init__(
+        self, inner: CheckpointIO, secrets: dict[str, tuple[PrivateLoop, dict[str, Any]]]
+    ) -> None:
         self.inner, self._secrets = inner, secrets
 
     def save_checkpoint(
@@ -294,15 +296,15 @@ class _PrivateFiles(CheckpointIO):
                 "private checkpoints need a folder on this machine: the secret streams are written"
                 " beside them"
             )
-        run, streams = self._secrets.pop(identity)
+        loop, streams = self._secrets.pop(identity)
         hidden = secret_path(Path(path))
         hidden.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint[_KEY]["home"] = checkpoints.home_from(run, hidden.parent)
+        checkpoint[_KEY]["home"] = loop.log.home_from(hidden.parent)
         kept = checkpoints.read_private(hidden)
         checkpoints.write_private(hidden, {**kept, identity: streams})
         self.inner.save_checkpoint(checkpoint, path, storage_options)
         checkpoints.write_private(hidden, {identity: streams})
-        run.watch(hidden.parent)
+        loop.log.watch(hidden.parent)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: Any = None

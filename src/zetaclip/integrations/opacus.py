@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..control.base import Controller, Probe, bound_probe
+from ..control.base import BoundProbe, Controller, bound_probe
 
 # In the first, one max_grad_norm both clips and scales the noise; in the second, the module clips.
 # Per-layer, adaptive and distributed optimizers keep C elsewhere or change it themselves.
@@ -33,7 +33,7 @@ class AttachedSpectral:
     """
 
     def __init__(
-        self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: Probe
+        self, optimizer: Any, module: Any, hooks: Any, controller: Controller, probe: BoundProbe
     ) -> None:
         self.optimizer = optimizer
         self.controller = controller
@@ -77,9 +77,7 @@ class AttachedSpectral:
         """
         self._handle.remove()
         self.optimizer.zetaclip_controller = None
-        finish = getattr(self.controller, "finish", None)
-        if finish is not None:
-            finish(self.state)
+        self.controller.finish(self.state)
 
     def _after_update(self, *_: Any) -> None:
         self.steps += 1

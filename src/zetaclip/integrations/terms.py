@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from ..accounting import affordable, epsilon
 from ..engine import PrivacyEngine
 from ..engine import _checkpoint as checkpoint
+from ..engine._dataset_checks import check_loader
+from ..engine._loader import PoissonLoader
 from ..engine._optimizer import PrivateOptimizer
-from ..engine._sampling import PoissonLoader, check_loader
 from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..methods import _table as methods
@@ -140,7 +141,7 @@ class Terms:
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
         if earlier is not None:
-            engine.ledger.header = checkpoint._joined(engine.ledger.header, earlier.header)
+            engine.ledger.header = checkpoint.joined(engine.ledger.header, earlier.header)
             engine.ledger.merge(earlier.rows())
         return engine, made[1], made[2]
 
@@ -194,7 +195,7 @@ class Updates:
         self.limit: int | None = None
         # The state that torch's own generators are set to before the first item.
         self.rewind: dict[str, Tensor] | None = None
-        self._run = optimizer._run
+        self._loop = optimizer._loop
         self._chunks: Iterator[Any] = iter(())
 
     @property
@@ -212,10 +213,10 @@ class Updates:
 
     def __iter__(self) -> Iterator[Any]:
         if self.rewind is not None:
-            set_users_streams(self.rewind, self._run.layout.device)
+            set_users_streams(self.rewind, self._loop.model.layout.device)
             self.rewind = None
         self._chunks = iter(self.loader)
-        while self.limit is None or self._run.step_count < self.limit:
+        while self.limit is None or self._loop.state.step < self.limit:
             try:
                 chunk = next(self._chunks)
             except StopIteration:  # the end of the engine's epoch, not of the framework's
@@ -239,12 +240,14 @@ class Updates:
         """
         found = hidden.exists()
         try:
-            checkpoint.restore(self._run, public, place, hidden if found else None)
+            checkpoint.restore(self._loop, public, place, hidden if found else None)
         except checkpoint.CheckpointError as problem:
-            if "fresh streams" not in str(problem) or hidden.name in str(problem):
+            if problem.remedy is not checkpoint.Remedy.FRESH_STREAMS:
                 raise
             raise checkpoint.CheckpointError(
-                f"{problem}; to do so here, resume without {hidden.name}"
+                problem.reason,
+                problem.remedy,
+                f". To go on with fresh streams, resume without {hidden.name}",
             ) from None
         if found:
             # Frameworks draw from torch's generator before the first batch; the user's code must
@@ -260,7 +263,7 @@ class Updates:
 
     def rest(self) -> Iterator[Any]:
         """The chunks and passes that are still needed to complete the current update."""
-        while not (self._run.between_batches and self._run.phase == 0):
+        while self._loop.batch is not None or self._loop.state.phase:
             yield next(self._chunks)
 
     # The engine keeps the position in the epoch, so frameworks that ask get an empty state.

@@ -181,8 +181,8 @@ class PrivateTrainer(Trainer):
             earlier,
             loss_reduction="sum",
         )
-        self._private._run.losses.by_hand("mean", _MEAN_OVER_ROWS)
-        rehearse(self._private._run, loader, self._loss_of, "mean")
+        self._private._loop.model.losses.by_hand("mean", _MEAN_OVER_ROWS)
+        rehearse(self._private._loop, loader, self._loss_of, "mean")
         self._updates = Updates(loader, self._private)
         if resume_from_checkpoint is not None:
             self._restore(Path(resume_from_checkpoint))
@@ -296,9 +296,9 @@ class PrivateTrainer(Trainer):
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared)
             self._check_loss(loss)
-            private._run.losses.look((loss,), (None,))
+            private._loop.model.losses.look((loss,), (None,))
             # Times the rows, so that no gradient is divided before it is rounded to half precision.
-            (loss * private._run.recorder.rows).backward()
+            (loss * private._loop.model.recorder.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
         if updates.limit is not None and engine.updates >= updates.limit:
@@ -388,20 +388,20 @@ class PrivateTrainer(Trainer):
 
     def _save_engine(self, folder: Path) -> None:
         assert self.engine is not None
-        run = self.engine._private()
-        with run.weights.restored():
-            public, secret = checkpoints.collect(run, folder.parent)
+        loop = self.engine._private()
+        with loop.model.weights.restored():
+            public, secret = checkpoints.collect(loop, folder.parent)
         for name in ("module", "optimizer"):  # the trainer saves them itself
             del public[name]
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
         with replace_file(folder / _STATE) as file:
             torch.save(public, file)
-        run.watch(folder.parent)  # not in the checkpoint, which the trainer removes later
+        loop.log.watch(folder.parent)  # not in the checkpoint, which the trainer removes later
 
     def _restore(self, folder: Path) -> None:
         assert self.engine is not None and self._updates is not None
-        run = self.engine._private()
+        loop = self.engine._private()
         if not (folder / _STATE).exists():
             warnings.warn(
                 f"{folder.name} holds no private state: the ledger does not contain what was"
@@ -409,11 +409,13 @@ class PrivateTrainer(Trainer):
                 stacklevel=2,
             )
             return
-        public = torch.load(folder / _STATE, map_location=run.layout.device, weights_only=True)
+        public = torch.load(
+            folder / _STATE, map_location=loop.model.layout.device, weights_only=True
+        )
         # The trainer has loaded both already.
         public |= {
-            "module": run.module.state_dict(),
-            "optimizer": copy.deepcopy(run.optimizer.state_dict()),
+            "module": loop.model.module.state_dict(),
+            "optimizer": copy.deepcopy(loop.update.optimizer.state_dict()),
         }
         self._updates.resume(public, folder.parent, secret_path(Path(os.path.abspath(folder))))
 
@@ -425,12 +427,12 @@ class _Taken(PrivateOptimizer):
     """
 
     def __init__(self, private: PrivateOptimizer) -> None:
-        super().__init__(private.inner, private._run)
-        self._seen = private._run.step_count
+        super().__init__(private.inner, private._loop)
+        self._seen = private._loop.state.step
 
     def step(self, closure: Any = None) -> Any:
         """Checks that one private update was taken."""
-        taken, self._seen = self._run.step_count - self._seen, self._run.step_count
+        taken, self._seen = self._loop.state.step - self._seen, self._loop.state.step
         if taken != 1:
             raise RuntimeError(
                 f"the trainer counted a step in which {taken} private updates were taken:"

@@ -5,17 +5,17 @@
 ``names()`` lists them; ``Method`` composes a clip rule, a controller, passes and an update.
 """
 
-from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
+from ._composition import Method, NoiseBudget, NoiseSchedule, Pass, Plan, at, same_for_all
 from ._table import get, names
 from ._updates import AdamBC, WeightAverage
 
 __all__ = [
     "AdamBC",
-    "Budget",
     "Method",
+    "NoiseBudget",
+    "NoiseSchedule",
     "Pass",
     "Plan",
-    "Schedule",
     "WeightAverage",
     "at",
     "get",

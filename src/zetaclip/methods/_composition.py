@@ -1,6 +1,8 @@
-"""What a method is: one frozen composition of clip rule, controller, passes and update, and how a budget becomes noise.
+"""What a method is: one frozen composition of clip rule, controller, passes and update, and how a
+budget becomes noise.
 
-Nothing here is an engine. The engine runs any composition; a new method is a new value of ``Method``.
+Nothing here is an engine. The engine runs any composition; a new method is a new value of
+``Method``.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from torch.optim import Optimizer
 from ..clipping import ClipRule, Extra, Flat
 from ..control import Constant, Controller, Released
 from ..ledger import Event
-from ._updates import build, check_family
+from ._updates import NoiseAware, build, check_family
 
 # σ at each update, public: a number, or a function of the number of updates done.
-Schedule = float | Callable[[int], float]
+NoiseSchedule = float | Callable[[int], float]
 
 
-def at(schedule: Schedule, step: int) -> float:
+_PUBLIC = {ClipRule: "zetaclip.ClipRule", Controller: "zetaclip.control.Controller"}
+
+
+def at(schedule: NoiseSchedule, step: int) -> float:
     """The value of a schedule at a step."""
     return float(schedule(step) if callable(schedule) else schedule)
 
@@ -34,9 +39,10 @@ def at(schedule: Schedule, step: int) -> float:
 class Pass:
     """One private gradient of an update.
 
-    ``batch`` says where its records come from: "fresh" (a Poisson batch of its own) or "same" (the records of the
-    pass before). ``perturb(releases, memory)`` gives a flat vector and how far to go along it with the weights while the
-    batch is out, or None; it sees this update's releases so far and what ``Method.remember`` kept.
+    ``batch`` says where its records come from: "fresh" (a Poisson batch of its own) or "same" (the
+    records of the pass before). ``perturb(releases, memory)`` gives a flat vector and how far to go
+    along it with the weights while the batch is out, or None; it sees this update's releases so far
+    and what ``Method.remember`` kept.
     """
 
     name: str = "descent"
@@ -47,13 +53,13 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Budget:
+class NoiseBudget:
     """What a method may spend, in DP-SGD's currency: T steps of (q, z).
 
     ``expected_batch_size`` is L; ``steps`` and ``delta`` are None where the user did not say.
     """
 
-    noise_multiplier: Schedule
+    noise_multiplier: NoiseSchedule
     sample_rate: float
     steps: int | None = None
     delta: float | None = None
@@ -75,11 +81,12 @@ class Budget:
 class Plan:
     """What a budget comes to: the noise multiplier of each pass's sum, in order.
 
-    ``steps`` is how many updates it holds for (None: any). ``rule`` is the clip rule with what it takes from the budget
-    (the noise of its own queries, L), and ``sample_rate`` another q than DP-SGD's; None leaves them as they are.
+    ``steps`` is how many updates it holds for (None: any). ``rule`` is the clip rule with what it
+    takes from the budget (the noise of its own queries, L), and ``sample_rate`` another q than
+    DP-SGD's; None leaves them as they are.
     """
 
-    noise_multipliers: tuple[Schedule, ...]
+    noise_multipliers: tuple[NoiseSchedule, ...]
     steps: int | None = None
     rule: ClipRule | None = None
     sample_rate: float | None = None
@@ -99,7 +106,8 @@ class Plan:
     ) -> list[Event]:
         """What updates from ``start`` to ``stop`` will release.
 
-        A rule's own query, of multiplier ``beside``, counts with the sum that it stands beside; passes over the same records count as one.
+        A rule's own query, of multiplier ``beside``, counts with the sum that it stands beside;
+        passes over the same records count as one.
         """
         counts: Counter[float] = Counter()
         moving = any(callable(schedule) for schedule in self.noise_multipliers)
@@ -120,7 +128,7 @@ class Plan:
         return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
 
 
-def same_for_all(budget: Budget) -> Plan:
+def same_for_all(budget: NoiseBudget) -> Plan:
     """One pass a step at the budget's own multiplier."""
     return Plan((budget.noise_multiplier,))
 
@@ -129,23 +137,27 @@ def same_for_all(budget: Budget) -> Plan:
 class Method:
     """Everything that distinguishes a private method, as data.
 
-    The composition: ``plan(budget)`` turns what DP-SGD would draw into what this method draws; one whose multipliers
-    depend on the number of steps sets ``needs_steps``. ``remember(released)`` keeps released tensors for later
-    perturbations; the optimizer and the user get gradients in other memory than those. ``fixed`` names what ``clipping=`` may replace
-    only by its own kind: "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the rule has it as
-    its keyword ``rule`` (``functools.partial``), where a replacement finds it. ``family`` is the update that ``optimizer`` builds, with
-    ``update`` as its options; other families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing is.
+    The composition: ``plan(budget)`` turns what DP-SGD would draw into what this method draws; one
+    whose multipliers depend on the number of steps sets ``needs_steps``. ``remember(released)``
+    keeps released tensors for later perturbations; the optimizer and the user get gradients in
+    other memory than those. ``fixed`` names what ``clipping=`` may replace only by its own kind:
+    "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the
+    rule has it as its keyword ``rule`` (``functools.partial``), where a replacement finds it.
+    ``family`` is the update that ``optimizer`` builds, with ``update`` as its options; other
+    families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing
+    is.
 
-    The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the published, coupled form
-    (None: the literature gives none). ``options`` maps each option to (default, meaning), ``chosen`` to its value.
-    ``weight_average`` is the decay of the averaged weights that the method evaluates, if it does.
+    The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the
+    published, coupled form (None: the literature gives none). ``options`` maps each option to
+    (default, meaning), ``chosen`` to its value. ``weight_average`` is the decay of the averaged
+    weights that the method evaluates, if it does.
     """
 
     name: str = "dp-sgd"
     rule: ClipRule = field(default_factory=Flat)
     controller: Controller = field(default_factory=lambda: Constant(1.0))
     passes: tuple[Pass, ...] = (Pass(),)
-    plan: Callable[[Budget], Plan] = same_for_all
+    plan: Callable[[NoiseBudget], Plan] = same_for_all
     needs_steps: bool = False
     remember: Callable[[Released], dict[str, Tensor]] | None = None
     fixed: Collection[str] = frozenset()
@@ -173,42 +185,53 @@ class Method:
                 raise ValueError(
                     f"method {self.name!r}: a pass's batch is 'fresh' or 'same', not {part.batch!r}"
                 )
+        for value, kind in ((self.rule, ClipRule), (self.controller, Controller)):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"method {self.name!r}: {type(value).__name__} must subclass {_PUBLIC[kind]}"
+                )
 
     def optimizer(
         self, params: Iterable[Any], lr: float | None = None, **options: Any
     ) -> Optimizer:
-        """The method's own optimizer; ``options`` are those of its family (momentum, betas, weight_decay ...)."""
+        """The method's own optimizer; ``options`` are those of its family (momentum, betas,
+        weight_decay ...).
+        """
         return build(self.family, params, self.lr if lr is None else lr, {**self.update, **options})
 
     def check_update(self, optimizer: Optimizer) -> None:
         """Refuses an optimizer that this method is not."""
         if not self.any_update:
             check_family(self.name, self.family, optimizer)
-        if hasattr(optimizer, "set_noise_std") and hasattr(self.rule, "transform"):
+        if isinstance(optimizer, NoiseAware) and self.rule.maps:
             raise ValueError(
-                f"{type(optimizer).__name__} subtracts one noise variance from every coordinate, but method {self.name!r} gives "
-                "each coordinate its own; use SGD, Adam or AdamW"
+                f"{type(optimizer).__name__} subtracts one noise variance from every coordinate, "
+                f"but method {self.name!r} gives each coordinate its own; use SGD, Adam or AdamW"
             )
 
-    def planned(self, budget: Budget) -> tuple[Method, Plan]:
+    def planned(self, budget: NoiseBudget) -> tuple[Method, Plan]:
         """The plan for a budget, and this method with the rule that the plan brings."""
         if self.needs_steps and (budget.steps is None or budget.delta is None):
             raise ValueError(
-                f"the noise of method {self.name!r} depends on the number of steps: give epochs= and target_delta= too"
+                f"the noise of method {self.name!r} depends on the number of steps: give epochs= "
+                "and target_delta= too"
             )
         self._check_signal()
         plan = self.plan(budget)
         if len(plan.noise_multipliers) != len(self.passes):
             raise ValueError(
-                f"method {self.name!r} plans noise for {len(plan.noise_multipliers)} passes, not {len(self.passes)}"
+                f"method {self.name!r} plans noise for {len(plan.noise_multipliers)} passes, not "
+                f"{len(self.passes)}"
             )
         plan.check(self.name, budget.steps)
         completed = self if plan.rule is None else replace(self, rule=plan.rule)
         completed._check_noise()
         return completed, plan
 
-    def multipliers(self, budget: Budget) -> dict[str, tuple[float, float]]:
-        """What each query would be noised with under this budget: query -> multipliers at the first and last step."""
+    def multipliers(self, budget: NoiseBudget) -> dict[str, tuple[float, float]]:
+        """What each query would be noised with under this budget: query -> multipliers at the first
+        and last step.
+        """
         method, plan = self.planned(budget)
         last = max(0, (budget.steps or 1) - 1)
         found = {}
@@ -222,15 +245,13 @@ class Method:
 
     def _extras(self) -> dict[str, Extra]:
         """What the rule releases beside the sum, as an empty batch has it."""
-        extras = getattr(self.rule, "extras", None)
-        return (
-            {}
-            if extras is None
-            else extras(torch.zeros(0, dtype=torch.float64), float(self.controller.init().clip))
-        )
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return self.rule.extras(nothing, float(self.controller.init().clip))
 
     def beside(self) -> float | None:
-        """The multiplier of all own queries of the rule together, which stand beside each sum; None if it has none."""
+        """The multiplier of all own queries of the rule together, which stand beside each sum; None
+        if it has none.
+        """
         own = [
             e.noise_multiplier or 0.0 for e in self._extras().values() if e.sensitivity is not None
         ]
@@ -240,15 +261,16 @@ class Method:
 
     @property
     def _plan_completes_rule(self) -> bool:
-        return "rule" in getattr(self.plan, "keywords", {})
+        return isinstance(self.plan, partial) and "rule" in self.plan.keywords
 
     def _check_signal(self) -> None:
         """The controller reads nothing that the rule does not release."""
-        needed = getattr(self.controller, "needs", None)
+        needed = self.controller.needs
         if needed is not None and needed not in self._extras():
             raise ValueError(
-                f"the controller {type(self.controller).__name__} reads the query {needed!r}, which the clip rule {self.rule.name!r} of method "
-                f"{self.name!r} does not release: use one of the methods that bring both (quantile, dp-adam-ac, slaclip), with "
+                f"the controller {type(self.controller).__name__} reads the query {needed!r}, "
+                f"which the clip rule {self.rule.name!r} of method {self.name!r} does not release: "
+                "use one of the methods that bring both (quantile, dp-adam-ac, slaclip), with "
                 "this controller as clipping="
             )
 
@@ -257,18 +279,22 @@ class Method:
         for name, extra in self._extras().items():
             if extra.sensitivity is not None and extra.noise_multiplier is None:
                 raise ValueError(
-                    f"the clip rule {self.rule.name!r} releases {name!r} beside the sum and has no noise_multiplier for it: give "
-                    "it one, or use a method that plans it, such as quantile"
+                    f"the clip rule {self.rule.name!r} releases {name!r} beside the sum and has no "
+                    "noise_multiplier for it: give it one, or use a method that plans it, such as "
+                    "quantile"
                 )
 
-    def check_budgeted(self, budget: Budget) -> None:
-        """Refuses a rule whose own query would come on top of the budget, because the plan does not know of it."""
+    def check_budgeted(self, budget: NoiseBudget) -> None:
+        """Refuses a rule whose own query would come on top of the budget, because the plan does not
+        know of it.
+        """
         own = [name for name, extra in self._extras().items() if extra.sensitivity is not None]
         if own and self.planned(budget)[1].rule is None:
             raise ValueError(
-                f"the clip rule {self.rule.name!r} releases {own[0]!r} beside the sum, and the noise of method {self.name!r} is "
-                "chosen for the sum alone: the target ε would be exceeded. Use a method that plans both, such as quantile, or "
-                "make_private with a noise_multiplier; the ledger counts both"
+                f"the clip rule {self.rule.name!r} releases {own[0]!r} beside the sum, and the "
+                f"noise of method {self.name!r} is chosen for the sum alone: the target ε would be "
+                "exceeded. Use a method that plans both, such as quantile, or make_private with a "
+                "noise_multiplier; the ledger counts both"
             )
 
     def with_clipping(self, clipping: Any) -> Method:
@@ -282,12 +308,14 @@ class Method:
         if isinstance(clipping, (int, float)) and not isinstance(clipping, bool):
             return self._replaced("controller", Constant(clipping))
         raise TypeError(
-            f"clipping= takes a number, a controller or a clip rule, not {type(clipping).__name__}; a whole method goes "
-            "into method="
+            "clipping= takes a number, a controller or a clip rule, not "
+            f"{type(clipping).__name__}: a rule of your own must subclass {_PUBLIC[ClipRule]}, a "
+            f"controller {_PUBLIC[Controller]}; a whole method goes into method="
         )
 
     def _replaced(self, part: str, value: Any) -> Method:
-        if part in self.fixed and type(value) is not type(getattr(self, part)):
+        own = self.rule if part == "rule" else self.controller
+        if part in self.fixed and type(value) is not type(own):
             reason = f": {self.fixed[part]}" if isinstance(self.fixed, Mapping) else ""
             start = (
                 "; its starting norm is the method's option clip="
@@ -295,7 +323,8 @@ class Method:
                 else ""
             )
             raise ValueError(
-                f"method {self.name!r} brings its own clip {part}, which clipping= can't replace{reason}{start}"
+                f"method {self.name!r} brings its own clip {part}, which clipping= can't "
+                f"replace{reason}{start}"
             )
         changes = {part: value}
         if part == "rule" and self._plan_completes_rule:

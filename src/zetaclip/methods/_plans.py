@@ -1,8 +1,9 @@
 """From what DP-SGD would spend to the noise of a method that releases something else.
 
-Every function here takes a budget, T steps of (q, z), and returns a ``Plan`` that costs no more than it. Queries
-on one batch with multipliers s_k cost what one with (Σ s_k⁻²)^(-1/2) costs, which has a closed form; other batches, another q
-or a moving σ are solved with the accountant that the budget names.
+Every function here takes a budget, T steps of (q, z), and returns a ``Plan`` that costs no more
+than it. Queries on one batch with multipliers s_k cost what one with (Σ s_k⁻²)^(-1/2) costs, which
+has a closed form; other batches, another q or a moving σ are solved with the accountant that the
+budget names.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 from ..accounting import calibrate, epsilon
 from ..accounting._accounting import AccountingError
 from ..ledger import Event
-from ._composition import Budget, Plan, Schedule, at
+from ._composition import NoiseBudget, NoiseSchedule, Plan, at
 
 
-def mapped(schedule: Schedule, change: Callable[[float], float]) -> Schedule:
+def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSchedule:
     """The same change at every step of a schedule."""
     if not callable(schedule):
         return change(float(schedule))
@@ -27,10 +28,12 @@ def mapped(schedule: Schedule, change: Callable[[float], float]) -> Schedule:
     return lambda step: change(float(moving(step)))
 
 
-def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Plan:
-    """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2).
+def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -> Plan:
+    """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2
+    σ_b)⁻²)^(-1/2).
 
-    Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most 3.3 %.
+    Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most
+    3.3 %.
     """
     assert budget.expected_batch_size is not None
     given = sigma_b is not None
@@ -44,8 +47,8 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
         if z >= count:
             otherwise = f" (twice that, {z:.4g}, costs little), or leave it out" if given else ""
             raise ValueError(
-                f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost more than all of it. Set "
-                f"sigma_b above {z / 2:.4g}{otherwise}"
+                f"sigma_b = {count / 2:g} is too small for this budget: the count alone would cost "
+                f"more than all of it. Set sigma_b above {z / 2:.4g}{otherwise}"
             )
         return (z**-2 - count**-2) ** -0.5
 
@@ -54,19 +57,19 @@ def beside_count(budget: Budget, rule: Any, sigma_b: float | None = None) -> Pla
     )
 
 
-def exact_count(budget: Budget, rule: Any) -> Plan:
+def exact_count(budget: NoiseBudget, rule: Any) -> Plan:
     """The count without noise, as published: no ε can be claimed, and the ledger's is infinite."""
     return Plan((budget.noise_multiplier,), rule=replace(rule, noise_multiplier=0.0))
 
 
-def same_batch(budget: Budget, share: float) -> Plan:
+def same_batch(budget: NoiseBudget, share: float) -> Plan:
     """Two sums on one batch; the first takes ``share`` of the precision 1/z²."""
     first, second = share**-0.5, (1 - share) ** -0.5
     z = budget.noise_multiplier
     return Plan((mapped(z, lambda value: first * value), mapped(z, lambda value: second * value)))
 
 
-def two_batches(budget: Budget, share: float) -> Plan:
+def two_batches(budget: NoiseBudget, share: float) -> Plan:
     """Two sums, each on a fresh batch: 2T steps that together cost what T steps of (q, z) do."""
     assert budget.steps is not None
     ratio = math.sqrt((1 - share) / share)
@@ -95,8 +98,10 @@ class Decay:
         ]
 
 
-def decaying(budget: Budget, ratio: float, floor: float) -> Plan:
-    """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the budget."""
+def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
+    """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the
+    budget.
+    """
     assert budget.steps is not None and budget.steps_per_epoch is not None
     if callable(budget.noise_multiplier):
         raise ValueError(
@@ -104,21 +109,23 @@ def decaying(budget: Budget, ratio: float, floor: float) -> Plan:
         )
     if floor and floor >= budget.noise_multiplier > 0:
         raise ValueError(
-            f"sigma_min = {floor:g} is not below {budget.noise_multiplier:.4g}, the constant noise of this budget: nothing could "
-            "decay. Lower it, or use dp-adamw"
+            f"sigma_min = {floor:g} is not below {budget.noise_multiplier:.4g}, the constant noise "
+            "of this budget: nothing could decay. Lower it, or use dp-adamw"
         )
     q, steps, epoch = budget.sample_rate, budget.steps, budget.steps_per_epoch
     start = _solved(budget, lambda s: Decay(s, ratio, floor, epoch).events(q, steps))
     return Plan((Decay(start, ratio, floor if start else 0.0, epoch),), steps=steps)
 
 
-def capped_rate(budget: Budget, cap: float, unsound: bool) -> Plan:
-    """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is included."""
+def capped_rate(budget: NoiseBudget, cap: float, unsound: bool) -> Plan:
+    """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is
+    included.
+    """
     rate = cap * budget.sample_rate
     if rate > 1:
         raise ValueError(
-            f"cap = {cap:g} times the sampling rate {budget.sample_rate:.4g} is {rate:.4g}, and a probability is at most 1; "
-            f"lower it to {1 / budget.sample_rate:.4g} or less"
+            f"cap = {cap:g} times the sampling rate {budget.sample_rate:.4g} is {rate:.4g}, and a "
+            f"probability is at most 1; lower it to {1 / budget.sample_rate:.4g} or less"
         )
     if cap == 1:
         return Plan((budget.noise_multiplier,))
@@ -131,12 +138,12 @@ def capped_rate(budget: Budget, cap: float, unsound: bool) -> Plan:
     )
 
 
-def told_batch_size(budget: Budget, rule: Any) -> Plan:
+def told_batch_size(budget: NoiseBudget, rule: Any) -> Plan:
     """DP-SGD's noise, and a rule that knows L."""
     return Plan((budget.noise_multiplier,), rule=replace(rule, batch=budget.expected_batch_size))
 
 
-def two_stages(budget: Budget, rule: Any, warmup: float) -> Plan:
+def two_stages(budget: NoiseBudget, rule: Any, warmup: float) -> Plan:
     """DP-SGD's noise, and a rule that knows L and when its first stage ends."""
     if budget.steps is None:
         raise ValueError("the method's first stage is a share of all steps: give epochs= too")
@@ -147,7 +154,7 @@ def two_stages(budget: Budget, rule: Any, warmup: float) -> Plan:
     )
 
 
-def _solved(budget: Budget, make_events: Callable[[float], list[Event]]) -> float:
+def _solved(budget: NoiseBudget, make_events: Callable[[float], list[Event]]) -> float:
     """The smallest s whose events cost no more than the budget; 0 where it has no noise."""
     assert budget.delta is not None
     delta, accountant, start = budget.delta, budget.accountant, None
@@ -155,7 +162,8 @@ def _solved(budget: Budget, make_events: Callable[[float], list[Event]]) -> floa
     if math.isinf(target):
         return 0.0
     if accountant != "rdp":
-        # Both sides by RDP, which takes milliseconds: its excess cancels, and hardly any search is left for the slow one.
+        # Both sides by RDP, which takes milliseconds: its excess cancels, and hardly any search is
+        # left for the slow one.
         with suppress(AccountingError):
             start = calibrate(make_events, epsilon(budget.events(), delta, "rdp"), delta, "rdp")
     return calibrate(make_events, target, delta, accountant, start=start)

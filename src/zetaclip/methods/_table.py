@@ -4,8 +4,9 @@
     optimizer = method.optimizer(model.parameters())
     engine.make_private(..., optimizer=optimizer, method=method, noise_multiplier=z, epochs=8, target_delta=1e-5)
 
-``noise_multiplier`` is z*, what DP-SGD would use; each method derives its own from it, so that all cost the same. What
-a function below takes are the method's options; those of its optimizer (momentum, betas, weight_decay) may be given too.
+``noise_multiplier`` is z*, what DP-SGD would use; each method derives its own from it, so that all
+cost the same. What a function below takes are the method's options; those of its optimizer
+(momentum, betas, weight_decay) may be given too.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from ..clipping import AutoS, Counted, Important, Moments, Psac, Slack, Thinned,
 from ..control import Constant, Paced, Quantile, SlackControl, Spectral
 from ..control.base import check_inside
 from . import _plans as plans
-from ._composition import Budget, Method, Pass, Plan, Schedule, at, same_for_all
+from ._composition import Method, Pass, Plan
 from ._updates import AlongLast, Ascend, defaults
-
-__all__ = ["Budget", "Method", "Pass", "Plan", "Schedule", "at", "get", "names", "same_for_all"]
 
 MEANINGS = {
     "clip": "the clipping norm C, or where it starts",
@@ -109,7 +108,7 @@ def _entry(
     return add
 
 
-# -- without privacy ------------------------------------------------------------------------------------------------
+# -- without privacy
 
 NOT_PRIVATE = {"reads": "the data", "queries": "none", "noise": "none"}
 
@@ -126,7 +125,7 @@ def _adam() -> Method:
     return Method(private=False, family="adam", any_update=False, lr=1e-3, paper_lr=1e-3)
 
 
-# -- one clipped sum, another update --------------------------------------------------------------------------------
+# -- one clipped sum, another update
 
 
 @_entry("dp-sgd", "Abadi et al., CCS 2016")
@@ -146,7 +145,8 @@ def _dp_adam(clip: float = 1.0) -> Method:
 @_entry("dp-adam-bc", "Tang, Shpilevskiy & Lécuyer, AAAI 2024")
 def _dp_adam_bc(clip: float = 1.0) -> Method:
     """Adam with the noise's variance taken out of its second moment."""
-    # A coordinate at the floor moves by lr / sqrt(floor) = 1 times its mean gradient, as dp-sgd does.
+    # A coordinate at the floor moves by lr / sqrt(floor) = 1 times its mean gradient, as dp-sgd
+    # does.
     update = {"floor": 1e-6}
     return Method(
         controller=Constant(clip),
@@ -183,7 +183,7 @@ def _adp_adamw(clip: float = 1.0, ratio: float = 0.99, sigma_min: float = 0.0) -
     )
 
 
-# -- another sample, another point ----------------------------------------------------------------------------------
+# -- another sample, another point
 
 
 @_entry(
@@ -225,7 +225,8 @@ def _dp_sam(
     check_inside("ascent_share", ascent_share, 0 < ascent_share < 1, "between 0 and 1")
     if ascent_batch not in ("fresh", "same"):
         raise ValueError(f"ascent_batch must be 'fresh' or 'same', not {ascent_batch!r}")
-    # The second pass names where its records come from; with "fresh" both passes draw a batch of their own.
+    # The second pass names where its records come from; with "fresh" both passes draw a batch of
+    # their own.
     fresh = ascent_batch == "fresh"
     return Method(
         controller=Constant(clip),
@@ -249,7 +250,7 @@ def _dp_sat(clip: float = 1.0, rho: float = 0.05) -> Method:
     )
 
 
-# -- another clip rule ----------------------------------------------------------------------------------------------
+# -- another clip rule
 
 NO_NORM = {
     "controller": "every gradient is stretched or shrunk to about one length, so C only scales the step"
@@ -307,7 +308,9 @@ def _adadpigu(
     cap_spread: bool = True,
     whiten: bool = True,
 ) -> Method:
-    """DP-SGD first, then only the coordinates whose released gradients were largest, scaled by their spread."""
+    """DP-SGD first, then only the coordinates whose released gradients were largest, scaled by
+    their spread.
+    """
     _decays(beta1, beta2)
     check_inside("keep", keep, 0 < keep <= 1, "above 0 and at most 1")
     check_inside("warmup", warmup, 0 < warmup <= 1, "above 0 and at most 1")
@@ -315,7 +318,7 @@ def _adadpigu(
     return replace(_whitening(rule, clip, partial(plans.two_stages, warmup=warmup)), paper_lr=0.1)
 
 
-# -- a norm that moves ----------------------------------------------------------------------------------------------
+# -- a norm that moves
 
 COUNT = {
     "queries": "1 sum, S = C; 1 count, S = 1/2",
@@ -434,7 +437,7 @@ def _ww_dp_sgd(clip: float = 1.0, paper: bool = False, **spectral: Any) -> Metho
     )
 
 
-# -- parts that several rows share ----------------------------------------------------------------------------------
+# -- parts that several rows share
 
 
 def _whitening(rule: Whitened | Important, clip: float, plan: Callable[..., Plan]) -> Method:
@@ -462,7 +465,7 @@ def _decays(*values: float) -> None:
         check_inside("beta", value, 0 <= value < 1, "at least 0 and below 1")
 
 
-# -- asking for one -------------------------------------------------------------------------------------------------
+# -- asking for one
 
 
 def names(private: bool | None = None) -> list[str]:
@@ -471,7 +474,9 @@ def names(private: bool | None = None) -> list[str]:
 
 
 def get(name: str, **options: Any) -> Method:
-    """The method of that name with these options; an unknown name or option is an error that tells the near ones."""
+    """The method of that name with these options; an unknown name or option is an error that tells
+    the near ones.
+    """
     if name not in TABLE:
         raise ValueError(f"there is no method {name!r}; {_near(name, TABLE)}")
     entry = TABLE[name]

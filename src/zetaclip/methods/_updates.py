@@ -1,4 +1,5 @@
-"""What happens to a private gradient: torch's own SGD, Adam and AdamW, and Adam with the noise taken out of its scale.
+"""What happens to a private gradient: torch's own SGD, Adam and AdamW, and Adam with the noise
+taken out of its scale.
 
 Everything here works on released values, so it is post-processing and costs no privacy.
 """
@@ -10,7 +11,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,25 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ..control import Released
 
 
+@runtime_checkable
+class NoiseAware(Protocol):
+    """An optimizer that is told, before each step, the noise in the gradient that it is about to
+    get.
+    """
+
+    def set_noise_std(self, std: float) -> None:
+        """``std`` is that of each coordinate."""
+
+
 class AdamBC(Optimizer):
     """Adam whose second moment has the variance of the privacy noise subtracted (Tang et al. 2024).
 
         θ <- (1 - lr * weight_decay) θ - lr * m̂ / sqrt(max(v̂ - Φ̂, floor))
 
-    Φ̂ is the moving average of the noise variance with the same β₂ and the same bias correction as v̂, so it is right where
-    C or σ moves. The engine tells the noise before each step (``set_noise_std``). ``floor`` and ``lr`` are tied: a
-    coordinate at the floor takes steps of lr / sqrt(floor) times m̂.
+    Φ̂ is the moving average of the noise variance with the same β₂ and the same bias correction as
+    v̂, so it is right where C or σ moves. The engine tells the noise before each step
+    (``set_noise_std``). ``floor`` and ``lr`` are tied: a coordinate at the floor takes steps of lr
+    / sqrt(floor) times m̂.
     """
 
     def __init__(
@@ -58,7 +70,8 @@ class AdamBC(Optimizer):
     def step(self, closure: Any = None) -> Any:
         if self._noise_std is None:
             raise RuntimeError(
-                "AdamBC must be told the noise: use it through make_private, or call set_noise_std(std)"
+                "AdamBC must be told the noise: use it through make_private, or call "
+                "set_noise_std(std)"
             )
         loss = None
         if closure is not None:
@@ -143,7 +156,9 @@ def build(family: str, params: Iterable[Any], lr: float, options: dict[str, Any]
 
 
 def _fusible(given: Any) -> bool:
-    """Plain tensors that torch's fused kernels take; groups and named parameters go the ordinary way."""
+    """Plain tensors that torch's fused kernels take; groups and named parameters go the ordinary
+    way.
+    """
     if not isinstance(given, Tensor):
         return False
     return given.dtype in (torch.float32, torch.float64) and given.device.type in ("cpu", "cuda")
@@ -158,8 +173,8 @@ def check_family(method: str, family: str, optimizer: Optimizer) -> None:
     )
     instead = f", or use method {other!r}" if other else ""
     raise ValueError(
-        f"method {method!r} updates with {FAMILIES[family].kind.__name__}, not {type(optimizer).__name__}: build the optimizer "
-        f"with method.optimizer(params){instead}"
+        f"method {method!r} updates with {FAMILIES[family].kind.__name__}, not "
+        f"{type(optimizer).__name__}: build the optimizer with method.optimizer(params){instead}"
     )
 
 
@@ -206,8 +221,8 @@ class AlongLast:
 class WeightAverage:
     """A moving average of the weights that forgets where training began.
 
-    It starts at zero and divides the missing weight out; one that starts at the initial weights still holds 15 % of
-    them after 1880 steps of decay 0.999.
+    It starts at zero and divides the missing weight out; one that starts at the initial weights
+    still holds 15 % of them after 1880 steps of decay 0.999.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:

@@ -7,7 +7,7 @@ key's bits into torch's own generator, for dropout masks and augmentation, which
 
 from ._noise import FARTHEST, LARGEST, _compiled, add_noise, noise_source, normals, uniforms
 from ._numpy import to_whole
-from ._streams import Stream, generator, generator_state, subkey
+from ._streams import Stream, drawn_and_next, generator, generator_state, subkey
 
 __all__ = [
     "FARTHEST",
@@ -15,6 +15,7 @@ __all__ = [
     "Stream",
     "_compiled",
     "add_noise",
+    "drawn_and_next",
     "generator",
     "generator_state",
     "noise_source",

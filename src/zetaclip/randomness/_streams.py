@@ -66,8 +66,7 @@ class Stream:
 
     def draw(self) -> bytes:
         """A key for one use; the stream's own key is then replaced."""
-        drawn = _derive(self._key, b"draw")
-        self._key = _derive(self._key, b"next")
+        drawn, self._key = drawn_and_next(self._key)
         return drawn
 
     def copy(self) -> Stream:
@@ -78,6 +77,11 @@ class Stream:
     def state(self) -> bytes:
         """The current key. It is secret, but reveals nothing about earlier draws."""
         return self._key
+
+
+def drawn_and_next(state: bytes) -> tuple[bytes, bytes]:
+    """A key for one use, and the state of the stream after it."""
+    return _derive(state, b"draw"), _derive(state, b"next")
 
 
 def subkey(key: bytes, label: str) -> bytes:

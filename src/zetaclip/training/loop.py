@@ -138,14 +138,8 @@ class Training:
             private = isinstance(self.steps, PrivateSteps)
             if private and not isinstance(error, ValueError):  # CheckpointError, LedgerError
                 raise
-            # The checkpoint without privacy has no checks of its own, and torch fails in many ways.
-            reason = (
-                str(error)
-                if private
-                else f"run.pt can't be read as a checkpoint ({type(error).__name__})"
-            )
             raise FolderError(
-                f"{self.folder.path} can't be resumed: {_in_flags(reason, private)}"
+                f"{self.folder.path} can't be resumed: {_in_flags(error, private)}"
             ) from error
         self.seconds.update(trainer["seconds"])
         self.resumed = trainer["resumed"] + 1
@@ -331,29 +325,29 @@ class Training:
 
 
 _REKEY = "`--resume --rekey` continues with new random streams; executed steps still count"
-# The engine's messages name calls, not flags. --rekey helps only if they offer fresh streams.
-_CALLS = {
-    ". load(path) goes on with fresh streams": "",
-    ", or go on with fresh streams: load(path), or a framework's resume without streams.json": "",
-    "replay=True needs": "an exact replay needs",
-}
 
 
-def _in_flags(message: str, private: bool) -> str:
+def _in_flags(error: Exception, private: bool) -> str:
     """Why a checkpoint can't be loaded, and what to do about it at the command line."""
-    curable = "fresh streams" in message
-    for call, words in _CALLS.items():
-        message = message.replace(call, words)
-    if curable:
-        return f"{message}. {_REKEY}"
-    weights = "are lost" if "can't be read" in message else "can't be used here"
+    from ..engine._checkpoint import CheckpointError, Remedy
+
+    reason, remedy = str(error), Remedy.OTHER_RUN
+    if isinstance(error, CheckpointError):
+        reason, remedy = error.reason, error.remedy
+    elif not private:
+        # The checkpoint without privacy has no checks of its own, and torch fails in many ways.
+        reason = f"run.pt can't be read as a checkpoint ({type(error).__name__})"
+        remedy = Remedy.NOTHING
+    if remedy is Remedy.FRESH_STREAMS:
+        return f"{reason}. {_REKEY}"
+    weights = "are lost" if remedy is Remedy.NOTHING else "can't be used here"
     counted = (
         " Executed steps are released and still count; the journal in checkpoint/ lists them. "
         if private
         else " "
     )
     return (
-        f"{message}. Its weights {weights}, and --rekey does not help.{counted}Start a new run in"
+        f"{reason}. Its weights {weights}, and --rekey does not help.{counted}Start a new run in"
         " another folder"
     )
 

@@ -19,7 +19,7 @@ from .signals import Interrupted, Signals
 from .steps import SAVE, PrivateSteps
 
 if TYPE_CHECKING:
-    from ..engine._distributed import Ranks
+    from ..engine._group import Ranks
 
 _WHAT = "the start of the run"
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine._distributed import ranks
+from ..engine._group import ranks
 from ..errors import AccountingError, LedgerError, NoGuarantee
 from .config import Config, ConfigError
 from .folder import FolderError, RunFolder, Status

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..clipping import ClipRule
 from ..engine._rehearsal import MadeUp, rehearse
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
@@ -36,7 +37,7 @@ from .recipe import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..methods import Budget, Method, Plan
+    from ..methods import Method, NoiseBudget, Plan
 
 
 # A request after an update is the number of a signal (0 for none), plus this to save the run.
@@ -62,14 +63,22 @@ class Diagnostics:
         return taken
 
 
-class _NotingRule:
+class _NotingRule(ClipRule):
     """A clip rule that also notes which share of a chunk it clipped."""
 
-    def __init__(self, rule: Any, notes: Diagnostics) -> None:
+    def __init__(self, rule: ClipRule, notes: Diagnostics) -> None:
         self._rule, self._notes = rule, notes
+        self.name = rule.name
+        self.extras, self.transform = rule.extras, rule.transform  # type: ignore[method-assign]
+        self.init, self.update = rule.init, rule.update  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)
+    @property
+    def remembers(self) -> bool:
+        return self._rule.remembers
+
+    @property
+    def maps(self) -> bool:
+        return self._rule.maps
 
     def __repr__(self) -> str:
         return repr(self._rule)
@@ -95,7 +104,7 @@ class _NotingRule:
 def _noting(method: Method, notes: Diagnostics) -> Method:
     """The method with a rule that takes notes, also if its plan has another rule."""
 
-    def plan(budget: Budget) -> Plan:
+    def plan(budget: NoiseBudget) -> Plan:
         found = method.plan(budget)
         return found if found.rule is None else replace(found, rule=_NotingRule(found.rule, notes))
 
@@ -205,7 +214,7 @@ class PrivateSteps(_Steps):
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         from ..accounting import epsilon, noise_multiplier_for
         from ..engine import PrivacyEngine
-        from ..engine._distributed import on_first_rank
+        from ..engine._group import on_first_rank
 
         super().__init__(config, dataset, method, model)
         assert config.batch_size is not None and config.delta is not None

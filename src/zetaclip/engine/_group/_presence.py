@@ -1,8 +1,8 @@
 """Who of the processes that train together is alive, and what each of them waits for.
 
-gloo notices at once that a connection is gone, but names a port. So every rank tells the store of the process group
-twice a second that it is there. Whoever waits for longer than a moment looks around: a rank that has fallen silent, has ended, or
-waits for something else is named.
+gloo notices at once that a connection is gone, but names a port. So every rank tells the store of
+the process group twice a second that it is there. Whoever waits for longer than a moment looks
+around: a rank that has fallen silent, has ended, or waits for something else is named.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ..errors import RankError
+from ...errors import RankError
 
 BEAT = 0.5  # seconds between two signs of life
 POLL = 1.0  # seconds of waiting after which a rank looks around, again and again
 GONE = 5.0  # silent for so long after a connection broke: that rank is the one that broke it
 SILENT = 60.0  # silent for so long with no broken connection: stopped, or its machine is gone
-START = 1800.0  # not here yet after so long, which is gloo's own limit: one that still loads its data gives no sign of life
+# Not here yet after so long, which is gloo's own limit: one that still loads its data gives no sign
+# of life.
+START = 1800.0
 _STABLE = 3  # looks in a row that must see two ranks wait for different things
 
 
 class Presence:
     """This process's sign of life, and its view of the others.
 
-    **Guarantee.** While a rank waits for the others, the end of one of them becomes a ``RankError`` that names it: within about
-    ``GONE`` seconds where its connection broke (it was killed, or ended), within about ``SILENT`` seconds where it only fell
-    silent. A rank that is slow and alive is waited for; one that has not reached its first run yet, for ``START`` seconds.
-    **Edge cases.** A store that is gone took the rank or launcher that held it along; the message says which.
+    **Guarantee.** While a rank waits for the others, the end of one of them becomes a ``RankError``
+    that names it: within about ``GONE`` seconds where its connection broke (it was killed, or
+    ended), within about ``SILENT`` seconds where it only fell silent. A rank that is slow and alive
+    is waited for; one that has not reached its first run yet, for ``START`` seconds.
+    **Edge cases.** A store that is gone took the rank or launcher that held it along; the message
+    says which.
     """
 
     def __init__(self) -> None:
@@ -43,7 +47,8 @@ class Presence:
         self.world = dist.group.WORLD
         default = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore("zetaclip", default)
-        # Small messages lie in ordinary memory; a group of graphics cards alone needs a second one for them.
+        # Small messages lie in ordinary memory; a group of graphics cards alone needs a second one
+        # for them.
         self.messages = None if _sends_from_memory() else dist.new_group(backend="gloo")
         self.runs = 0  # how many runs this group has seen; every rank counts alike
         self._seen: dict[int, tuple[bytes, float]] = {}
@@ -87,7 +92,8 @@ class Presence:
             return
         self.leave()
         if self._stuck:
-            # gloo can't be told to give up, and would hold the process for its own half hour. The error was raised long ago.
+            # gloo can't be told to give up, and would hold the process for its own half hour. The
+            # error was raised long ago.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
@@ -160,13 +166,15 @@ class Presence:
             for rank, place in places.items()
             if place and place != own
         }
-        # One that waits for nothing is only slow, and what it has yet to send may be what the others wait for in turn.
+        # One that waits for nothing is only slow, and what it has yet to send may be what the
+        # others wait for in turn.
         self._different = self._different + 1 if others and all(places.values()) else 0
         if self._different >= _STABLE:
             rank, place = next(iter(others.items()))
             raise RankError(
-                f"rank {self.rank} waits in {what}, and rank {rank} in {place}: every rank must run the same loop, with the same "
-                "calls of step(), save() and load() in the same order"
+                f"rank {self.rank} waits in {what}, and rank {rank} in {place}: every rank must "
+                "run the same loop, with the same calls of step(), save() and load() in the same "
+                "order"
             )
 
     def _others(self) -> list[int]:
@@ -177,7 +185,9 @@ class Presence:
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _watch(self) -> tuple[list[int], dict[int, float]]:
-        """Who has ended; and for how many seconds each other rank has shown no sign of life, as far as this one has watched."""
+        """Who has ended; and for how many seconds each other rank has shown no sign of life, as far
+        as this one has watched.
+        """
         found = self.read("lost")
         if found:
             raise RankError(found, told=True)
@@ -209,7 +219,8 @@ class Presence:
                 self._lose(gone, what, "was killed, or its machine is gone")
             time.sleep(BEAT / 2)
         raise RankError(
-            f"a connection between the ranks broke during {what}, though all of them are alive: {error}"
+            f"a connection between the ranks broke during {what}, though all of them are alive: "
+            f"{error}"
         )
 
     def _lose(self, ranks: list[int], what: str, how: str) -> NoReturn:

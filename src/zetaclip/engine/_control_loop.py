@@ -1,0 +1,42 @@
+"""From released values to the next C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..control import BoundProbe, Controller, Released
+
+
+class ControlLoop:
+    """The controller of a run, with the probe that is bound to its module.
+
+    **Guarantee.** The controller and the observer see releases, or what the probe reads of released
+    weights; nothing else is handed to them.
+    """
+
+    def __init__(self, controller: Controller, probe: BoundProbe | None) -> None:
+        self.controller = controller
+        self.probe = probe
+        self.observer: Callable[[Any, Any, Any], None] | None = None
+        self.seconds = 0.0  # spent on reading and on moving C
+
+    def move(
+        self, module: nn.Module, released: Released, step: int, state: Any, history: list[tuple]
+    ) -> Any:
+        """The controller's state after an update; adds its entry to the history."""
+        begun = time.perf_counter()
+        reading = released if self.probe is None else self.probe.read(module, step)
+        if reading is None:
+            return state
+        moved = self.controller.update(reading, state)
+        if self.observer is not None:
+            self.observer(reading, state, moved)
+        entry = self.controller.entry(moved)
+        if entry is not None:
+            history.append(entry)
+        self.seconds += time.perf_counter() - begun
+        return moved

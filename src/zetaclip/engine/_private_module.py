@@ -1,0 +1,127 @@
+"""The user's module while it is trained privately, with all that watches it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..gradients import CaptureBuffer, Chunk, Layout, make_shadows
+from ..mechanism import sum_room
+from ..randomness._forward import ForwardRng
+from ._guard import Guard
+from ._loss_check import LossCheck
+from ._power import PowerIterations
+from ._settings import Settings
+from ._validation import (
+    claim,
+    raise_refusals,
+    release,
+    structural_refusals,
+    trained_parameters,
+)
+from ._weights import Weights
+
+
+class PrivateModule:
+    """What is held, lent and recorded while a chunk is out, and given back afterwards.
+
+    **Guarantee.** Whenever no batch is open, the module holds θ, spectral norms iterate as in
+    torch, and torch's generators are where the user left them. While a chunk is out, dropout
+    follows a secret key, and every gradient of a trained parameter is recorded for each record
+    apart.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, settings: Settings) -> None:
+        """Looks at the module and refuses what can't be trained privately; changes nothing."""
+        self.module = module
+        self.recorder = CaptureBuffer()
+        self.power = PowerIterations(module)
+        self._optimizer = optimizer
+        self._mean = settings.loss_reduction == "mean"
+        self._look()
+        device = self.layout.device
+        self.recorder.anchor.data = self.recorder.anchor.data.to(device)
+        self.losses = LossCheck(self.recorder, settings)
+        self._rng = ForwardRng(device)
+
+    def _look(self) -> None:
+        named = trained_parameters(self.module, self._optimizer)
+        shadows, refusals = make_shadows(self.module, set(named.values()), self.recorder)
+        raise_refusals(list(structural_refusals(self.module)) + refusals)
+        self.named, self.layout, self.shadows = named, Layout.of(named), shadows
+        self.guard = Guard(self.module, self._optimizer, self.layout, self.recorder, shadows)
+        self.weights = Weights(self.layout, self.module)
+        self.room = sum_room(self.layout)
+
+    def attach(self) -> None:
+        """From now on the module's layers record what their parameters do to each record's loss."""
+        self.power.iterate()  # for the first batch; later ones follow an update
+        for shadow in self.shadows:
+            shadow.attach()
+
+    def refresh(self) -> None:
+        """The optimizer got further parameters: looks at the module again, between two batches."""
+        before, shadows = dict(vars(self)), self.shadows
+        for shadow in shadows:
+            shadow.detach()
+        try:
+            self._look()
+            release(before["named"].values())
+            claim(self.named)
+        except BaseException:
+            vars(self).update(before)
+            release(self.named.values())
+            claim(self.named)
+            for shadow in shadows:
+                shadow.attach()
+            raise
+        for shadow in self.shadows:
+            shadow.attach()
+
+    def detach(self) -> None:
+        """Gives the module its own forward back, and its parameters to other engines."""
+        release(self.layout.parameters)
+        for shadow in self.shadows:
+            shadow.detach()
+
+    def lend(self, rows: int, key: bytes) -> None:
+        """A chunk of so many records goes out; its dropout masks follow the key."""
+        self.guard.hand_out()
+        self.power.hold()
+        self._rng.lend(key)
+        self.recorder.open(max(1, rows))
+        self.losses.open(rows)
+
+    def take(self, records: int) -> Chunk | None:
+        """What the chunk that is out has left, after the last look at what must not have happened.
+
+        None for a chunk without records: its row of zeros is nobody's record.
+        """
+        self.guard.before_release()
+        self.losses.close()
+        rows = self.recorder.rows
+        received = self.recorder.take()
+        if not records:
+            return None
+        return Chunk(received, self.layout, rows, float(rows) if self._mean else 1.0)
+
+    @property
+    def rounds_by_rows(self) -> bool:
+        """Whether gradients of a mean came back in half precision: how they are rounded depends on
+        the number of records.
+        """
+        return self._mean and self.recorder.short
+
+    def take_back(self) -> None:
+        """The chunk is not out any more."""
+        self._rng.take_back()
+        self.recorder.close()
+
+    def rest(self) -> None:
+        """The batch is not open any more: θ, and power iterations as in torch."""
+        self.weights.restore()
+        self.power.let_go()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer, trained or not."""
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

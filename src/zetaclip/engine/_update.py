@@ -1,0 +1,66 @@
+"""From a private gradient to the user's optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..control import Released
+from ..gradients import Layout
+from ..methods._updates import NoiseAware, scaled_rates
+from ._guard import OrderError
+
+
+class Update:
+    """The user's optimizer, which takes one step for each update.
+
+    **Guarantee.** Between ``install`` and ``remove`` the optimizer steps only inside ``apply``, on
+    a private gradient. A loop that kept the optimizer it had before ``make_private`` would
+    otherwise train on raw gradients, beside the ledger.
+    """
+
+    def __init__(self, optimizer: Optimizer, decouple: bool, rereads: bool) -> None:
+        self.optimizer = optimizer
+        self._decouple = decouple
+        self._rereads = rereads  # whether somebody reads a release after the optimizer has had it
+        self._told = optimizer if isinstance(optimizer, NoiseAware) else None
+        self._open = False
+        self._handle: Any = None
+
+    def install(self) -> None:
+        self._handle = self.optimizer.register_step_pre_hook(self._check)
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _check(self, *_: Any) -> None:
+        if not self._open:
+            raise OrderError(
+                "step() of the optimizer that was given to make_private: it would move the weights "
+                "by gradients without clipping or noise. Use the optimizer and the loader that "
+                "make_private returned; engine.detach() ends private training"
+            )
+
+    def apply(self, layout: Layout, released: Released, rate: float) -> None:
+        """Puts the private gradient into ``.grad`` and steps, with learning rates times ``rate``."""
+        gradient, std = released.gradient, released.noise_std
+        if self._decouple:
+            gradient, std = gradient / released.sensitivity, std / released.sensitivity
+        elif self._rereads:
+            # Some optimizers write into .grad, and must not change what was released.
+            gradient = gradient.clone()
+        for parameter, view in zip(layout.parameters, layout.views(gradient), strict=True):
+            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        if self._told is not None:
+            self._told.set_noise_std(std)
+        self._open = True
+        try:
+            if rate == 1.0:
+                self.optimizer.step()
+            else:
+                with scaled_rates(self.optimizer, rate):
+                    self.optimizer.step()
+        finally:
+            self._open = False
