@@ -1,0 +1,46 @@
+"""Runs the tests of the C parts with AddressSanitizer and UndefinedBehaviorSanitizer built in.
+
+    PYTHONPATH=tests python -m sanitize.run
+
+Needs gcc with libasan. Python itself is not built for it, so its leaks are not looked at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from copied import build, copy_tree, run_tests
+
+FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
+TESTS = ["tests/test_randomness.py", "tests/gradients/test_rows.py"]
+
+
+def main() -> int:
+    found = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    )
+    library = found.stdout.strip()
+    with tempfile.TemporaryDirectory(prefix="zetaclip-sanitize-") as folder:
+        root = Path(folder)
+        copy_tree(root)
+        build(root, CC="gcc", CFLAGS=FLAGS, LDSHARED="gcc -shared -fsanitize=address,undefined")
+        for part in root.glob("src/**/*.so"):
+            if b"__asan_report" not in part.read_bytes():
+                print(f"{part.name} was built without the sanitizer")
+                return 1
+        code, said = run_tests(
+            root,
+            TESTS,
+            LD_PRELOAD=library,
+            ASAN_OPTIONS="detect_leaks=0",
+            UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
+        )
+    print(said[-6000:] if code else said.strip().splitlines()[-1])
+    return int(code != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
