@@ -36,6 +36,8 @@ model, optimizer, loader = engine.make_private(
     data_loader=DataLoader(data, batch_size=20),
     noise_multiplier=1.0,
     max_grad_norm=1.0,
+    sample_rate=0.1,
+    num_examples=200,
 )
 for inputs, labels in loader:
     optimizer.zero_grad()
@@ -85,7 +87,7 @@ def check_installed(wheel: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="zetaclip-dist-") as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder) / "bin" / "python"
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         clean = {"cwd": folder, "check": True}
         subprocess.run([*pip, torch], **clean)
         subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], **clean)

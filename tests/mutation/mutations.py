@@ -170,7 +170,7 @@ _add(
     ENGINE,
     "if turn.chunks[turn.done].shape[0]:",
     "if True:",
-    "test_noise.py::test_noise_is_drawn_and_counted_when_every_batch_is_empty",
+    "test_survivors.py::test_an_empty_batch_adds_no_row_of_zeros",
 )
 _add(
     "own queries get the noise of the sum",
@@ -191,7 +191,7 @@ _add(
     "mechanism.py",
     "check_columns(extra.columns, extra.sensitivity,",
     "str((extra.columns, extra.sensitivity),",
-    "gradients/test_rows.py::test_columns_that_break_their_word_are_refused",
+    "test_survivors.py::test_columns_beyond_their_bound_stop_the_run_before_anything_is_released",
 )
 _add(
     "an empty batch releases no extras",
@@ -229,31 +229,30 @@ _add(
     "gradients/rows.py",
     ".div_(norms.clamp_min(clip))",
     ".div_(norms)",
-    "test_clipping.py",
-    "gradients/test_rows.py::test_flat_factors_are_the_same_either_way",
+    "gradients/test_rows.py::test_flat_factors_are_one_up_to_c",
 )
 _add(
     "factors are not checked",
     "clipping/_base.py",
     "_check_farthest(rows.farthest(norms, factors, joint), sensitivity, rule)",
     "pass",
-    "test_clipping.py",
+    "test_clipping.py::test_a_rule_that_breaks_its_word_is_stopped",
+    "gradients/test_rows.py::test_the_check_of_factors_sees_every_record",
 )
 _add(
     "a factor of nan passes the check",
     "clipping/_base.py",
     "if not farthest <= sensitivity * (1 + 1e-6):",
     "if farthest > sensitivity * (1 + 1e-6):",
-    "test_clipping.py",
+    "test_clipping.py::test_a_rule_that_breaks_its_word_is_stopped",
+    "gradients/test_rows.py::test_the_check_of_factors_sees_every_record",
 )
 _add(
     "columns that share the Gaussian are left out of the check",
     "mechanism.py",
     "check_factors(norms, factors, joint,",
     "check_factors(norms, factors, None,",
-    "test_interfaces.py",
-    "gradients/test_rows.py",
-    "test_clipping.py",
+    "test_survivors.py::test_columns_beyond_their_bound_stop_the_run_before_anything_is_released",
 )
 _add(
     "records that are not finite are kept",
@@ -267,8 +266,7 @@ _add(
     "mechanism.py",
     "if bool(far.any()):",
     "if False:",
-    "test_interfaces.py",
-    "test_neighbours.py::test_a_poisoned_record_cannot_poison_the_run",
+    "test_survivors.py::test_a_record_that_a_map_makes_infinite_counts_as_zero",
 )
 _add(
     "the mean over a chunk is not undone",
@@ -282,7 +280,7 @@ _add(
     "gradients/_rows.c",
     "double hidden = sqrt(",
     "double hidden = 0.0 * sqrt(",
-    "gradients/test_rows.py::test_an_underflow_does_not_pass_for_zero",
+    "gradients/test_rows.py::test_what_underflow_hides_counts_beside_a_large_factor",
 )
 _add(
     "a chunk is added twice after a failed step",
@@ -351,6 +349,13 @@ _add(
     "test_randomness.py::test_uniforms_have_53_bits",
 )
 _add(
+    "a buffer's length is not checked (C)",
+    "gradients/_rows.c",
+    "!= count)",
+    "< 0)",
+    "gradients/test_rows.py::test_buffers_of_another_type_or_length_are_refused",
+)
+_add(
     "fewer rounds of the cipher (C)",
     "randomness/_chacha.c",
     "#define ROUNDS 12",
@@ -362,7 +367,7 @@ _add(
     "randomness/_chacha.c",
     "explicit_bzero(secret, size);",
     "memset(secret, 0, size);",
-    "test_randomness.py",
+    "test_survivors.py::test_secrets_are_wiped_by_a_function_that_no_compiler_leaves_out",
 )
 _add(
     "subkeys ignore their label",
@@ -383,7 +388,7 @@ _add(
     "randomness/_streams.py",
     'self._key = _derive(self._key, b"next")',
     "self._key = drawn",
-    "test_randomness.py::test_a_stream_moves_one_way_and_never_repeats",
+    "test_survivors.py::test_a_streams_state_is_no_key_that_it_drew",
 )
 _add(
     "two names of a seed give one stream",

@@ -1,9 +1,10 @@
-"""The compiled part, ``_rows.c``, where there was a compiler; ``rows`` is None otherwise, and torch does the work."""
+"""The compiled part, ``_rows.c``. Where there was no compiler ``rows`` is None, and torch does the work."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,3 +24,8 @@ def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
     )
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """A plain tensor's own memory, as the compiled part takes it."""
+    return tensor.detach().numpy()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from . import compiled
 from . import rows as small
 from .contributions import Contribution, Dense, Single, combine, floor
 
@@ -86,14 +87,14 @@ class Chunk:
 
     def _hold(self, parts: dict[int, list[Contribution]]) -> None:
         self.parts = parts
-        # By id() of the part: its addresses where it is a small matrix, or None.
+        # By id() of the part: its matrices where they are small, or None.
         self._tasks = {
             id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some
         }
 
     def norms(self) -> Tensor:
         """One float64 norm per example. Examples that counted as zero, or were rescued, are set aside."""
-        tasks: list[int] = []
+        tasks: list[small.NormTask] = []
         each = []
         for parts in self.parts.values():
             for part in parts:
@@ -101,7 +102,7 @@ class Chunk:
                 if task is None:
                     each.append(part.norms())
                 else:
-                    tasks += task
+                    tasks.append(task)
         squares = torch.stack([norms.double() for norms in each]).square_().sum(0) if each else None
         if tasks:
             norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
@@ -147,7 +148,8 @@ class Chunk:
         """``total += Σ_i factors[i] * gradient_i``, all in float64."""
         layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
-        tasks: list[int] = []
+        memory = compiled.array(total) if together else None
+        tasks: list[small.WeighTask] = []
         products: list[
             tuple[Tensor, Tensor, Tensor]
         ] = []  # out += left^T right, once the tasks are done
@@ -155,17 +157,17 @@ class Chunk:
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
                 task = self._tasks[id(part)] if together else None
-                if task is not None and type(part) is Dense:
-                    address = total.data_ptr() + place[2] * total.element_size()
-                    found = small.sum_task(part, task, parameter.numel(), address)
-                    if found is not None:
-                        tasks += found
+                if task is not None and memory is not None and type(part) is Dense:
+                    own = memory[place[2] : place[2] + parameter.numel()]
+                    added = small.sum_task(part, task, own)
+                    if added is not None:
+                        tasks.append(added)
                         continue
                 view = total.as_strided(*place)
                 out = view if part.block is None else view[part.block]
                 if task is not None and type(part) is Single:
                     found, left, right = small.scale_task(part, task)
-                    tasks += found
+                    tasks.append(found)
                     products.append((out, left, right))
                     continue
                 if scaled is None:
