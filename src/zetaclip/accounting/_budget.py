@@ -5,7 +5,6 @@ The sums are kept in a file under a lock, so that copies of the object and other
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from ..errors import AccountingError, BudgetExceeded, LedgerError
 from ..ledger import Event
@@ -210,7 +211,7 @@ class Budget:
                 f"the budget's file {self.path} is gone: a budget without path= ends with the process that made it"
             ) from None
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
             yield file
 
     def _read(self, file: IO[bytes]) -> list[Spending]:

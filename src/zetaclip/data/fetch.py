@@ -6,7 +6,6 @@ with ``.part`` added; a wrong digest deletes it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from filelock import lock_descriptor
 
 from ..errors import InputError
 from ..files import replace_file
@@ -169,11 +170,11 @@ def download(
 def _locked(part: Path) -> Iterator[IO[bytes]]:
     """The unfinished file, open for appending by this process alone; an empty one is not left behind."""
     with open(part, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())
-        except BlockingIOError:
-            ours = False
+        ours = (
+            lock_descriptor(file.fileno(), blocking=False)
+            and part.exists()
+            and os.path.samestat(os.fstat(file.fileno()), part.stat())
+        )
         if not ours:  # or it was finished, and renamed, between our opening and our locking it
             raise InputError(
                 f"{part.name.removesuffix('.part')} is being downloaded by another process"

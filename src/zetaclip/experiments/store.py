@@ -35,6 +35,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from ..errors import CommandError
 from . import records
 from .files import read_cache, read_json, read_own, write_json
@@ -211,15 +213,11 @@ class Store:
     @contextlib.contextmanager
     def lock(self) -> Iterator[int]:
         """Holds the folder for this process; the file descriptor is handed out."""
-        import fcntl
-
         path = self.out / ".lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CommandError(f"{self.out} is in use: {_holder(path)}") from error
+            if not lock_descriptor(handle, blocking=False):
+                raise CommandError(f"{self.out} is in use: {_holder(path)}")
             holder = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),

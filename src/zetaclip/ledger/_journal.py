@@ -7,11 +7,12 @@ writes its rows here *before* it draws its noise; at worst a step is counted tha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from filelock import lock_descriptor, unlock_descriptor
 
 from ..errors import LedgerError
 from ._ledger import Key, Ledger, Row
@@ -119,7 +120,7 @@ class Journal:
         same time can't both let something out under one draw of noise.
         """
         descriptor = self._open()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_descriptor(descriptor)
         try:
             size = os.fstat(descriptor).st_size
             for line in (
@@ -139,7 +140,7 @@ class Journal:
             self._read_to = os.fstat(descriptor).st_size
             return True
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            unlock_descriptor(descriptor)
 
     def _write(self, text: str) -> None:
         if not text:

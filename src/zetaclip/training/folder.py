@@ -7,8 +7,6 @@ Secret: private/ (mode 0700), the keys of sampling and noise. Both folders go wh
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -19,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from ..files import replace_file
 
@@ -144,15 +144,11 @@ class RunFolder:
         """One process per folder; a second one is told who has it."""
         descriptor = os.open(self.path / "private" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
+            if not lock_descriptor(descriptor, blocking=False):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 raise FolderError(
                     f"{self.path} is in use by another run ({holder or 'unknown process'})"
-                ) from None
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
