@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             report.plot(rows, arguments.plot)
         except ImportError as error:
-            raise CommandError("--plot needs matplotlib: pip install matplotlib") from error
+            raise CommandError("--plot needs matplotlib: pip install 'zetaclip[report]'") from error
         except (
             OSError,
             ValueError,

@@ -23,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import threading
 
+    from ..report import check_installed
     from ..report.live import serve
 
+    check_installed()
     with serve(arguments.folders, arguments.port) as address:
         print(f"{address} (Ctrl-C to end)", flush=True)
         if arguments.open:

@@ -324,7 +324,7 @@ def _write(
     try:
         pictures = plots.draw(plan, table, runs, folder)
     except ImportError:
-        note = "\nno plots: they need matplotlib (pip install 'zetaclip[plots]')"
+        note = "\nno plots: they need matplotlib (pip install 'zetaclip[report]')"
     write_json(folder / "table.json", table)
     write_text(folder / "runs.csv", results.csv_text(plan, runs))
     for spec in plan.experiment.series:
