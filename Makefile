@@ -1,5 +1,5 @@
 # make setup           builds .venv and installs everything but the optional extras
-# make demo            trains a private model on bundled data, two minutes at most, and reports on it
+# make demo            trains a private model on bundled data in two minutes, and reports on it
 # make test            lint, format check, types and tests: what CI runs
 # make test-full       the slow tests too, and the C parts under sanitizers
 # make test-extras     installs Lightning, transformers and Ray, and tests the layers for them

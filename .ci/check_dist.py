@@ -2,8 +2,8 @@
 
     python .ci/check_dist.py dist
 
-The wheel holds no C sources and works where nothing but its dependencies is installed. The sdist holds every file of
-the repository, so that the tests can be run from it.
+The wheel holds no C sources and works where nothing but its dependencies is installed. The sdist
+holds every file of the repository, so that the tests can be run from it.
 """
 
 from __future__ import annotations

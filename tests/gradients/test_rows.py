@@ -1,4 +1,6 @@
-"""The compiled part for small matrices: it agrees with float64, takes only what it may read, and can be left out."""
+"""The compiled part for small matrices: it agrees with float64, takes only what it may read, and
+can be left out.
+"""
 
 import math
 
@@ -244,7 +246,9 @@ def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
 
 @pytest.mark.parametrize("clip", [1e-8, 1e-5, 1e-3, 0.1, 1.0])
 def test_a_gradient_near_the_largest_float_stays_within_c(way, clip):
-    """Its factor is near the smallest float32, below which digits are lost: in float64 it is an ordinary number."""
+    """Its factor is near the smallest float32, below which digits are lost: in float64 it is an
+    ordinary number.
+    """
     module = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
         module.weight.copy_(torch.eye(1, 4))
@@ -326,7 +330,9 @@ def test_halves_say_who_is_short(kind):
 
 @pytest.mark.parametrize(("clip", "width"), [(1.0, 1), (0.7, 4), (3.0, 10)])
 def test_slots_are_filled_one_after_the_other(clip, width):
-    """By the rule itself, a number at a time: what is left is poured into the slots in order, each up to λ."""
+    """By the rule itself, a number at a time: what is left is poured into the slots in order, each
+    up to λ.
+    """
     norms = torch.cat(
         [torch.linspace(0.0, 1.3 * clip, 40, dtype=torch.float64), torch.tensor([1e30, clip])]
     )

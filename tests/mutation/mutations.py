@@ -1,7 +1,8 @@
 """The lines that carry the guarantee, a way to break each, and the tests that must notice.
 
-A mutation names a file (or a glob) under ``src/zetaclip`` and a text in it. Exactly one file must contain the text,
-and it must contain it once. After a change of such a line, change its text here too.
+A mutation names a file (or a glob) under ``src/zetaclip`` and a text in it. Exactly one file must
+contain the text, and it must contain it once. After a change of such a line, change its text here
+too.
 """
 
 from __future__ import annotations
@@ -151,11 +152,12 @@ _add(
     "mechanism.py",
     {
         "self._write([self._row(query) for query in (main, *own.values())])": "pass",
-        "        if ranks is not None:\n            beside = self._add_up(": "        self._write([self._row(query) for query in (main, *own.values())])\n"
-        "        if ranks is not None:\n            beside = self._add_up(",
+        "        if ranks is not None:\n            beside = self._add_up(": (
+            "        self._write([self._row(query) for query in (main, *own.values())])\n"
+            "        if ranks is not None:\n            beside = self._add_up("
+        ),
     },
     "",
-    "test_neighbours.py",
     "test_resume.py::test_a_release_that_was_cut_off_does_not_lend_its_noise",
 )
 _add(
@@ -547,11 +549,11 @@ _add(
     "test_resume.py::test_a_release_that_was_cut_off_does_not_lend_its_noise",
 )
 _add(
-    "a checkpoint is loaded with its own noise",
+    "everybody who loads a checkpoint draws the same noise",
     ENGINE,
     "noise.append(Stream.fresh().state)",
-    "noise.append(run.noise.state)",
-    "test_resume.py",
+    "noise.append(bytes(32))",
+    "test_resume.py::test_two_forks_of_a_run_do_not_share_noise",
 )
 _add(
     "the secrets of a checkpoint can be read by all",
@@ -563,15 +565,19 @@ _add(
 
 # -- the guards -------------------------------------------------------------------------------------
 
-for _check in ("gradients", "unwritten", "hooks", "rewritten"):
+for _check, _test in {
+    "gradients": "test_engine.py::test_a_gradient_that_autograd_wrote_is_an_error_at_any_step",
+    "unwritten": "test_guard.py::test_a_small_buffer_that_begins_to_learn_late",
+    "rewritten": "test_guard.py::"
+    "test_what_was_written_once_stays_an_error_until_it_is_written_over",
+    "hooks": "gradients/test_as_torch.py::test_backward_hooks_of_the_old_kind_are_refused",
+}.items():
     _add(
         f"the guard does not check: {_check}",
         "engine/_guard.py",
         f"self._check_{_check}()",
         "pass",
-        "test_guard.py",
-        "test_engine.py::test_a_gradient_that_autograd_wrote_is_an_error_at_any_step",
-        "gradients/test_as_torch.py",
+        _test,
     )
 _add(
     "the guard does not check: structure",

@@ -18,11 +18,13 @@ FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 TESTS = ["tests/test_randomness.py", "tests/gradients/test_rows.py"]
 
 
+def library(name: str) -> str:
+    """Where gcc keeps one of its libraries."""
+    words = ["gcc", f"-print-file-name={name}"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> int:
-    found = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
-    )
-    library = found.stdout.strip()
     with tempfile.TemporaryDirectory(prefix="zetaclip-sanitize-") as folder:
         root = Path(folder)
         copy_tree(root)
@@ -34,12 +36,16 @@ def main() -> int:
         code, said = run_tests(
             root,
             TESTS,
-            LD_PRELOAD=library,
-            ASAN_OPTIONS="detect_leaks=0",
-            UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
+            # The C++ library too: without it the first exception inside torch ends the process.
+            LD_PRELOAD=f"{library('libasan.so')} {library('libstdc++.so')}",
+            # To a file, because pytest captures what is printed.
+            ASAN_OPTIONS=f"detect_leaks=0:log_path={root / 'found'}",
+            UBSAN_OPTIONS=f"halt_on_error=1:print_stacktrace=1:log_path={root / 'found'}",
         )
+        found = [path.read_text(errors="replace") for path in root.glob("found.*")]
     print(said[-6000:] if code else said.strip().splitlines()[-1])
-    return int(code != 0)
+    print("\n".join(found)[:6000])
+    return int(code != 0 or bool(found))
 
 
 if __name__ == "__main__":

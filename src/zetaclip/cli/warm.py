@@ -1,4 +1,5 @@
-"""Loads what every training needs, and forks one whenever it is asked: the server of ``experiments/nursery.py``.
+"""Loads what every training needs, and forks one whenever it is asked: the server of
+``experiments/nursery.py``.
 
 ``python -m zetaclip.cli.warm`` reads questions from its input and answers on its output; see there.
 """

@@ -1,15 +1,18 @@
 """Trainings as forks of one process that has imported everything already.
 
-Importing torch and Opacus takes longer than a short training. One process imports them once, waits, and forks whenever
-it is asked. Each training is still a process of its own, with its own log, and can be killed like any other. Linux
+Importing torch and Opacus takes longer than a short training. One process imports them once, waits,
+and forks whenever it is asked. Each training is still a process of its own, with its own log, and
+can be killed like any other. Linux
 only: elsewhere, and for stand-ins, the runner starts every training from nothing.
 
-This is the runner's side; ``cli/warm.py`` is the process that forks. The standard library's forkserver does not serve:
-a process has one of them, with one environment, and no public way to stop it. Here every runner has its own, with
-the number of threads that torch reads when it is loaded.
+This is the runner's side; ``cli/warm.py`` is the process that forks. The standard library's
+forkserver does not serve: a process has one of them, with one environment, and no public way to
+stop it. Here every runner has its own, with the number of threads that torch reads when it is
+loaded.
 
-Questions and answers are one line of JSON each: {"start": words, "log": path} -> pid, and {"poll": pid} -> exit code
-or null. Each has a number: if Ctrl-C keeps the runner from reading an answer, it is not taken for the next one.
+Questions and answers are one line of JSON each: {"start": words, "log": path} -> pid, and {"poll":
+pid} -> exit code or null. Each has a number: if Ctrl-C keeps the runner from reading an answer, it
+is not taken for the next one.
 """
 
 from __future__ import annotations

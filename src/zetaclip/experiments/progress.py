@@ -12,8 +12,8 @@ from .files import read_json
 from .store import Store
 
 if TYPE_CHECKING:
+    from .outcome import Outcome
     from .plan import PlannedRun
-    from .runner import Outcome
 
 
 class Progress:

@@ -11,9 +11,10 @@ OUT/README.md       every experiment, and what of it has not been run
 OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
 OUT/NAME-paper/     the same under the paper's
 
-The folder may be moved: finished runs stay what they are. Only a run that follows another one and was cut before the move can't be
-resumed, because `zetaclip train` goes on with the very configuration it began with, and that names the followed run by its whole
-path. Delete its folder to run it again.
+The folder may be moved: finished runs stay what they are. Only a run that follows another one and
+was cut before the move can't be resumed, because `zetaclip train` goes on with the very
+configuration it began with, and that names the followed run by its whole path. Delete its folder to
+run it again.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Store:
         return records.read(self.out)
 
     def run(self, planned: PlannedRun) -> Run | None:
-        """A finished run: its folder if that can be trusted, or its record where there is no folder."""
+        """A finished run: its folder if that can be trusted, or its record where there is no
+        folder.
+        """
         if not self.finished(planned.key):
             return self.records.get(planned.key)
         return None if self.problems(planned) else Run.read(self.folder(planned.key))
@@ -121,7 +124,9 @@ class Store:
         records.write(self.out, [(planned, run) for planned, run in here if run is not None])
 
     def unfinished(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Those that have to be run: the ones with neither folder nor record, and any whose folder such a one reads."""
+        """Those that have to be run: the ones with neither folder nor record, and any whose folder
+        such a one reads.
+        """
         by_key = {run.key: run for run in runs}
         todo: set[str] = set()
 
@@ -146,7 +151,9 @@ class Store:
         return file
 
     def materialise(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration as `zetaclip train` takes it: paths and numbers instead of placeholders."""
+        """The configuration as `zetaclip train` takes it: paths and numbers instead of
+        placeholders.
+        """
         filled = {key: self._filled(value) for key, value in config.items()}
         rate = filled.get("lr")
         if isinstance(rate, dict):
@@ -170,14 +177,17 @@ class Store:
         return value
 
     def problems(self, run: PlannedRun) -> list[str]:
-        """What is wrong with a finished run: an edited folder, or one that holds another configuration."""
+        """What is wrong with a finished run: an edited folder, or one that holds another
+        configuration.
+        """
         folder = self.folder(run.key)
         try:
             digest = _digest(folder)
             if config_key(run.config, run.alone) != run.key:
                 return ["its name is not the hash of its configuration"]
             found = read_json(folder / "config.json")
-            # Whole but for the paths of other runs: what they were when this one ran says nothing about it.
+            # Whole but for the paths of other runs: what they were when this one ran says nothing
+            # about it.
             wanted = {**run.config, "lr": self.materialise({"lr": run.config["lr"]})["lr"]}
         except (OSError, ValueError, KeyError) as error:
             return [f"its files can't be read: {error}"]

@@ -1,14 +1,14 @@
 /* Norms and weighted sums over the rows of small matrices, many matrices in one call.
  *
- * On a small network the arithmetic of clipping takes less time than the calls that ask for it. Here all layers of a
- * chunk are one call: once for the norms, once for what the factors multiply. gradients/rows.py says which matrices
- * come here and what happens without this file.
+ * On a small network the arithmetic of clipping takes less time than the calls that ask for it.
+ * Here all layers of a chunk are one call: once for the norms, once for what the factors
+ * multiply. gradients/rows.py says which matrices come here and what happens without this file.
  *
- * Everything is passed as a buffer, whose type and length are checked here: no caller can make this file read or write
- * beyond the memory that it was given.
+ * Everything is passed as a buffer, whose type and length are checked here: no caller can make
+ * this file read or write beyond the memory that it was given.
  *
- * Sums are taken in lanes, and a bounded number of values at a time, so that every processor rounds alike and wide rows
- * lose no digits.
+ * Sums are taken in lanes, and a bounded number of values at a time, so that every processor
+ * rounds alike and wide rows lose no digits.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,7 +17,8 @@
 #include <string.h>
 
 #define LANES 8
-#define STRIDE (4 * LANES) /* values per turn of the inner loop: four sums side by side hide the latency of an addition */
+/* Values per turn of the inner loop: four sums side by side hide the latency of an addition. */
+#define STRIDE (4 * LANES)
 #define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
 #define COLUMNS 2048       /* of a sum over rows that are worked through at once */
 
@@ -34,7 +35,8 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
 /* The norms of the rows of a matrix: inf or nan where float32 can't hold the squares. */
-WIDE static void row_norms(const float *restrict values, size_t rows, size_t width, double *restrict norms)
+WIDE static void row_norms(const float *restrict values, size_t rows, size_t width,
+                           double *restrict norms)
 {
     for (size_t row = 0; row < rows; row++, values += width) {
         double total = 0.0;
@@ -66,19 +68,24 @@ WIDE static void row_norms(const float *restrict values, size_t rows, size_t wid
 }
 
 /* scaled = factor * row for every row, and sum += their sum, in double; either may be NULL. */
-WIDE static void weigh_rows(const float *restrict values, const double *restrict factors, size_t rows, size_t width,
-                            double *restrict scaled, double *restrict sum)
+WIDE static void weigh_rows(const float *restrict values, const double *restrict factors,
+                            size_t rows, size_t width, double *restrict scaled,
+                            double *restrict sum)
 {
     if (scaled != NULL)
         for (size_t row = 0; row < rows; row++)
-            for (size_t i = 0; i < width; i++) scaled[row * width + i] = factors[row] * values[row * width + i];
+            for (size_t i = 0; i < width; i++)
+                scaled[row * width + i] = factors[row] * values[row * width + i];
     if (sum == NULL) return;
-    for (size_t start = 0; start < width; start += COLUMNS) { /* so many sums stay in the cache while the rows go by */
+    /* So many sums stay in the cache while the rows go by. */
+    for (size_t start = 0; start < width; start += COLUMNS) {
         size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
         for (; row + 4 <= rows; row += 4) {
             const float *a = values + row * width, *b = a + width, *c = b + width, *d = c + width;
-            double p = factors[row], q = factors[row + 1], r = factors[row + 2], s = factors[row + 3];
-            for (size_t i = start; i < end; i++) sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
+            double p = factors[row], q = factors[row + 1], r = factors[row + 2],
+                   s = factors[row + 3];
+            for (size_t i = start; i < end; i++)
+                sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
         }
         for (; row < rows; row++)
             for (size_t i = start; i < end; i++) sum[i] += factors[row] * values[row * width + i];
@@ -89,12 +96,15 @@ WIDE static void weigh_rows(const float *restrict values, const double *restrict
 static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
 {
     const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
-    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
+    if (PyObject_GetBuffer(object, view,
+                           PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
         return 0;
-    if (view->format == NULL || view->format[0] != type || view->format[1] || (size_t)view->itemsize != size)
+    if (view->format == NULL || view->format[0] != type || view->format[1] ||
+        (size_t)view->itemsize != size)
         PyErr_Format(PyExc_TypeError, "the values must be float%d", (int)(8 * size));
     else if ((size_t)view->len / size != count)
-        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size, count);
+        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
+                     count);
     else
         return 1;
     PyBuffer_Release(view);
@@ -135,7 +145,8 @@ static void release(task *tasks, Py_ssize_t count)
 }
 
 /* Reads a list of tuples by `read`, which returns 0 after it has set an error. */
-static task *read_tasks(PyObject *list, size_t rows, int (*read)(PyObject *, size_t, task *), Py_ssize_t *count)
+static task *read_tasks(PyObject *list, size_t rows, int (*read)(PyObject *, size_t, task *),
+                        Py_ssize_t *count)
 {
     if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "tasks are a list of tuples");
@@ -173,7 +184,7 @@ static PyObject *norms(PyObject *self, PyObject *args)
         return NULL;
     }
     task *tasks = read_tasks(list, rows, read_norm_task, &count);
-    double *first = tasks == NULL ? NULL : PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first), *second = first + rows;
+    double *first = tasks == NULL ? NULL : PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first);
     if (first == NULL) {
         if (tasks != NULL) {
             release(tasks, count);
@@ -182,17 +193,19 @@ static PyObject *norms(PyObject *self, PyObject *args)
         PyBuffer_Release(&values);
         return NULL;
     }
-    double *out = values.buf, largest = 0.0;
+    double *second = first + rows, *out = values.buf, largest = 0.0;
     int finite = 1;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
     for (Py_ssize_t done = 0; done < count; done++) {
-        const task *t = tasks + done, *before = t - 1;
+        const task *t = tasks + done, *before = done ? t - 1 : NULL;
         /* A layer's weight and bias share a matrix: its norms are in `second` already. */
-        if (done == 0 || t->second.buf != before->second.buf || t->second_width != before->second_width)
+        if (before == NULL || t->second.buf != before->second.buf ||
+            t->second_width != before->second_width)
             row_norms(t->second.buf, rows, t->second_width, second);
         if (t->first.obj != NULL) {
-            /* A product: what underflow hid in one factor must not vanish when the other is huge. */
+            /* A product: what underflow hid in one factor must not vanish when the other is
+             * huge. */
             size_t wider = t->first_width > t->second_width ? t->first_width : t->second_width;
             double hidden = sqrt((double)wider * FLT_MIN);
             row_norms(t->first.buf, rows, t->first_width, first);
@@ -250,8 +263,8 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     for (Py_ssize_t i = 0; i < rows; i++) factors[i] = ((const double *)given.buf)[i] * by;
     for (Py_ssize_t done = 0; done < count; done++) {
         const task *t = tasks + done;
-        weigh_rows(t->first.buf, factors, rows, t->first_width, t->second.obj ? t->second.buf : NULL,
-                   t->third.obj ? t->third.buf : NULL);
+        weigh_rows(t->first.buf, factors, rows, t->first_width,
+                   t->second.obj ? t->second.buf : NULL, t->third.obj ? t->third.buf : NULL);
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(factors);
@@ -263,16 +276,19 @@ static PyObject *weigh(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
      "norms(tasks, rows, values, fresh, lost, scale) -> largest\n\n"
-     "A task is (x, g): two float32 matrices whose row norms are multiplied; x may be None. The float64 values are sums of\n"
-     "squares (nothing yet, if fresh), one per row, and become scale * (lost + sqrt(sum + squares of all tasks)). The\n"
-     "largest is returned, or inf if one is not finite."},
+     "A task is (x, g): two float32 matrices whose row norms are multiplied; x may be None. The\n"
+     "float64 values are sums of squares (nothing yet, if fresh), one per row, and become\n"
+     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is\n"
+     "not finite."},
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, by)\n\n"
-     "A task is (matrix, scaled, sum): a float32 matrix, where to put its rows times factor * by, and where to add\n"
-     "their sum, both float64; the last two may be None. `factors` holds one float64 value per row."},
+     "A task is (matrix, scaled, sum): a float32 matrix, where to put its rows times factor * by,\n"
+     "and where to add their sum, both float64; the last two may be None. `factors` holds one\n"
+     "float64 value per row."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&module); }

@@ -1,10 +1,11 @@
 """Norms and sums of small float32 matrices: all layers of a chunk in one compiled call.
 
-On a small network torch spends more time on being called than on the numbers. Matrices that are large, lie on another
-device, or are not float32 stay with torch, which has more threads; so does everything where ``_rows.c`` was not
-compiled. The two ways agree to rounding, not bit for bit.
+On a small network torch spends more time on being called than on the numbers. Matrices that are
+large, lie on another device, or are not float32 stay with torch, which has more threads; so does
+everything where ``_rows.c`` was not compiled. The two ways agree to rounding, not bit for bit.
 
-**Guarantee.** The compiled part gets numpy views of tensors, never addresses, and checks their types and lengths.
+**Guarantee.** The compiled part gets numpy views of tensors, never addresses, and checks their
+types and lengths.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def norm_task(part: Contribution, rows: int) -> NormTask | None:
 def norms(
     tasks: list[NormTask], squares: Tensor | None, rows: int, lost: float, scale: float
 ) -> tuple[Tensor, bool]:
-    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are finite."""
+    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are
+    finite.
+    """
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares.contiguous()
     largest = compiled.rows.norms(tasks, rows, array(out), squares is None, lost, scale)
     return out, largest < math.inf
@@ -76,7 +79,9 @@ def sum_task(part: Dense, task: NormTask, total: np.ndarray) -> WeighTask | None
 
 
 def scale_task(part: Single, task: NormTask) -> tuple[WeighTask, Tensor, Tensor]:
-    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ right."""
+    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ
+    right.
+    """
     scaled = torch.empty(part.narrow.shape, dtype=torch.float64)
     x, g = task
     assert x is not None

@@ -1,10 +1,13 @@
-/* Gaussian noise and uniform coins from a 256-bit key: ChaCha12 for the bits, Box and Muller for the law.
+/* Gaussian noise and uniform coins from a 256-bit key: ChaCha12 for the bits, Box and Muller for
+ * the law.
  *
- * Without the key the output of ChaCha can't be told from random bits, so from some of the noise nobody can compute the
- * rest. _numpy.py does the same without a compiler, bit for bit: a change here is a change there.
+ * Without the key the output of ChaCha can't be told from random bits, so from some of the noise
+ * nobody can compute the rest. _numpy.py does the same without a compiler, bit for bit: a change
+ * here is a change there.
  *
- * Only +, -, *, / and square roots of doubles are used, in a fixed order and none of them fused, so every processor
- * rounds alike and a replay is exact. The loops have no branches, so that a compiler can make vector code of them.
+ * Only +, -, *, / and square roots of doubles are used, in a fixed order and none of them fused,
+ * so every processor rounds alike and a replay is exact. The loops have no branches, so that a
+ * compiler can make vector code of them.
  */
 #define PY_SSIZE_T_CLEAN
 #define _DEFAULT_SOURCE
@@ -13,9 +16,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 8           /* blocks side by side: one 32-bit word of each fills a 256-bit register */
+#define LANES 8            /* blocks side by side: one 32-bit word of each fills 256 bits */
 #define WORDS (16 * LANES) /* 32-bit words from one round of LANES blocks */
-#define PAIRS (WORDS / 4) /* a pair of normal values takes 64 bits for its radius and 64 for its angle */
+#define PAIRS (WORDS / 4)  /* of normal values: 64 bits for the radius, 64 for the angle */
 #define VALUES (2 * PAIRS)
 #define ROUNDS 12 /* as in the standard generator of Rust; 7 is the most that anybody has broken */
 
@@ -40,7 +43,8 @@ typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
 #ifdef __clang__ /* has no such shuffle, and finds the instruction by itself */
 #define SWAP(v) ROTATE(v, 16)
 #else
-#define SWAP(v) ((lanes)__builtin_shuffle((halves)(v), (halves){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}))
+#define NEIGHBOURS ((halves){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14})
+#define SWAP(v) ((lanes)__builtin_shuffle((halves)(v), NEIGHBOURS))
 #endif
 #define QUARTER(a, b, c, d)                               \
     x[a] += x[b]; x[d] = SWAP(x[d] ^ x[a]);                \
@@ -50,7 +54,8 @@ typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
 
 #define ALL(word) ((lanes){0} + (word))
 
-/* Overwrites what is secret; a plain memset of memory that is not read again is left out by compilers. */
+/* Overwrites what is secret; a plain memset of memory that is not read again is left out by
+ * compilers. */
 static void wipe(void *secret, size_t size)
 {
 #ifdef __GLIBC__
@@ -61,14 +66,18 @@ static void wipe(void *secret, size_t size)
 #endif
 }
 
-/* LANES consecutive blocks of the key stream, word by word. The counter is a multiple of LANES, so that its lower half
- * does not overflow within them. */
-WIDE static void blocks(const uint32_t key[8], uint64_t counter, uint32_t nonce, int rounds, uint32_t *out)
+/* LANES consecutive blocks of the key stream, word by word. The counter is a multiple of LANES,
+ * so that its lower half does not overflow within them. */
+WIDE static void blocks(const uint32_t key[8], uint64_t counter, uint32_t nonce, int rounds,
+                        uint32_t *out)
 {
-    const lanes low = ALL((uint32_t)counter) + (lanes){0, 1, 2, 3, 4, 5, 6, 7}, high = ALL((uint32_t)(counter >> 32));
+    const lanes low = ALL((uint32_t)counter) + (lanes){0, 1, 2, 3, 4, 5, 6, 7},
+                high = ALL((uint32_t)(counter >> 32));
     lanes x[16] = {
-        ALL(0x61707865u), ALL(0x3320646eu), ALL(0x79622d32u), ALL(0x6b206574u), ALL(key[0]), ALL(key[1]), ALL(key[2]), ALL(key[3]),
-        ALL(key[4]), ALL(key[5]), ALL(key[6]), ALL(key[7]), low, high, ALL(nonce), ALL(0),
+        ALL(0x61707865u), ALL(0x3320646eu), ALL(0x79622d32u), ALL(0x6b206574u),
+        ALL(key[0]), ALL(key[1]), ALL(key[2]), ALL(key[3]),
+        ALL(key[4]), ALL(key[5]), ALL(key[6]), ALL(key[7]),
+        low, high, ALL(nonce), ALL(0),
     };
     for (int round = 0; round < rounds; round += 2) {
         QUARTER(0, 4, 8, 12) QUARTER(1, 5, 9, 13) QUARTER(2, 6, 10, 14) QUARTER(3, 7, 11, 15)
@@ -84,17 +93,19 @@ typedef union { double value; uint64_t bits; } number;
 
 #define MANTISSA 0x000fffffffffffffu
 #define ONE 0x3ff0000000000000u         /* the bits of 1.0 */
-#define INTEGER 0x4330000000000000u     /* with a small integer in the mantissa: 2^52 plus that integer */
+#define INTEGER 0x4330000000000000u     /* with an integer in the mantissa: 2^52 plus that one */
 #define TWO52 4503599627370496.0        /* 2^52 */
-#define ROUNDER 6755399441055744.0      /* 1.5 * 2^52: added and taken off again, it rounds to whole numbers */
+#define ROUNDER 6755399441055744.0      /* 1.5 * 2^52: added and taken off again, it rounds */
 #define LN2 0.6931471805599453
 #define HALF_PI 1.5707963267948966
 #define ROOT2 1.4142135623730951
 
 /* sqrt(-2 ln u) for u = (1 + m / 2^52) * 2^exponent, from the 52 bits of m.
  *
- * With the mantissa f in [sqrt(1/2), sqrt(2)) and s = (f - 1) / (f + 1), ln f = 2 (s + s^3/3 + s^5/5 + ...); s^2 is
- * below 0.0295, so that the first term left out is below 2^-55. f - 1 is exact, so nothing is lost near u = 1. */
+ * With the mantissa f in [sqrt(1/2), sqrt(2)) and s = (f - 1) / (f + 1), ln f = 2 (s + s^3/3 +
+ * s^5/5 + ...); s^2 is below 0.0295, so that the first term left out is below 2^-55. f - 1 is
+ * exact, so nothing is lost near u = 1.
+ */
 static inline double radius_of(uint64_t m, double exponent)
 {
     number f = {.bits = m | ONE};
@@ -118,14 +129,16 @@ static inline double radius_of(uint64_t m, double exponent)
     return sqrt(-2.0 * (power * LN2 + 2.0 * p));
 }
 
-/* A radius takes a word of 64 bits: 52 for the mantissa of u, 12 to draw its exponent. u lies in [1/2, 1) if the first
- * of them is set, in [1/4, 1/2) if the second is the first that is set, and so on. If none is, `tail` goes on. */
-WIDE static void radii(const uint32_t *restrict low, const uint32_t *restrict high, double *restrict r)
+/* A radius takes a word of 64 bits: 52 for the mantissa of u, 12 to draw its exponent. u lies in
+ * [1/2, 1) if the first of them is set, in [1/4, 1/2) if the second is the first that is set,
+ * and so on. If none is, `tail` goes on. */
+WIDE static void radii(const uint32_t *restrict low, const uint32_t *restrict high,
+                       double *restrict r)
 {
     for (int i = 0; i < PAIRS; i++) {
         uint64_t word = (uint64_t)high[i] << 32 | low[i];
         number leading = {.bits = word >> 52 | INTEGER};
-        leading.value -= TWO52; /* those 12 bits as a number; the exponent of it is what we look for */
+        leading.value -= TWO52; /* those 12 bits as a number, whose exponent we look for */
         number exponent = {.bits = leading.bits >> 52 | INTEGER};
         r[i] = radius_of(word & MANTISSA, exponent.value - (TWO52 + 1035.0));
     }
@@ -143,14 +156,16 @@ static double tail(const uint32_t key[8], uint64_t pair, uint64_t m)
     return radius_of(m, exponent);
 }
 
-/* Sine and cosine of an angle a in (-pi/4, pi/4) by their power series; the first terms left out are below 2^-54.
- * Two further bits choose the quadrant. */
-WIDE static void points(const uint32_t *restrict low, const uint32_t *restrict high, const double *restrict r, double *restrict out)
+/* Sine and cosine of an angle a in (-pi/4, pi/4) by their power series; the first terms left out
+ * are below 2^-54. Two further bits choose the quadrant. */
+WIDE static void points(const uint32_t *restrict low, const uint32_t *restrict high,
+                        const double *restrict r, double *restrict out)
 {
     for (int i = 0; i < PAIRS; i++) {
         uint64_t word = (uint64_t)high[i] << 32 | low[i];
         number f = {.bits = (word >> 10 & MANTISSA) | ONE};
-        double a = ((f.value - 1.5) + 1.1102230246251565e-16) * HALF_PI; /* the middle of 2^52 intervals: never 0 */
+        /* The middle of 2^52 intervals: never 0. */
+        double a = ((f.value - 1.5) + 1.1102230246251565e-16) * HALF_PI;
         double z = a * a;
         double p = -1.0 / 1307674368000.0;
         p = p * z + 1.0 / 6227020800.0;
@@ -169,7 +184,8 @@ WIDE static void points(const uint32_t *restrict low, const uint32_t *restrict h
         q = q * z + 1.0 / 24.0;
         q = q * z - 0.5;
         number c = {.value = q * z + 1.0};
-        /* A quarter turn exchanges the two and changes one sign; in bits, because that needs no choice of a path. */
+        /* A quarter turn exchanges the two and changes one sign; in bits, because that needs no
+         * choice of a path. */
         uint64_t turned = 0 - (word >> 62 & 1), both = (s.bits ^ c.bits) & turned;
         c.bits = c.bits ^ both ^ ((word ^ word << 1) & 0x8000000000000000u);
         s.bits = s.bits ^ both ^ (word & 0x8000000000000000u);
@@ -186,12 +202,14 @@ static void normal_group(const uint32_t key[8], uint64_t group, uint32_t *k, dou
     int far = 0;
     for (int i = 0; i < PAIRS; i++) far |= k[PAIRS + i] < 1u << 20;
     for (int i = 0; far && i < PAIRS; i++)
-        if (k[PAIRS + i] < 1u << 20) r[i] = tail(key, group * PAIRS + i, (uint64_t)k[PAIRS + i] << 32 | k[i]);
+        if (k[PAIRS + i] < 1u << 20)
+            r[i] = tail(key, group * PAIRS + i, (uint64_t)k[PAIRS + i] << 32 | k[i]);
     points(k + 2 * PAIRS, k + 3 * PAIRS, r, out);
 }
 
 /* sum = round(sum * inverse) + round(normal * scale), for whole numbers below 2^51. */
-WIDE static void add_rounded(double *restrict sum, const double *restrict normal, size_t count, double inverse, double scale)
+WIDE static void add_rounded(double *restrict sum, const double *restrict normal, size_t count,
+                             double inverse, double scale)
 {
     for (size_t i = 0; i < count; i++) {
         double whole = (sum[i] * inverse + ROUNDER) - ROUNDER;
@@ -212,15 +230,19 @@ static int read_key(const Py_buffer *bytes, uint32_t key[8])
     return 1;
 }
 
-/* A key, and doubles to be written: a one-dimensional contiguous buffer of them, whoever it belongs to. */
+/* A key, and doubles to be written: a one-dimensional contiguous buffer of them, whoever it
+ * belongs to. */
 static int read_arguments(PyObject *given, PyObject *array, uint32_t key[8], Py_buffer *values)
 {
     Py_buffer bytes;
     if (PyObject_GetBuffer(given, &bytes, PyBUF_SIMPLE) < 0) return 0;
     int fine = read_key(&bytes, key);
     PyBuffer_Release(&bytes);
-    if (!fine || PyObject_GetBuffer(array, values, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return 0;
-    if (values->itemsize != sizeof(double) || values->format == NULL || strcmp(values->format, "d")) {
+    if (!fine ||
+        PyObject_GetBuffer(array, values, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+        return 0;
+    if (values->itemsize != sizeof(double) || values->format == NULL ||
+        strcmp(values->format, "d")) {
         PyBuffer_Release(values);
         PyErr_SetString(PyExc_TypeError, "the values are float64");
         return 0;
@@ -234,7 +256,9 @@ static PyObject *normals(PyObject *self, PyObject *args)
     uint32_t key[8], k[WORDS];
     double r[PAIRS], made[VALUES];
     Py_buffer values;
-    if (!PyArg_ParseTuple(args, "OO", &given, &array) || !read_arguments(given, array, key, &values)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO", &given, &array) ||
+        !read_arguments(given, array, key, &values))
+        return NULL;
     size_t count = values.len / sizeof(double);
     double *out = values.buf;
     Py_BEGIN_ALLOW_THREADS
@@ -283,7 +307,9 @@ static PyObject *uniforms(PyObject *self, PyObject *args)
     PyObject *given, *array;
     uint32_t key[8], k[WORDS];
     Py_buffer values;
-    if (!PyArg_ParseTuple(args, "OO", &given, &array) || !read_arguments(given, array, key, &values)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO", &given, &array) ||
+        !read_arguments(given, array, key, &values))
+        return NULL;
     size_t count = values.len / sizeof(double);
     double *out = values.buf;
     Py_BEGIN_ALLOW_THREADS
@@ -319,17 +345,22 @@ static PyObject *stream(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"normals", normals, METH_VARARGS, "normals(key, values): fills a float64 buffer with standard normal values."},
+    {"normals", normals, METH_VARARGS,
+     "normals(key, values): fills a float64 buffer with standard normal values."},
     {"add_noise", add_noise, METH_VARARGS,
      "add_noise(key, values, inverse, scale)\n\n"
-     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale). All must stay below 2^51."},
-    {"uniforms", uniforms, METH_VARARGS, "uniforms(key, values): fills a float64 buffer with multiples of 2^-53 in [0, 1)."},
+     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale). All "
+     "must stay below 2^51."},
+    {"uniforms", uniforms, METH_VARARGS,
+     "uniforms(key, values): fills a float64 buffer with multiples of 2^-53 in [0, 1)."},
     {"stream", stream, METH_VARARGS,
-     "stream(key, counter, nonce, rounds): eight blocks of the key stream from a counter that is a multiple of eight,\n"
+     "stream(key, counter, nonce, rounds): eight blocks of the key stream from a counter that is a "
+     "multiple of eight,\n"
      "word by word (word 0 of all blocks, then word 1, ...), in the machine's byte order."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_chacha", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_chacha", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__chacha(void) { return PyModule_Create(&module); }
