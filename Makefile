@@ -1,24 +1,30 @@
-# make setup   builds .venv and installs everything but the optional extras
-# make demo    trains a private model on bundled data, two minutes at most, and makes a report of it
-# make test    lint, format check, types and tests: what CI runs
-# make test-full   the slow tests too
-# make test-extras   installs Lightning, transformers and Ray, and tests the layers for them
-# make bench   the measurements behind the figures in README and docs
+# make setup           builds .venv and installs everything but the optional extras
+# make demo            trains a private model on bundled data in two minutes, and reports on it
+# make test            lint, format check, types and tests: what CI runs
+# make test-full       the slow tests too, and the C parts under sanitizers
+# make test-extras     installs Lightning, transformers and Ray, and tests the layers for them
+# make test-mutation   breaks the lines that carry the guarantee, and checks that tests notice
+# make test-sanitize   the C parts under AddressSanitizer and UndefinedBehaviorSanitizer
+# make dist            sdist and wheel, installed into a fresh environment and tried out
+# make bench           the measurements behind the figures in README and docs
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := src/zetaclip/randomness/_chacha.c src/zetaclip/gradients/_rows.c
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
-.PHONY: setup demo test test-full test-extras bench format clean
+.PHONY: setup demo test test-full test-extras test-mutation test-sanitize dist bench format clean
 
 setup: $(VENV)/.ready
 
 # torch is asked for by its exact version first: a range would bring the build with GPU packages.
-$(VENV)/.ready: pyproject.toml constraints.txt setup.py src/zetaclip/randomness/_chacha.c src/zetaclip/gradients/_rows.c
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 demo: setup
@@ -31,7 +37,7 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/extras
 
-test-full: setup
+test-full: setup test-sanitize
 	$(BIN)/python -m pytest -n 2
 
 test-extras: $(VENV)/.extras
@@ -39,8 +45,19 @@ test-extras: $(VENV)/.extras
 	$(BIN)/python -m pytest tests/experiments/test_ray.py tests/ranks/test_ranks_ray.py
 
 $(VENV)/.extras: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lightning,transformers,ray]'
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev,lightning,transformers,ray]'
 	touch $@
+
+test-mutation: setup
+	PYTHONPATH=tests $(BIN)/python -m mutation.run
+
+test-sanitize: setup
+	PYTHONPATH=tests $(BIN)/python -m sanitize.run
+
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python .ci/check_dist.py dist
 
 bench: setup
 	$(BIN)/python bench/run_all.py

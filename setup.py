@@ -1,4 +1,6 @@
-"""What is compiled. Without a compiler numpy draws the same noise, slowly, and torch takes the norms."""
+"""What is compiled. Without a compiler numpy draws the same noise, slowly, and torch takes the
+norms.
+"""
 
 from setuptools import Extension, setup
 

@@ -30,3 +30,22 @@ def test_a_missing_extra_is_one_sentence(layer, missing, monkeypatch):
     extra = "lightning" if layer == "lightning" else "transformers"
     with pytest.raises(ImportError, match=rf"pip install 'zetaclip\[{extra}\]'$"):
         importlib.import_module(f"zetaclip.integrations.{layer}")
+
+
+@pytest.mark.parametrize("missing", ["plotly", "matplotlib"])
+@pytest.mark.parametrize("words", [["report", "."], ["watch", "."]])
+def test_a_report_without_its_extra_says_what_to_install(missing, words, monkeypatch, capsys):
+    from zetaclip.cli import main
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(words) == 2
+    assert "pip install 'zetaclip[report]'" in capsys.readouterr().err
+
+
+def test_the_package_itself_needs_neither_plotly_nor_matplotlib():
+    code = (
+        "import sys; sys.modules['plotly'] = sys.modules['matplotlib'] = None; "
+        "import zetaclip, zetaclip.cli.train, zetaclip.training, zetaclip.experiments.session; "
+        "zetaclip.PrivacyEngine, zetaclip.Budget"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

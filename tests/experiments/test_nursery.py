@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from zetaclip.cli.warm import _preload
 from zetaclip.errors import CommandError
 from zetaclip.experiments import spec
-from zetaclip.experiments.nursery import Nursery, _preload, available
+from zetaclip.experiments.nursery import Nursery, available
 from zetaclip.experiments.plan import config_key, make_plan
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import TRAIN_VARIABLE, LocalBackend, run_all

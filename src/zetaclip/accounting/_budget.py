@@ -6,7 +6,6 @@ same budget.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from ..errors import AccountingError, BudgetExceeded, LedgerError
 from ..ledger import Event
@@ -250,7 +251,7 @@ class Budget:
                 "a budget without path= ends with the process that created it"
             ) from None
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
             yield file
 
     def _read(self, file: IO[bytes]) -> list[Spending]:

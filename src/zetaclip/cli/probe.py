@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             report.plot(rows, arguments.plot)
         except ImportError as error:
-            raise CommandError("--plot needs matplotlib: pip install matplotlib") from error
+            raise CommandError("--plot needs matplotlib: pip install 'zetaclip[report]'") from error
         except (OSError, ValueError) as error:  # no such folder, or no image format
             raise CommandError(f"cannot write {arguments.plot}: {error}") from error
     return 0

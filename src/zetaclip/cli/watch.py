@@ -26,8 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C."""
     import threading
 
+    from ..report import check_installed
     from ..report.live import serve
 
+    check_installed()
     with serve(arguments.folders, arguments.port) as address:
         print(f"{address} (stays until Ctrl-C, also when training has ended)", flush=True)
         if arguments.open:

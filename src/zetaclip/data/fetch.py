@@ -6,7 +6,6 @@ download has ``.part`` added to its name; it is deleted if its digest is wrong.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from filelock import lock_descriptor
 
 from ..errors import InputError
 from ..files import replace_file
@@ -194,11 +195,11 @@ def download(
 def _locked(part: Path) -> Iterator[IO[bytes]]:
     """The unfinished file, locked and open for appending; it is deleted at the end if empty."""
     with open(part, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())
-        except BlockingIOError:
-            ours = False
+        ours = (
+            lock_descriptor(file.fileno(), blocking=False)
+            and part.exists()
+            and os.path.samestat(os.fstat(file.fileno()), part.stat())
+        )
         if not ours:  # also if it was finished and renamed between our open and our lock
             raise InputError(
                 f"{part.name.removesuffix('.part')} is being downloaded by another process"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from ..gradients import Layout, rows
+from ..gradients import Layout
 
 
 class Weights:
@@ -85,9 +85,6 @@ class Weights:
         self, places: list[Tensor], parameters: list[Tensor], vector: Tensor, distance: float
     ) -> bool:
         """Whether there was a direction to go in."""
-        done = rows.advance(places, parameters, vector, distance)
-        if done is not None:
-            return done
         length = float(torch.linalg.vector_norm(vector))
         if not 0.0 < length < math.inf:
             return False

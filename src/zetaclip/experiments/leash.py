@@ -1,7 +1,8 @@
 """Starts a command that ends when the process that started it ends, however that one dies.
 
-``python leash.py PARENT COMMAND...``. Without it a training whose runner was killed would go on alone and
-meet its own successor in the same run folder. Only Linux can do this; elsewhere the command is started as it is.
+``python leash.py PARENT COMMAND...``. Without it a training whose runner was killed would go on
+alone and meet its own successor in the same run folder. Only Linux can do this; elsewhere the
+command is started as it is.
 """
 
 from __future__ import annotations

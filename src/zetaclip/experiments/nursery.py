@@ -1,30 +1,34 @@
 """Trainings as forks of one process that has imported everything already.
 
-Importing torch and Opacus takes longer than a short training. One process does it once, waits, and forks whenever it is asked: each
-training is still a process of its own, with its own log, and can be killed like any other. Linux only; elsewhere, and for
-stand-ins, the runner starts every training from nothing.
+Importing torch and Opacus takes longer than a short training. One process imports them once, waits,
+and forks whenever it is asked. Each training is still a process of its own, with its own log, and
+can be killed like any other. Linux
+only: elsewhere, and for stand-ins, the runner starts every training from nothing.
 
-The talk is one line of JSON each way: {"start": words, "log": path} -> pid, {"poll": pid} -> exit code or null. Each has a number, so
-that an answer which Ctrl-C kept the runner from reading is not taken for that of the next question.
+This is the runner's side; ``cli/warm.py`` is the process that forks. The standard library's
+forkserver does not serve: a process has one of them, with one environment, and no public way to
+stop it. Here every runner has its own, with the number of threads that torch reads when it is
+loaded.
+
+Questions and answers are one line of JSON each: {"start": words, "log": path} -> pid, and {"poll":
+pid} -> exit code or null. Each has a number: if Ctrl-C keeps the runner from reading an answer, it
+is not taken for the next one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
 
-_PR_SET_PDEATHSIG = 1
+# Not imported: a command may import experiments, and not the other way round.
+_SERVER = "zetaclip.cli.warm"
 
 
 def available() -> bool:
@@ -38,7 +42,7 @@ class Nursery:
         # On a leash, like everything that the runner starts: see ``leash.py``.
         leash = [sys.executable, "-I", str(Path(__file__).with_name("leash.py")), str(os.getpid())]
         self._process = subprocess.Popen(
-            [*leash, sys.executable, "-m", __name__],
+            [*leash, sys.executable, "-m", _SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
@@ -94,68 +98,3 @@ class Fork:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:  # until it has been polled as ended nobody else can get its number
             os.kill(self.pid, number)
-
-
-def _serve() -> None:
-    """The nursery's own loop: ends with its input."""
-    _preload()
-    for line in sys.stdin:
-        question = json.loads(line)
-        if "poll" in question:
-            answer = _reap(int(question["poll"]))
-        else:
-            answer = os.fork()
-            if answer == 0:
-                _train(question["start"], question["log"])
-        print(json.dumps({"number": question["number"], "answer": answer}), flush=True)
-
-
-def _preload() -> None:
-    """What every training loads, with the parts that are loaded at first use."""
-    import safetensors.torch  # noqa: F401
-    import torch
-
-    from ..accounting import _accounting as accounting
-    from ..cli import train  # noqa: F401
-    from ..ledger import Event
-    from ..training import start  # noqa: F401
-    from ..training.result import commit
-
-    commit()  # kept: a fork runs the code that was loaded here, whatever is checked out by then
-    accounting.epsilon([Event(0.01, 1.0, 10)], 1e-5, "prv")
-    torch.optim.SGD([torch.zeros(1)])  # loads torch's compiler
-
-
-def _reap(pid: int) -> int | None:
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return None if found == 0 else os.waitstatus_to_exitcode(status)
-
-
-def _train(words: Sequence[str], log: str) -> None:
-    """In the fork: becomes the training, and never returns."""
-    code = 1
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        random.seed()  # what was imported is shared with the other forks; what is drawn must not be
-        with open(os.devnull, "rb") as nothing, open(log, "ab") as said:
-            os.dup2(nothing.fileno(), 0)
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
-        from ..cli import main
-
-        sys.argv = ["zetaclip", *words]
-        code = main(words)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    _serve()

@@ -6,25 +6,15 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TextIO
 
 from .files import read_json
 from .plan import PlannedRun
 from .store import Store
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Args:
-        state: reused, done, failed, or blocked (by the failure of a run that it needs).
-        message: Why it failed.
-    """
-
-    state: str
-    message: str = ""
+if TYPE_CHECKING:
+    from .outcome import Outcome
+    from .plan import PlannedRun
 
 
 class Progress:

@@ -1,7 +1,8 @@
-"""Runs what is missing: finished runs are reused, cut ones resumed, failed ones reported while the rest goes on.
+"""Runs what is missing: finished runs are reused, cut ones resumed, failed ones reported while the
+rest goes on.
 
-Each run is a process of its own, ``zetaclip train --config FILE --out FOLDER``. The loop here only decides what starts next;
-where it starts is a backend's affair (this machine, or Ray).
+Each run is a process of its own, ``zetaclip train --config FILE --out FOLDER``. The loop here only
+decides what starts next; where it starts is a backend's affair (this machine, or Ray).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from ..data.places import ENVIRONMENT
 from ..errors import CommandError
 from . import nursery
 from .nursery import Nursery
+from .outcome import Outcome
 from .plan import PlannedRun
-from .progress import Outcome, Progress
+from .progress import Progress
 from .store import Store
 
 # A stand-in for `python -m zetaclip train`, for tests of the runner.
@@ -130,12 +132,16 @@ def _train_words(config: str, folder: str, resume: bool) -> list[str]:
 
 
 def _begun(folder: str) -> bool:
-    """Whether there is something to resume: a training that was cut before it wrote this has to be started, not resumed."""
+    """Whether there is something to resume: a training that was cut before it wrote this has to be
+    started, not resumed.
+    """
     return (Path(folder) / "config.json").exists()
 
 
 def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
-    """Of a training: its threads, and where the runner found the data, unless they lie elsewhere on this machine."""
+    """Of a training: its threads, and where the runner found the data, unless they lie elsewhere on
+    this machine.
+    """
     elsewhere = ENVIRONMENT in os.environ and data is not None and not Path(data).is_dir()
     told = {ENVIRONMENT: data} if data and not elsewhere else {}
     return {**os.environ, **told, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -144,7 +150,8 @@ def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
 def start_training(job: Job) -> subprocess.Popen[bytes]:
     """Starts one training from nothing, as a process on a leash; what it says goes to its log."""
     command = train_command(job.config, job.folder, _begun(job.folder))
-    # By its path and isolated: the leash itself must not wait for the package (and torch) to be imported.
+    # By its path and isolated: the leash itself must not wait for the package (and torch) to be
+    # imported.
     leashed = [
         sys.executable,
         "-I",
@@ -155,7 +162,8 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
     with open(job.log, "ab") as log:
         log.write(_ATTEMPT.encode() + b"\n")
         log.flush()
-        # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to save.
+        # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to
+        # save.
         return subprocess.Popen(
             leashed,
             stdin=subprocess.DEVNULL,

@@ -14,9 +14,10 @@ from . import estimate, index, plots, results, series, tables, tuning
 from .files import write_json, write_text
 from .missing import parts
 from .needs import missing_data
+from .outcome import Outcome
 from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
 from .progress import Progress, duration
-from .runner import TRAIN_VARIABLE, Backend, LocalBackend, Outcome, cores, run_all
+from .runner import TRAIN_VARIABLE, Backend, LocalBackend, cores, run_all
 from .spec import OUT, Experiment, folder_of
 from .store import Store
 
@@ -47,9 +48,11 @@ class Request:
 
 
 def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """``method=dp-sgd,ww-dp-sgd,seed=1``: what follows a comma is one more value of the same key, unless it names another key.
+    """``method=dp-sgd,ww-dp-sgd,seed=1``: what follows a comma is one more value of the same key,
+    unless it names another key.
 
-    Labels may hold commas and equal signs of their own, so the longest of the ``known`` ones is taken before a comma ends a value.
+    Labels may hold commas and equal signs of their own, so the longest of the ``known`` ones is
+    taken before a comma ends a value.
     """
     chosen: dict[str, list[str]] = {}
     key, rest = "", (text or "").strip(" ,")
@@ -109,7 +112,9 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 
 
 def command_line(request: Request) -> str:
-    """The command that runs this experiment whole. Of an absolute path the last part: a page is no place for the rest."""
+    """The command that runs this experiment whole. Of an absolute path the last part: a page is no
+    place for the rest.
+    """
     words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
     out = Path(request.out)
     where = out.name if out.is_absolute() else request.out
@@ -117,7 +122,9 @@ def command_line(request: Request) -> str:
 
 
 def reproduce(request: Request) -> tuple[str, int]:
-    """Tunes, runs and writes tables; returns what to print and how much of it failed or was left out."""
+    """Tunes, runs and writes tables; returns what to print and how much of it failed or was left
+    out.
+    """
     store = open_store(request.out)
     with store.lock():
         backend, threads = _backend(request)
@@ -147,7 +154,9 @@ def tables_only(request: Request) -> str:
 
 
 def dry_run(request: Request) -> str:
-    """The runs that are missing and how long they may take. Only measured speeds are written, into a folder that exists."""
+    """The runs that are missing and how long they may take. Only measured speeds are written, into
+    a folder that exists.
+    """
     store = open_store(request.out, create=False)
     plan, wanted, skipped = _prepare(request, store)
     rates = tuning.load_rates(store)
@@ -199,7 +208,9 @@ def _plan(request: Request, store: Store) -> Plan:
 
 
 def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
-    """The plan with the rates known so far, the wanted runs whose data are here, and what is skipped."""
+    """The plan with the rates known so far, the wanted runs whose data are here, and what is
+    skipped.
+    """
     plan = _plan(request, store)
     wanted = select(plan, request.only)
     missing = missing_data(wanted)
@@ -259,7 +270,9 @@ def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -
 
 
 def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
-    """Finished runs that the tables leave out, and why: they would look as if they had never been run."""
+    """Finished runs that the tables leave out, and why: they would look as if they had never been
+    run.
+    """
     return [
         f"not used: {run.describe()}: {'; '.join(store.problems(run))}"
         for run in left
@@ -268,7 +281,9 @@ def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 
 
 def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
-    """Runs that failed when they were last tried: without a word they would look as if they never had been."""
+    """Runs that failed when they were last tried: without a word they would look as if they never
+    had been.
+    """
     kept = store.failures()
     return [
         f"when last tried, {kept[run.key]}"
@@ -280,7 +295,9 @@ def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 def _clock(
     experiment: Experiment, profile: str, store: Store, threads: int | None = None
 ) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
-    """Tells the seconds of one worker for some runs, and where the figure comes from; measures with ``threads`` what is not known."""
+    """Tells the seconds of one worker for some runs, and where the figure comes from; measures with
+    ``threads`` what is not known.
+    """
     costs = {
         str(method["set"]["method"]): float(method.get("cost", 1.0))
         for method in experiment.common["methods"].values()
@@ -324,7 +341,7 @@ def _write(
     try:
         pictures = plots.draw(plan, table, runs, folder)
     except ImportError:
-        note = "\nno plots: they need matplotlib (pip install 'zetaclip[plots]')"
+        note = "\nno plots: they need matplotlib (pip install 'zetaclip[report]')"
     write_json(folder / "table.json", table)
     write_text(folder / "runs.csv", results.csv_text(plan, runs))
     for spec in plan.experiment.series:

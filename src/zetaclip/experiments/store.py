@@ -11,9 +11,10 @@ OUT/README.md       every experiment, and what of it has not been run
 OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
 OUT/NAME-paper/     the same under the paper's
 
-The folder may be moved: finished runs stay what they are. Only a run that follows another one and was cut before the move can't be
-resumed, because `zetaclip train` goes on with the very configuration it began with, and that names the followed run by its whole
-path. Delete its folder to run it again.
+The folder may be moved: finished runs stay what they are. Only a run that follows another one and
+was cut before the move can't be resumed, because `zetaclip train` goes on with the very
+configuration it began with, and that names the followed run by its whole path. Delete its folder to
+run it again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import shlex
@@ -34,6 +33,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from ..errors import CommandError
 from . import records
@@ -108,7 +109,9 @@ class Store:
         return records.read(self.out)
 
     def run(self, planned: PlannedRun) -> Run | None:
-        """A finished run: its folder if that can be trusted, or its record where there is no folder."""
+        """A finished run: its folder if that can be trusted, or its record where there is no
+        folder.
+        """
         if not self.finished(planned.key):
             return self.records.get(planned.key)
         return None if self.problems(planned) else Run.read(self.folder(planned.key))
@@ -119,7 +122,9 @@ class Store:
         records.write(self.out, [(planned, run) for planned, run in here if run is not None])
 
     def unfinished(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Those that have to be run: the ones with neither folder nor record, and any whose folder such a one reads."""
+        """Those that have to be run: the ones with neither folder nor record, and any whose folder
+        such a one reads.
+        """
         by_key = {run.key: run for run in runs}
         todo: set[str] = set()
 
@@ -144,7 +149,9 @@ class Store:
         return file
 
     def materialise(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration as `zetaclip train` takes it: paths and numbers instead of placeholders."""
+        """The configuration as `zetaclip train` takes it: paths and numbers instead of
+        placeholders.
+        """
         filled = {key: self._filled(value) for key, value in config.items()}
         rate = filled.get("lr")
         if isinstance(rate, dict):
@@ -168,14 +175,17 @@ class Store:
         return value
 
     def problems(self, run: PlannedRun) -> list[str]:
-        """What is wrong with a finished run: an edited folder, or one that holds another configuration."""
+        """What is wrong with a finished run: an edited folder, or one that holds another
+        configuration.
+        """
         folder = self.folder(run.key)
         try:
             digest = _digest(folder)
             if config_key(run.config, run.alone) != run.key:
                 return ["its name is not the hash of its configuration"]
             found = read_json(folder / "config.json")
-            # Whole but for the paths of other runs: what they were when this one ran says nothing about it.
+            # Whole but for the paths of other runs: what they were when this one ran says nothing
+            # about it.
             wanted = {**run.config, "lr": self.materialise({"lr": run.config["lr"]})["lr"]}
         except (OSError, ValueError, KeyError) as error:
             return [f"its files can't be read: {error}"]
@@ -211,15 +221,11 @@ class Store:
     @contextlib.contextmanager
     def lock(self) -> Iterator[int]:
         """Holds the folder for this process; the file descriptor is handed out."""
-        import fcntl
-
         path = self.out / ".lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CommandError(f"{self.out} is in use: {_holder(path)}") from error
+            if not lock_descriptor(handle, blocking=False):
+                raise CommandError(f"{self.out} is in use: {_holder(path)}")
             holder = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
@@ -252,9 +258,9 @@ def _digest(folder: Path) -> str:
 
 
 def _verify(folder: Path) -> Sequence[str]:
-    if importlib.util.find_spec("zetaclip.verify") is None:
-        return []
-    return list(importlib.import_module("zetaclip.verify").verify(folder))
+    from ..training.verify import verify
+
+    return verify(folder)
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -1,25 +1,26 @@
 /* Norms and weighted sums over the rows of small matrices, many matrices in one call.
  *
- * On a small network the arithmetic of clipping takes less time than the calls to it. Here all
- * layers of a chunk are one call: one for the norms, one for the weighted sums. rows.py decides
- * which matrices are processed here, and does the work if this file was not compiled. The same
- * holds for the few columns that a rule releases beside the sum, and for perturbed weights.
+ * On a small network the arithmetic of clipping takes less time than the calls that ask for it.
+ * Here all layers of a chunk are one call: once for the norms, once for what the factors
+ * multiply. gradients/rows.py says which matrices come here and what happens without this file.
  *
- * Sums are computed in lanes and in pieces of bounded length, so that every processor rounds in the
- * same way and wide rows lose no precision.
+ * Everything is passed as a buffer, whose type and length are checked here: no caller can make
+ * this file read or write beyond the memory that it was given.
+ *
+ * Sums are taken in lanes, and a bounded number of values at a time, so that every processor
+ * rounds alike and wide rows lose no digits.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
 #define LANES 8
-#define STRIDE (4 * LANES) /* values per iteration: four parallel sums hide an addition's latency */
-#define PIECE 2048         /* values that are added in float32; such sums are added in double */
-#define COLUMNS 2048       /* columns of a sum over rows that are processed at once */
-#define FIELDS 4           /* numbers that describe one task */
+/* Values per turn of the inner loop: four sums side by side hide the latency of an addition. */
+#define STRIDE (4 * LANES)
+#define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
+#define COLUMNS 2048       /* of a sum over rows that are worked through at once */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
 #if __GNUC__ >= 12
@@ -33,7 +34,7 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
-/* The norms of the rows of a matrix: inf or nan if the squares overflow float32. */
+/* The norms of the rows of a matrix: inf or nan where float32 can't hold the squares. */
 WIDE static void row_norms(const float *restrict values, size_t rows, size_t width,
                            double *restrict norms)
 {
@@ -76,12 +77,13 @@ WIDE static void weigh_rows(const float *restrict values, const double *restrict
             for (size_t i = 0; i < width; i++)
                 scaled[row * width + i] = factors[row] * values[row * width + i];
     if (sum == NULL) return;
-    for (size_t start = 0; start < width; start += COLUMNS) { /* these sums stay in the cache */
+    /* So many sums stay in the cache while the rows go by. */
+    for (size_t start = 0; start < width; start += COLUMNS) {
         size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
         for (; row + 4 <= rows; row += 4) {
             const float *a = values + row * width, *b = a + width, *c = b + width, *d = c + width;
-            double p = factors[row], q = factors[row + 1];
-            double r = factors[row + 2], s = factors[row + 3];
+            double p = factors[row], q = factors[row + 1], r = factors[row + 2],
+                   s = factors[row + 3];
             for (size_t i = start; i < end; i++)
                 sum[i] += (p * a[i] + q * b[i]) + (r * c[i] + s * d[i]);
         }
@@ -90,245 +92,203 @@ WIDE static void weigh_rows(const float *restrict values, const double *restrict
     }
 }
 
-/* Reads a list of integers, FIELDS per task; free the result with PyMem_Free. */
-static uint64_t *read_tasks(PyObject *list, Py_ssize_t *tasks)
+/* Takes a contiguous buffer of one type of number, "f" or "d", and an exact count of them. */
+static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
 {
-    Py_ssize_t length = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
-    if (length < 0 || length % FIELDS) {
-        PyErr_SetString(PyExc_TypeError, "tasks are a list of integers, four per task");
+    const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
+    if (PyObject_GetBuffer(object, view,
+                           PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
+        return 0;
+    if (view->format == NULL || view->format[0] != type || view->format[1] ||
+        (size_t)view->itemsize != size)
+        PyErr_Format(PyExc_TypeError, "the values must be float%d", (int)(8 * size));
+    else if ((size_t)view->len / size != count)
+        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
+                     count);
+    else
+        return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+/* Takes a float32 matrix of so many rows, of any width. */
+static int take_matrix(PyObject *object, Py_buffer *view, size_t rows, size_t *width)
+{
+    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return 0;
+    size_t count = (size_t)view->len / sizeof(float);
+    if (view->format == NULL || strcmp(view->format, "f") || view->itemsize != sizeof(float))
+        PyErr_SetString(PyExc_TypeError, "the values must be float32");
+    else if (rows == 0 || count % rows)
+        PyErr_Format(PyExc_ValueError, "%zu numbers are no matrix of %zu rows", count, rows);
+    else {
+        *width = count / rows;
+        return 1;
+    }
+    PyBuffer_Release(view);
+    return 0;
+}
+
+/* One task of `norms` or `weigh`: up to three buffers. Those that are None have obj == NULL. */
+typedef struct {
+    Py_buffer first, second, third;
+    size_t first_width, second_width;
+} task;
+
+static void release(task *tasks, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyBuffer_Release(&tasks[i].first); /* does nothing for a buffer that was never taken */
+        PyBuffer_Release(&tasks[i].second);
+        PyBuffer_Release(&tasks[i].third);
+    }
+    PyMem_Free(tasks);
+}
+
+/* Reads a list of tuples by `read`, which returns 0 after it has set an error. */
+static task *read_tasks(PyObject *list, size_t rows, int (*read)(PyObject *, size_t, task *),
+                        Py_ssize_t *count)
+{
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "tasks are a list of tuples");
         return NULL;
     }
-    uint64_t *fields = PyMem_Malloc((length ? length : 1) * sizeof *fields);
-    if (fields == NULL) return (uint64_t *)PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < length; i++) {
-        fields[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, i));
-        if (PyErr_Occurred()) {
-            PyMem_Free(fields);
+    *count = PyList_GET_SIZE(list);
+    task *tasks = PyMem_Calloc(*count ? *count : 1, sizeof *tasks);
+    if (tasks == NULL) return (task *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < *count; i++)
+        if (!read(PyList_GET_ITEM(list, i), rows, tasks + i)) {
+            release(tasks, i + 1);
             return NULL;
         }
-    }
-    *tasks = length / FIELDS;
-    return fields;
+    return tasks;
+}
+
+static int read_norm_task(PyObject *tuple, size_t rows, task *to)
+{
+    PyObject *x, *g;
+    if (!PyArg_ParseTuple(tuple, "OO", &x, &g)) return 0;
+    return (x == Py_None || take_matrix(x, &to->first, rows, &to->first_width)) &&
+           take_matrix(g, &to->second, rows, &to->second_width);
 }
 
 static PyObject *norms(PyObject *self, PyObject *args)
 {
-    PyObject *list;
-    unsigned long long rows, address;
+    PyObject *list, *array;
     int fresh;
     double lost, scale;
-    Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "OKKpdd", &list, &rows, &address, &fresh, &lost, &scale))
+    Py_ssize_t count, rows;
+    Py_buffer values;
+    if (!PyArg_ParseTuple(args, "OnOpdd", &list, &rows, &array, &fresh, &lost, &scale)) return NULL;
+    if (rows < 0 || !take(array, &values, 'd', 1, rows)) {
+        if (rows < 0) PyErr_SetString(PyExc_ValueError, "a negative number of rows");
         return NULL;
-    uint64_t *fields = read_tasks(list, &tasks);
-    if (fields == NULL) return NULL;
-    double *first = PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first), *second = first + rows;
-    if (first == NULL) {
-        PyMem_Free(fields);
-        return PyErr_NoMemory();
     }
-    double *out = (double *)(uintptr_t)address, largest = 0.0;
+    task *tasks = read_tasks(list, rows, read_norm_task, &count);
+    double *first = tasks == NULL ? NULL : PyMem_Malloc(2 * (rows ? rows : 1) * sizeof *first);
+    if (first == NULL) {
+        if (tasks != NULL) {
+            release(tasks, count);
+            PyErr_NoMemory();
+        }
+        PyBuffer_Release(&values);
+        return NULL;
+    }
+    double *second = first + rows, *out = values.buf, largest = 0.0;
     int finite = 1;
     Py_BEGIN_ALLOW_THREADS
-    /* The matrix whose norms are in `second`: a layer's weight and bias share one. */
-    uint64_t done = 0, wide = 0;
-    for (size_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
-    for (Py_ssize_t task = 0; task < tasks; task++) {
-        const uint64_t *f = fields + FIELDS * task;
-        if (task == 0 || f[2] != done || f[3] != wide)
-            row_norms((const float *)(uintptr_t)f[2], rows, f[3], second);
-        done = f[2];
-        wide = f[3];
-        if (f[0]) {
-            /* What underflow hid in one factor counts if the other factor is huge. */
-            double hidden = sqrt((double)(f[1] > f[3] ? f[1] : f[3]) * FLT_MIN);
-            row_norms((const float *)(uintptr_t)f[0], rows, f[1], first);
-            for (size_t i = 0; i < rows; i++) {
+    for (Py_ssize_t i = 0; fresh && i < rows; i++) out[i] = 0.0;
+    for (Py_ssize_t done = 0; done < count; done++) {
+        const task *t = tasks + done, *before = done ? t - 1 : NULL;
+        /* A layer's weight and bias share a matrix: its norms are in `second` already. */
+        if (before == NULL || t->second.buf != before->second.buf ||
+            t->second_width != before->second_width)
+            row_norms(t->second.buf, rows, t->second_width, second);
+        if (t->first.obj != NULL) {
+            /* A product: what underflow hid in one factor must not vanish when the other is
+             * huge. */
+            size_t wider = t->first_width > t->second_width ? t->first_width : t->second_width;
+            double hidden = sqrt((double)wider * FLT_MIN);
+            row_norms(t->first.buf, rows, t->first_width, first);
+            for (Py_ssize_t i = 0; i < rows; i++) {
                 double product = (first[i] + hidden) * (second[i] + hidden);
                 out[i] += product * product;
             }
         } else {
-            for (size_t i = 0; i < rows; i++) out[i] += second[i] * second[i];
+            for (Py_ssize_t i = 0; i < rows; i++) out[i] += second[i] * second[i];
         }
     }
-    for (size_t i = 0; i < rows; i++) {
+    for (Py_ssize_t i = 0; i < rows; i++) {
         out[i] = (sqrt(out[i]) + lost) * scale;
         finite = finite && isfinite(out[i]);
         largest = out[i] > largest ? out[i] : largest;
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(first);
-    PyMem_Free(fields);
+    release(tasks, count);
+    PyBuffer_Release(&values);
     return PyFloat_FromDouble(finite ? largest : INFINITY);
+}
+
+static int read_weigh_task(PyObject *tuple, size_t rows, task *to)
+{
+    PyObject *matrix, *scaled, *sum;
+    if (!PyArg_ParseTuple(tuple, "OOO", &matrix, &scaled, &sum)) return 0;
+    return take_matrix(matrix, &to->first, rows, &to->first_width) &&
+           (scaled == Py_None || take(scaled, &to->second, 'd', 1, rows * to->first_width)) &&
+           (sum == Py_None || take(sum, &to->third, 'd', 1, to->first_width));
 }
 
 static PyObject *weigh(PyObject *self, PyObject *args)
 {
-    PyObject *list;
-    unsigned long long rows, address;
+    PyObject *list, *array;
     double by;
-    Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "OKKd", &list, &rows, &address, &by)) return NULL;
-    uint64_t *fields = read_tasks(list, &tasks);
-    if (fields == NULL) return NULL;
-    double *factors = PyMem_Malloc((rows ? rows : 1) * sizeof *factors);
-    if (factors == NULL) {
-        PyMem_Free(fields);
-        return PyErr_NoMemory();
+    Py_ssize_t count, rows;
+    Py_buffer given;
+    if (!PyArg_ParseTuple(args, "OnOd", &list, &rows, &array, &by)) return NULL;
+    if (rows < 0 || !take(array, &given, 'd', 0, rows)) {
+        if (rows < 0) PyErr_SetString(PyExc_ValueError, "a negative number of rows");
+        return NULL;
     }
-    const double *given = (const double *)(uintptr_t)address;
+    task *tasks = read_tasks(list, rows, read_weigh_task, &count);
+    double *factors = tasks == NULL ? NULL : PyMem_Malloc((rows ? rows : 1) * sizeof *factors);
+    if (factors == NULL) {
+        if (tasks != NULL) {
+            release(tasks, count);
+            PyErr_NoMemory();
+        }
+        PyBuffer_Release(&given);
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < rows; i++) factors[i] = given[i] * by;
-    for (Py_ssize_t task = 0; task < tasks; task++) {
-        const uint64_t *f = fields + FIELDS * task;
-        weigh_rows((const float *)(uintptr_t)f[0], factors, rows, f[1], (double *)(uintptr_t)f[2],
-                   (double *)(uintptr_t)f[3]);
+    for (Py_ssize_t i = 0; i < rows; i++) factors[i] = ((const double *)given.buf)[i] * by;
+    for (Py_ssize_t done = 0; done < count; done++) {
+        const task *t = tasks + done;
+        weigh_rows(t->first.buf, factors, rows, t->first_width,
+                   t->second.obj ? t->second.buf : NULL, t->third.obj ? t->third.buf : NULL);
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(factors);
-    PyMem_Free(fields);
+    release(tasks, count);
+    PyBuffer_Release(&given);
     Py_RETURN_NONE;
-}
-
-static PyObject *flat(PyObject *self, PyObject *args)
-{
-    unsigned long long rows, norms, factors;
-    double clip;
-    if (!PyArg_ParseTuple(args, "KdKK", &rows, &clip, &norms, &factors)) return NULL;
-    const double *given = (const double *)(uintptr_t)norms;
-    double *out = (double *)(uintptr_t)factors;
-    for (size_t i = 0; i < rows; i++) out[i] = clip / (given[i] > clip ? given[i] : clip);
-    Py_RETURN_NONE;
-}
-
-static PyObject *farthest(PyObject *self, PyObject *args)
-{
-    unsigned long long rows, norms, factors, columns, width;
-    if (!PyArg_ParseTuple(args, "KKKKK", &rows, &norms, &factors, &columns, &width)) return NULL;
-    const double *norm = (const double *)(uintptr_t)norms;
-    const double *factor = (const double *)(uintptr_t)factors;
-    const double *column = (const double *)(uintptr_t)columns;
-    double largest = 0.0;
-    for (size_t i = 0; i < rows; i++) {
-        double moved = norm ? fabs(norm[i] * factor[i]) : 0.0;
-        if (column) {
-            double squares = moved * moved;
-            for (size_t j = 0; j < width; j++, column++) squares += *column * *column;
-            moved = sqrt(squares);
-        }
-        largest = moved <= largest ? largest : moved; /* nan if `moved` is nan */
-        if (isnan(moved)) break;                      /* the next row would overwrite it */
-    }
-    return PyFloat_FromDouble(largest);
-}
-
-static PyObject *halves(PyObject *self, PyObject *args)
-{
-    unsigned long long rows, norms, columns;
-    double limit;
-    if (!PyArg_ParseTuple(args, "KdKK", &rows, &limit, &norms, &columns)) return NULL;
-    const double *given = (const double *)(uintptr_t)norms;
-    double *out = (double *)(uintptr_t)columns;
-    for (size_t i = 0; i < rows; i++) out[i] = copysign(0.5, limit - given[i]);
-    Py_RETURN_NONE;
-}
-
-static PyObject *slots(PyObject *self, PyObject *args)
-{
-    unsigned long long rows, width, norms, columns;
-    double clip;
-    if (!PyArg_ParseTuple(args, "KdKKK", &rows, &clip, &width, &norms, &columns)) return NULL;
-    const double *given = (const double *)(uintptr_t)norms;
-    double *out = (double *)(uintptr_t)columns, root = sqrt((double)width), full = clip / root;
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j < width; j++) {
-            double rest = (root * clip - (double)j * full) - root * given[i];
-            *out++ = rest > full ? full : rest > 0.0 ? rest : 0.0;
-        }
-    Py_RETURN_NONE;
-}
-
-static PyObject *sums(PyObject *self, PyObject *args)
-{
-    unsigned long long rows, columns, width;
-    if (!PyArg_ParseTuple(args, "KKK", &rows, &columns, &width)) return NULL;
-    const double *column = (const double *)(uintptr_t)columns;
-    PyObject *list = PyList_New((Py_ssize_t)width);
-    for (size_t j = 0; list != NULL && j < width; j++) {
-        double total = 0.0;
-        for (size_t i = 0; i < rows; i++) total += column[i * width + j];
-        PyObject *value = PyFloat_FromDouble(total);
-        if (value == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, (Py_ssize_t)j, value);
-    }
-    return list;
-}
-
-/* sum = one + by * other; the sum may be one of the two. */
-WIDE static void add_scaled(float *sum, const float *one, const float *other, size_t count,
-                            float by)
-{
-    for (size_t i = 0; i < count; i++) sum[i] = one[i] + by * other[i];
-}
-
-static PyObject *advance(PyObject *self, PyObject *args)
-{
-    PyObject *list;
-    unsigned long long address, count;
-    double distance, length;
-    Py_ssize_t tasks;
-    if (!PyArg_ParseTuple(args, "OKKd", &list, &address, &count, &distance)) return NULL;
-    uint64_t *fields = read_tasks(list, &tasks);
-    if (fields == NULL) return NULL;
-    row_norms((const float *)(uintptr_t)address, 1, count, &length);
-    float by = (float)(distance / length);
-    int moves = isfinite(length) && isfinite(by);
-    for (Py_ssize_t task = 0; moves && task < tasks; task++) {
-        const uint64_t *f = fields + FIELDS * task;
-        add_scaled((float *)(uintptr_t)f[0], (const float *)(uintptr_t)f[2],
-                   (const float *)(uintptr_t)f[3], f[1], by);
-    }
-    PyMem_Free(fields);
-    return PyBool_FromLong(moves);
 }
 
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
-     "norms(tasks, rows, address, fresh, lost, scale) -> largest\n\n"
-     "A task is (address, width, address, width) of two float32 matrices, whose row norms are\n"
-     "multiplied; the first address may be 0. The float64 values at `address` are sums of squares\n"
-     "(uninitialized if fresh) and become scale * (lost + sqrt(sum + squares of all tasks)). The\n"
-     "largest is returned, or inf if one is not finite."},
+     "norms(tasks, rows, values, fresh, lost, scale) -> largest\n\n"
+     "A task is (x, g): two float32 matrices whose row norms are multiplied; x may be None. The\n"
+     "float64 values are sums of squares (nothing yet, if fresh), one per row, and become\n"
+     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is\n"
+     "not finite."},
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, by)\n\n"
-     "A task is (address, width, scaled, sum): a float32 matrix, where to put its rows times\n"
-     "factor * by, and where to add their sum, both float64; the last two may be 0. `factors` is\n"
-     "the address of float64 values."},
-    {"flat", flat, METH_VARARGS,
-     "flat(rows, clip, norms, factors)\n\n"
-     "factor = clip / max(norm, clip), float64 at two addresses."},
-    {"farthest", farthest, METH_VARARGS,
-     "farthest(rows, norms, factors, columns, width) -> the largest norm, or nan if one is nan\n\n"
-     "The norm of a row is that of norm * factor together with its `width` columns; either the\n"
-     "first two addresses or the third may be 0. All are float64."},
-    {"halves", halves, METH_VARARGS,
-     "halves(rows, limit, norms, column)\n\n"
-     "+1/2 for a norm up to the limit, -1/2 above it, float64 at two addresses."},
-    {"slots", slots, METH_VARARGS,
-     "slots(rows, clip, width, norms, columns)\n\n"
-     "Distributes sqrt(width) * (clip - norm) over `width` float64 columns, one after the other,\n"
-     "at most clip / sqrt(width) in each; a norm above clip gives zeros."},
-    {"sums", sums, METH_VARARGS, "sums(rows, columns, width) -> the sum of each float64 column"},
-    {"advance", advance, METH_VARARGS,
-     "advance(tasks, vector, count, distance) -> bool\n\n"
-     "A task is (sum, count, one, other), all float32: sum = one + distance / |vector| * other;\n"
-     "sum may be one of the two. If the vector has no direction, nothing is written and False is\n"
-     "returned."},
+     "A task is (matrix, scaled, sum): a float32 matrix, where to put its rows times factor * by,\n"
+     "and where to add their sum, both float64; the last two may be None. `factors` holds one\n"
+     "float64 value per row."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL,
-};
+    PyModuleDef_HEAD_INIT, "_rows", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModule_Create(&module); }

@@ -111,14 +111,14 @@ def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
         factors: One float64 number per example.
     """
     if (
-        compiled.plain(rows, torch.float32)
+        len(rows)
+        and compiled.plain(rows, torch.float32)
         and compiled.plain(factors, torch.float64)
         and compiled.plain(out, torch.float64)
     ):
         assert out.shape == rows.shape[1:] and factors.shape == rows.shape[:1]
-        compiled.rows.weigh(
-            [rows.data_ptr(), rows.shape[1], 0, out.data_ptr()], len(rows), factors.data_ptr(), 1.0
-        )
+        task = (compiled.array(rows), None, compiled.array(out))
+        compiled.rows.weigh([task], len(rows), compiled.array(factors), 1.0)
     elif rows.dtype == torch.float64:
         out.addmv_(rows.t(), factors)
     else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from . import compiled
 from . import rows as small
 from .contributions import Contribution, Dense, Single, combine, floor
 
@@ -108,7 +109,7 @@ class Chunk:
 
     def _hold(self, parts: dict[int, list[Contribution]]) -> None:
         self.parts = parts
-        # By id() of the part: its addresses if it is a small matrix, otherwise None.
+        # By id() of the part: its matrices if they are small, otherwise None.
         self._tasks = {
             id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some
         }
@@ -118,7 +119,7 @@ class Chunk:
 
         Examples that count as zero, or were computed again in float64, are removed from ``parts``.
         """
-        tasks: list[int] = []
+        tasks: list[small.NormTask] = []
         each = []
         for parts in self.parts.values():
             for part in parts:
@@ -126,7 +127,7 @@ class Chunk:
                 if task is None:
                     each.append(part.norms())
                 else:
-                    tasks += task
+                    tasks.append(task)
         squares = torch.stack([norms.double() for norms in each]).square_().sum(0) if each else None
         if tasks:
             norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
@@ -172,23 +173,24 @@ class Chunk:
         """``total += Σ_i factors[i] * gradient_i``, all in float64."""
         layout, weight = self.layout, self.scale
         together = small.weighable(factors, total, self.rows)
-        tasks: list[int] = []
+        memory = compiled.array(total) if together else None
+        tasks: list[small.WeighTask] = []
         products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += leftᵀ right, after the tasks
         scaled: Tensor | None = None
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
                 task = self._tasks[id(part)] if together else None
-                if task is not None and type(part) is Dense:
-                    address = total.data_ptr() + place[2] * total.element_size()
-                    found = small.sum_task(part, task, parameter.numel(), address)
-                    if found is not None:
-                        tasks += found
+                if task is not None and memory is not None and type(part) is Dense:
+                    own = memory[place[2] : place[2] + parameter.numel()]
+                    added = small.sum_task(part, task, own)
+                    if added is not None:
+                        tasks.append(added)
                         continue
                 view = total.as_strided(*place)
                 out = view if part.block is None else view[part.block]
                 if task is not None and type(part) is Single:
                     found, left, right = small.scale_task(part, task)
-                    tasks += found
+                    tasks.append(found)
                     products.append((out, left, right))
                     continue
                 if scaled is None:

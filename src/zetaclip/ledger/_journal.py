@@ -8,11 +8,12 @@ happened.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from filelock import lock_descriptor, unlock_descriptor
 
 from ..errors import LedgerError
 from ._ledger import Key, Ledger, Row
@@ -134,7 +135,7 @@ class Journal:
             False if another result was recorded earlier; it must then not be released.
         """
         descriptor = self._open()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_descriptor(descriptor)
         try:
             size = os.fstat(descriptor).st_size
             for line in (
@@ -154,7 +155,7 @@ class Journal:
             self._read_to = os.fstat(descriptor).st_size
             return True
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            unlock_descriptor(descriptor)
 
     def _write(self, text: str) -> None:
         if not text:

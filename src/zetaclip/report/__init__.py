@@ -13,6 +13,18 @@ from pathlib import Path
 __all__ = ["write_report"]
 
 
+def check_installed() -> None:
+    """Raises ``CommandError`` where what a page is made of is not installed."""
+    from importlib.util import find_spec
+
+    from ..errors import CommandError
+
+    if any(find_spec(name) is None for name in ("plotly", "matplotlib")):
+        raise CommandError(
+            "reports need plotly and matplotlib: pip install 'zetaclip[report]' (the run itself is not affected)"
+        )
+
+
 def write_report(
     folders: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
@@ -39,6 +51,7 @@ def write_report(
         CommandError: The user can put it right: a folder without a run, a file that can't be
             written.
     """
+    check_installed()
     from ..errors import CommandError
     from .experiment import page_for_experiment, read_experiment
     from .page import render

@@ -8,8 +8,6 @@ sampling and noise. Both folders are deleted when the run is finished.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -20,6 +18,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from ..files import replace_file
 
@@ -168,15 +168,11 @@ class RunFolder:
         """
         descriptor = os.open(self.path / "private" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
+            if not lock_descriptor(descriptor, blocking=False):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 raise FolderError(
                     f"{self.path} is in use by another run ({holder or 'unknown process'})"
-                ) from None
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
