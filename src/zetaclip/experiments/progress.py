@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from .files import read_json
+from .outcome import Outcome
 from .plan import PlannedRun
 from .store import Store
-
-if TYPE_CHECKING:
-    from .outcome import Outcome
-    from .plan import PlannedRun
 
 
 class Progress:
