@@ -2,20 +2,29 @@
 
     python bench/noise.py
 
-A release is a whole number of a public grid: the rounded sum plus rounded noise. If the noise were an exact
-Gaussian, that would be the Gaussian mechanism followed by rounding. It is not quite: a draw has 52 bits for its
-radius (and an exponent that is drawn as well), 54 for its angle, and its arithmetic rounds. Here that is turned
+A release is a whole number of a public grid: the rounded sum plus rounded noise. If the noise were
+an exact
+Gaussian, that would be the Gaussian mechanism followed by rounding. It is not quite: a draw has 52
+bits for its
+radius (and an exponent that is drawn as well), 54 for its angle, and its arithmetic rounds. Here
+that is turned
 into a bound for the probability of every cell of the grid.
 
 Couple each draw with a continuous one whose leading bits it has. Then they differ by at most
 
-    2^-52 / r   (radius)   +   r (π/2) 2^-53   (angle)   +   (a + 1) 2^-53 |x|   (arithmetic, and scaling)
+    2^-52 / r   (radius)   +   r (π/2) 2^-53   (angle)   +   (a + 1) 2^-53 |x|   (arithmetic, and
+    scaling)
 
-where r is the radius of the pair and a is measured against 50 digits. A cell [x, x + h) gains or loses only what
-crosses its two borders, so its probability is off by a factor of at most 1 ± ρ(x), ρ(x) = 2 E[difference | x] / h.
-With ρ the largest out to 9σ, m = E[|x| ρ(x)] and v = E[ρ(x)²] for a normal x, the privacy loss of one release with D
-coordinates moves by at most m√D/σ + √(8 D v ln(1/δ₀)) + (4/3) ρ ln(1/δ₀), but for a chance of δ₀: the first term is
-its mean, the others are Bernstein's. Over T releases the middle term grows by √T, the others by T. Sampling makes all
+where r is the radius of the pair and a is measured against 50 digits. A cell [x, x + h) gains or
+loses only what
+crosses its two borders, so its probability is off by a factor of at most 1 ± ρ(x), ρ(x) = 2
+E[difference | x] / h.
+With ρ the largest out to 9σ, m = E[|x| ρ(x)] and v = E[ρ(x)²] for a normal x, the privacy loss of
+one release with D
+coordinates moves by at most m√D/σ + √(8 D v ln(1/δ₀)) + (4/3) ρ ln(1/δ₀), but for a chance of δ₀:
+the first term is
+its mean, the others are Bernstein's. Over T releases the middle term grows by √T, the others by T.
+Sampling makes all
 of it smaller, which is left out here.
 """
 
@@ -40,7 +49,10 @@ MISSED = 1e-9
 
 
 def arithmetic_error(groups: int = 300) -> float:
-    """The largest relative error of a draw against 50 digits, in units of 2^-53; pairs beyond 4 included."""
+    """The largest relative error of a draw against 50 digits, in units of 2^-53.
+
+    Pairs beyond 4 included.
+    """
     key = bytes(range(32))
     values = normals(key, 64 * groups).reshape(groups, 2, 32)
     words = _numpy.stream(key, 0, groups, _numpy.NOISE).astype(object).reshape(groups, 4, 32)

@@ -94,7 +94,9 @@ class Cancelling(torch.nn.Module):
 
 
 def cancelling(inputs: int, outputs: int, share: float) -> float:
-    """The same for a record whose two positions cancel to a share, beside values too small for a float32 sum."""
+    """The same for a record whose two positions cancel to a share, beside values too small for a
+    float32 sum.
+    """
     torch.manual_seed(0)
     run = recorded(Cancelling(inputs, outputs), "sum")
     first = torch.full((inputs,), (0.98 * 2.0**-24) ** 0.5)

@@ -47,7 +47,10 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Draw:
-    """The numbers of one logical batch, each read once: the same C scales the clip and the noise."""
+    """The numbers of one logical batch, each read once.
+
+    The same C scales the clip and the noise.
+    """
 
     step: int
     phase: int
@@ -127,7 +130,8 @@ class _Query:
             )
         if self.grid and FARTHEST * self.std / self.grid >= LARGEST:
             raise ValueError(
-                f"a noise multiplier of {self.multiplier:.3g} is too large: the noise would have more digits than float64"
+                f"a noise multiplier of {self.multiplier:.3g} is too large: the noise would "
+                "have more digits than float64"
             )
 
     def noised(self, key: bytes | None, values: np.ndarray) -> np.ndarray:

@@ -372,7 +372,8 @@ class PrivateLoop:
     def _close(self, batch: OpenBatch) -> None:
         """The batch is released: its draws are used up."""
         self.model.rest()
-        # In one statement, without a call in between: if an interrupt came after the batch is closed
+        # In one statement, without a call in between: if an interrupt came after the batch is
+        # closed
         # and before the state moves on, the next batch would draw the same noise again.
         self.state, self.batch = self.batches.after(self.state, batch.drawn), None
 

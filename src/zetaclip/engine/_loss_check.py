@@ -2,7 +2,8 @@
 runs.
 
 With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
-one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for it,
+one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for
+it,
 when, and what is said.
 
 The numbers that a graph has saved are gone once backward has passed them. So

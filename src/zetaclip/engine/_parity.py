@@ -448,14 +448,23 @@ def _training_problems(
         if parameter.grad is not None:
             yield f"{name}: used outside its layer's forward, so its gradient would not be private"
         elif came == 0:
-            yield f"{name}: no gradient came back; it is not used, or its output does not reach the loss"
+            yield (
+                f"{name}: no gradient came back; it is not used, or its output does not reach "
+                "the loss"
+            )
         elif came < used:
             yield f"{name}: used {used} times, but its gradient came back {came} times"
     for name, buffer in module.named_buffers():
         if name not in buffers:
-            yield f"{name}: the training forward builds this buffer on first use; run it once before make_private, on made-up records"
+            yield (
+                f"{name}: the training forward builds this buffer on first use; run it once "
+                "before make_private, on made-up records"
+            )
         elif not torch.equal(buffer, buffers[name]):
-            yield f"{name}: the training forward changes this buffer, which is neither clipped nor noised"
+            yield (
+                f"{name}: the training forward changes this buffer, which is neither clipped "
+                "nor noised"
+            )
 
 
 @contextmanager

@@ -34,7 +34,10 @@ class ReleaseLog:
         self.expected: dict[Key, Row] = {}  # what an exact replay has yet to release again
 
     def write(self, rows: tuple[Row, ...]) -> Receipt:
-        """Writes the rows of a release that is about to be made: journals first, then the ledger."""
+        """Writes the rows of a release that is about to be made.
+
+        Journals first, then the ledger.
+        """
         for row in rows if self.expected else ():
             if self.expected.get(row.key, row) != row:
                 raise OrderError(

@@ -76,7 +76,10 @@ def header(
 
 
 class DeltaCheck:
-    """Warns once of a δ of 1/N or more: it allows a mechanism that publishes one record as it is."""
+    """Warns once of a δ of 1/N or more.
+
+    It allows a mechanism that publishes one record as it is.
+    """
 
     def __init__(self) -> None:
         self._said = False

@@ -19,7 +19,10 @@ from ..gradients.capture import OLD_HOOK, hooked, old_hook
 
 
 class ValidationError(ValueError):
-    """The module can't be trained privately as it is; the message names each part and what to do."""
+    """The module can't be trained privately as it is.
+
+    The message names each part and what to do.
+    """
 
 
 _WRAPPERS = {
@@ -112,7 +115,10 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
 
 
 def trained_parameters(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The module's trainable parameters by name; they must be just those that the optimizer holds."""
+    """The module's trainable parameters by name.
+
+    They must be just those that the optimizer holds.
+    """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:

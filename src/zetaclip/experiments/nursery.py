@@ -65,7 +65,8 @@ class Nursery:
         except BrokenPipeError:
             pass
         raise CommandError(
-            f"the process that starts the trainings has died (exit code {process.wait()}); run the same command again to go on"
+            f"the process that starts the trainings has died (exit code {process.wait()}); run "
+            "the same command again to go on"
         )
 
     def start(self, words: Sequence[str], log: str) -> Fork:

@@ -167,7 +167,8 @@ def dry_run(request: Request) -> str:
     lines = [f"{run.key}  {run.describe()}" for run in todo]
     rates_left = sum(run in grids for run in todo)
     lines.append(
-        f"{len(todo)} runs to do ({rates_left} of them for learning rates), {len(needed) - len(todo)} done"
+        f"{len(todo)} runs to do ({rates_left} of them for learning rates), "
+        f"{len(needed) - len(todo)} done"
     )
     lines += skipped
     workers, threads = request.shared_out
@@ -176,7 +177,8 @@ def dry_run(request: Request) -> str:
         lines.append("no estimate of time: twenty steps of a run could not be measured")
     elif todo and seconds is not None:
         lines.append(
-            f"about {duration(seconds / workers)} with {workers} worker{'s' if workers > 1 else ''}, from {' and '.join(sorted(sources))}"
+            f"about {duration(seconds / workers)} with {workers} "
+            f"worker{'s' if workers > 1 else ''}, from {' and '.join(sorted(sources))}"
         )
     return "\n".join(lines)
 

@@ -57,7 +57,10 @@ _JUDGED = (
 
 @dataclass(frozen=True)
 class Store:
-    """One results folder. ``verify`` looks at a finished run folder and says what is wrong with it."""
+    """One results folder.
+
+    ``verify`` looks at a finished run folder and says what is wrong with it.
+    """
 
     out: Path
     verify: Callable[[Path], Sequence[str]]
@@ -78,7 +81,8 @@ class Store:
             found = read_own(marker).get("zetaclip_reproduce")
             if found != FORMAT:
                 raise CommandError(
-                    f"{path} was written by another version of zetaclip (format {found}, this one writes {FORMAT}); "
+                    f"{path} was written by another version of zetaclip (format {found}, this "
+                    f"one writes {FORMAT}); "
                     "choose another folder with --out"
                 )
         elif path.exists() and any(path.iterdir()) and not _only_results(path):
@@ -282,7 +286,8 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError):
         return "another process holds its lock"
     return (
-        f"process {holder['pid']} of {holder['user']} on {holder['host']} has held it since {holder['since']} "
+        f"process {holder['pid']} of {holder['user']} on {holder['host']} has held it since "
+        f"{holder['since']} "
         f"({holder['command']}). Wait for it, stop it, or choose another folder with --out"
     )
 

@@ -31,7 +31,10 @@ WeighTask = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 def source() -> str:
-    """Who takes the norms and sums of small matrices here: part of what an exact replay depends on."""
+    """Who takes the norms and sums of small matrices here.
+
+    Part of what an exact replay depends on.
+    """
     return "torch" if compiled.rows is None else "compiled"
 
 
@@ -102,7 +105,8 @@ def weigh(tasks: list[WeighTask], factors: Tensor, by: float) -> None:
     compiled.rows.weigh(tasks, factors.shape[0], array(factors), by)
 
 
-# -- what a clip rule needs of norms, by torch: compiled, it saved less than 0.3 % of a step ------------
+# -- what a clip rule needs of norms, by torch: compiled, it saved less than 0.3 % of a step
+# ------------
 
 
 def flat_factors(norms: Tensor, clip: float) -> Tensor:

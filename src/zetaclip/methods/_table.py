@@ -2,7 +2,8 @@
 
     method = zetaclip.methods.get("dp-sam", rho=0.05)
     optimizer = method.optimizer(model.parameters())
-    engine.make_private(..., optimizer=optimizer, method=method, noise_multiplier=z, epochs=8, target_delta=1e-5)
+    engine.make_private(..., optimizer=optimizer, method=method, noise_multiplier=z, epochs=8,
+    target_delta=1e-5)
 
 ``noise_multiplier`` is z*, what DP-SGD would use; each method derives its own from it, so that all
 cost the same. What a function below takes are the method's options; those of its optimizer

@@ -241,7 +241,10 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The parameters hold the average inside; before the first update they hold what they hold."""
+        """The parameters hold the average inside.
+
+        Before the first update they hold what they hold.
+        """
         if not self.steps:
             yield
             return

@@ -87,7 +87,8 @@ class ForwardRng:
         """Sets torch's generators to ``key``."""
         with _streams:
             if torch.initial_seed() not in ForwardRng._marks:
-                ForwardRng._out.clear()  # the user has seeded torch, so the saved states are obsolete
+                # the user has seeded torch, so the saved states are obsolete
+                ForwardRng._out.clear()
             if not ForwardRng._out:
                 _give_back()  # states left by an engine that no longer exists
             ForwardRng._aside.setdefault(self._device, users_streams(self._device))

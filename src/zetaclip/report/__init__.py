@@ -21,7 +21,8 @@ def check_installed() -> None:
 
     if any(find_spec(name) is None for name in ("plotly", "matplotlib")):
         raise CommandError(
-            "reports need plotly and matplotlib: pip install 'zetaclip[report]' (the run itself is not affected)"
+            "reports need plotly and matplotlib: pip install 'zetaclip[report]' (the run "
+            "itself is not affected)"
         )
 
 
