@@ -108,15 +108,15 @@ _add(
 _add(
     "the sum is not rounded (numpy)",
     "randomness/_numpy.py",
-    "np.rint(values, out=values)",
-    "pass",
+    "to_whole(values, inverse)",
+    "values *= inverse",
     "test_randomness.py::test_noise_is_rounded_and_added_to_rounded_sums",
 )
 _add(
     "the noise is not rounded (numpy)",
     "randomness/_numpy.py",
-    "values += np.rint(noise)",
-    "values += noise",
+    "to_whole(noise, scale)",
+    "noise *= scale",
     "test_randomness.py::test_noise_is_rounded_and_added_to_rounded_sums",
 )
 _add(
@@ -149,12 +149,15 @@ _add(
 )
 _add(
     "the ledger row is written after the noise",
-    "mechanism.py",
+    "engine/_loop.py",
     {
-        "self._write([self._row(query) for query in (main, *own.values())])": "pass",
-        "        if ranks is not None:\n            beside = self._add_up(": (
-            "        self._write([self._row(query) for query in (main, *own.values())])\n"
-            "        if ranks is not None:\n            beside = self._add_up("
+        "from ..mechanism import Draw, Mechanism\n": (
+            "from ..mechanism import Draw, Mechanism, Receipt\n"
+        ),
+        "receipt = self.log.write(batch.declare())": "receipt = Receipt(batch.declare())",
+        "        released = mechanism.release(receipt, self.group, divisor)\n": (
+            "        released = mechanism.release(receipt, self.group, divisor)\n"
+            "        self.log.write(receipt.rows)\n"
         ),
     },
     "",
@@ -163,15 +166,15 @@ _add(
 _add(
     "the divisor is the realised size",
     ENGINE,
-    "if literal else mechanism.draw.divisor",
-    "if True else mechanism.draw.divisor",
+    "mechanism, divisor = batch.mechanism, self._draw.divisor",
+    "mechanism, divisor = batch.mechanism, float(max(1, batch.mechanism.records))",
     "test_noise.py::test_dividing_by_the_constant_doubles_when_the_records_do",
 )
 _add(
     "an empty batch's row of zeros counts as a record",
     ENGINE,
-    "if turn.chunks[turn.done].shape[0]:",
-    "if True:",
+    "if not records:\n            return None",
+    "if False:\n            return None",
     "test_survivors.py::test_an_empty_batch_adds_no_row_of_zeros",
 )
 _add(
@@ -198,7 +201,7 @@ _add(
 _add(
     "an empty batch releases no extras",
     "mechanism.py",
-    "if extras is not None and not self._kinds:",
+    "if not self._kinds:",
     "if False:",
     "test_interfaces.py::test_extras_are_released_from_an_empty_batch_too",
 )
@@ -219,7 +222,7 @@ _add(
 _add(
     "every rank draws the noise",
     "mechanism.py",
-    "draw.sum_key if owner else None",
+    "draw.sum_key if group.first else None",
     "draw.sum_key",
     "ranks/test_ranks_sums.py::test_the_noise_is_drawn_once",
 )
@@ -273,7 +276,7 @@ _add(
 _add(
     "the mean over a chunk is not undone",
     ENGINE,
-    "Chunk(received, self.layout, rows, scale)",
+    "Chunk(received, self.layout, rows, float(rows) if self._mean else 1.0)",
     "Chunk(received, self.layout, rows, 1.0)",
     "test_engine.py::test_sum_and_mean_losses_agree",
 )
@@ -287,8 +290,8 @@ _add(
 _add(
     "a chunk is added twice after a failed step",
     ENGINE,
-    "turn.spoiled = True",
-    "turn.spoiled = False",
+    "self.stage = Stage.SPOILED",
+    "pass",
     "test_engine.py::test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself",
 )
 
@@ -381,15 +384,15 @@ _add(
 _add(
     "a stream does not move on",
     "randomness/_streams.py",
-    'self._key = _derive(self._key, b"next")',
-    "pass",
+    'return _derive(state, b"draw"), _derive(state, b"next")',
+    'return _derive(state, b"draw"), state',
     "test_randomness.py::test_a_stream_moves_one_way_and_never_repeats",
 )
 _add(
     "a stream's state is the key that it drew last",
     "randomness/_streams.py",
-    'self._key = _derive(self._key, b"next")',
-    "self._key = drawn",
+    'return _derive(state, b"draw"), _derive(state, b"next")',
+    'return _derive(state, b"draw"), _derive(state, b"draw")',
     "test_survivors.py::test_a_streams_state_is_no_key_that_it_drew",
 )
 _add(
@@ -493,7 +496,7 @@ _add(
 _add(
     "steps are not journaled",
     ENGINE,
-    "journal.append(made)",
+    "journal.append(rows)",
     "pass",
     "test_resume.py::test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed",
 )
@@ -523,7 +526,7 @@ _add(
 _add(
     "a replay is not asked to confirm",
     ENGINE,
-    "if not self.home.confirm(key, fingerprint):",
+    "if not self.home.confirm((draw.stream, draw.batch, draw.query), fingerprint):",
     "if False:",
     "test_resume.py::test_a_replay_by_another_loop_is_stopped_before_it_releases",
 )
@@ -537,15 +540,15 @@ _add(
 _add(
     "a replay of other data",
     ENGINE,
-    '"data": _digest(run),\n        "ranks"',
+    '"data": loop.batches.digest(),\n        "ranks"',
     '"data": secret["data"],\n        "ranks"',
     "test_resume.py::test_replay_is_refused_where_anything_differs",
 )
 _add(
     "a batch that is tried again has the same noise",
     ENGINE,
-    "other = turn.mechanism.begun or moved",
-    "other = False",
+    "self.group.gather(batch.used or moved, what)",
+    "self.group.gather(False, what)",
     "test_resume.py::test_a_release_that_was_cut_off_does_not_lend_its_noise",
 )
 _add(
@@ -603,14 +606,14 @@ _add(
 _add(
     "a fork may open a batch",
     ENGINE,
-    "if not self.sampling.at_home:",
+    "if not self.batches.at_home:",
     "if False:",
     "test_guard.py::test_a_fork_of_a_run_does_not_draw_its_parents_noise",
 )
 _add(
     "the user's own optimizer may step",
-    "engine/_optimizer.py",
-    "if not self.open:",
+    "engine/_update.py",
+    "if not self._open:",
     "if False:",
     "test_optimizer.py::test_the_optimizer_that_was_given_steps_only_inside_a_private_step",
 )
@@ -624,7 +627,7 @@ _add(
 _add(
     "gradients are accumulated by hand",
     ENGINE,
-    "self._turn is not None and self._turn.out:",
+    "self.batch is not None and self.batch.waits:",
     "False:",
     "test_engine.py::test_accumulating_by_hand_is_refused",
 )
