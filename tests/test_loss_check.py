@@ -462,3 +462,15 @@ def test_a_module_that_is_run_record_by_record_is_looked_at():
                     loader,
                     lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"),
                 )
+
+
+def test_the_graph_of_another_model_is_not_judged_while_a_chunk_is_out():
+    """Reentrant checkpointing hides whose layers are inside; those of this run did not run."""
+    from torch.utils.checkpoint import checkpoint
+
+    *_, loader = private(tiny(), data(), q=1.0)
+    next(iter(loader))
+    other = torch.nn.Linear(6, 6)
+    x = torch.randn(30, 6, requires_grad=True)
+    torch.tanh(checkpoint(other, x, use_reentrant=True).mean()).backward()
+    assert other.weight.grad is not None

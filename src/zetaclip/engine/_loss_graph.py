@@ -126,15 +126,17 @@ def layers_of(recorder: CaptureBuffer, newest: bool) -> Callable[[Any], bool]:
 
     Args:
         recorder: of the run.
-        newest: whether its chunk was handed out last. The layers inside a checkpoint are not in the
-            graph yet, and are taken for those of that run.
+        newest: whether its chunk was handed out last. The layers inside a reentrant checkpoint are
+            not in the graph yet. They are taken for those of that run if its layers ran without
+            gradients in this chunk.
     """
 
     def ours(node: Any) -> bool:
         shadow = getattr(node, "shadow", None)
         if shadow is not None:
             return shadow.recorder is recorder
-        return newest and node.name() == "CheckpointFunctionBackward"
+        unseen = newest and recorder.unrecorded
+        return unseen and node.name() == "CheckpointFunctionBackward"
 
     return ours
 

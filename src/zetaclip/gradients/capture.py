@@ -59,12 +59,15 @@ class CaptureBuffer:
         self.received: Received = {}
         self.anchor = torch.zeros((), requires_grad=True)
         self.short = False
+        # Whether a layer ran without gradients in this chunk, as inside reentrant checkpointing.
+        self.unrecorded = False
         self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
     def open(self, rows: int) -> None:
         """Starts a chunk of ``rows`` records."""
         self.rows = rows
         self.turn += 1
+        self.unrecorded = False
         self.clear()
 
     def close(self) -> None:
@@ -349,6 +352,7 @@ class LayerCapture:
         """The private forward while a batch is out, otherwise the module's own."""
         recorder = self.recorder
         if not (recorder.rows and torch.is_grad_enabled()):
+            recorder.unrecorded = True
             return self.inner(*args, **kwargs)
         if _is_compiling() or callable(_frame_callback()):
             # A compiled graph would skip the recording, or a part of it.
