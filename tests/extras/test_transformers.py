@@ -609,7 +609,10 @@ def test_a_second_train_goes_on_in_the_same_ledger(tmp_path, seed):
 
 @pytest.mark.parametrize("tried", [True, False])
 def test_a_compute_loss_that_adds_up_is_refused(tmp_path, monkeypatch, tried):
-    """By the trial on made-up rows; and where that can't tell, by the graph of the first batch."""
+    """By the trial on made-up rows; and where that can't tell, by the graphs of two batches.
+
+    A factor that equals the rows of one batch may be a constant; at other rows it is not.
+    """
     from zetaclip import LossError
 
     class Summed(PrivateTrainer):
@@ -624,7 +627,7 @@ def test_a_compute_loss_that_adds_up_is_refused(tmp_path, monkeypatch, tried):
         match="made-up records" if tried else "compute_loss return the mean over the rows",
     ):
         made.train()
-    assert len(made.engine.ledger) == 0
+    assert len(made.engine.ledger) == (0 if tried else 1)
 
 
 def test_an_overridden_training_step_is_found_out(tmp_path):
