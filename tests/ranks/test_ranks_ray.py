@@ -23,7 +23,7 @@ def loop(config):
     import ray_train
     import torch
 
-    from zetaclip.optimizer import PrivateOptimizer
+    from zetaclip.engine._optimizer import PrivateOptimizer
 
     torch.set_num_threads(1)
     folder = Path(config["folder"])
