@@ -5,9 +5,9 @@ for two other results: the norm of each example's gradient (``norms``), and the 
 example was scaled by its own factor (``add_to``). Only ``Dense`` stores the per-example gradients;
 the others store a layer's input and output gradient, which is usually far less.
 
-**Guarantee.** Values of different records are added only in float64, so the term that a record adds
-to a sum does not depend on the other records. One record's own gradient may be computed in float32,
-with rounding errors that depend on this record only. If a norm is unreliable, because it overflowed
+**Guarantee.** Values of different records are added only in float64, so a record is not lost beside
+others. One record's own gradient may be computed in float32. Its rounding errors depend on this
+record, and on how torch's kernels round a batch of that size (docs/sharp-edges.md). If a norm is unreliable, because it overflowed
 or lost precision by cancellation, it is NaN: the caller then computes that example again in
 float64.
 """
