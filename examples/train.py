@@ -24,7 +24,7 @@ from zetaclip.models import build
 dataset = "digits"  # "mnist", "cifar10", "adult" ... ; see `zetaclip data list`
 network = "cnn"
 epsilon, delta = 3.0, 1e-5
-accountant = "prv"  # or "rdp", "pld"
+accountant = "pld"  # or "prv", "rdp"
 epochs = 30
 batch_size = 256  # expected: every record is drawn with probability batch_size / N
 physical_batch_size = 256  # limits memory; results don't change

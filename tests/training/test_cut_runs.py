@@ -221,7 +221,9 @@ def test_resume_where_there_is_no_run_is_refused(tmp_path):
     assert not (tmp_path / "typo").exists() and not list((tmp_path / "empty").iterdir())
 
 
-@pytest.mark.parametrize("problem", [{"epsilon": 1e-4, "sigma": None}, {"max_epsilon": 1e-3}])
+@pytest.mark.parametrize(
+    "problem", [{"epsilon": 1e-4, "sigma": None, "accountant": "rdp"}, {"max_epsilon": 1e-3}]
+)
 def test_a_start_that_fails_does_not_block_its_folder(tmp_path, problem):
     out = tmp_path / "deep" / "run"
     with pytest.raises(ConfigError):

@@ -62,7 +62,7 @@ def test_a_changed_claim_is_found(copy, key):
     [
         ("method", "dp-sgd-plus"),
         ("model", "resnet-18"),
-        ("accountant", "pld"),
+        ("accountant", "prv"),
         ("sigma", 5.0),
         ("sample_rate", 0.001),
         ("expected_batch_size", 1),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import sys
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,16 +42,38 @@ FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
 Compute = Callable[[list[Event], float], float]
 
 
+def _renyi_analysis() -> Any:
+    """Opacus's module of the Rényi analysis, without the rest of Opacus.
+
+    The module needs numpy and scipy only. Importing it by its name runs ``opacus/__init__.py``,
+    which imports torch: two seconds before the first ε.
+    """
+    name = "opacus.accountants.analysis.rdp"
+    return sys.modules.get(name) or _loaded_alone(name)
+
+
+@functools.cache
+def _loaded_alone(name: str) -> Any:
+    package, *inside = name.split(".")
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.submodule_search_locations
+    path = Path(found.submodule_search_locations[0], *inside).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(f"_zetaclip_{inside[-1]}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @functools.lru_cache(maxsize=1 << 15)
 def _divergence(sample_rate: float, noise_multiplier: float, order: float) -> float:
     """The Rényi divergence of one step.
 
     It is cached, because a large order takes milliseconds and every ε of a run needs the same ones.
     """
-    from opacus.accountants.analysis.rdp import compute_rdp
-
+    compute = _renyi_analysis().compute_rdp
     return float(
-        compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
+        compute(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
     )
 
 
@@ -68,12 +93,12 @@ def rdp_epsilon(events: list[Event], delta: float) -> float:
     """ε by Opacus's Rényi analysis."""
     if (known := trivial(events)) is not None:
         return known
-    from opacus.accountants.analysis.rdp import get_privacy_spent
 
     def best(orders: list[float]) -> tuple[float, float]:
-        return get_privacy_spent(
+        spent: tuple[float, float] = _renyi_analysis().get_privacy_spent(
             orders=orders, rdp=_divergences(condense(events), orders), delta=delta
         )
+        return spent
 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):

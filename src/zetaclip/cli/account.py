@@ -9,13 +9,13 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Compute the ε of T steps of DP-SGD with sampling rate q and noise multiplier σ, with each"
-    " accountant. With --epsilon: compute the σ that each accountant requires. Neighbours differ by"
-    " adding or removing one record."
+    "Compute the ε of T steps of DP-SGD with sampling rate q and noise multiplier σ. With --epsilon:"
+    " compute the σ that is needed. Neighbours differ by adding or removing one record."
 )
 EPILOG = """examples:
   zetaclip account --sigma 1.1 --batch-size 256 --num-examples 60000 --epochs 8 --delta 1e-5
-  zetaclip account --epsilon 3 --sample-rate 0.004 --steps 2000 --delta 1e-5 --json"""
+  zetaclip account --epsilon 3 --sample-rate 0.004 --steps 2000 --delta 1e-5 --json
+  zetaclip account --epsilon 3 --sample-rate 0.004 --steps 2000 --delta 1e-5 --accountant all"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delta", type=float, metavar="D", help="δ (default: the smaller of 1e-5 and N^-1.1)"
     )
+    parser.add_argument(
+        "--accountant",
+        choices=("pld", "prv", "rdp", "all"),
+        default="pld",
+        help="how ε is computed (default: pld, the tightest, as in training); all: compare them",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints ε, or σ, by accountant; returns 1 if no accountant has an answer.
+    """Prints ε, or σ; returns 1 if no accountant has an answer.
 
     Raises:
         CommandError: An option is out of range, or one is missing.
@@ -58,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     rate, steps, delta = _terms(arguments)
     key = "epsilon" if arguments.sigma is not None else "sigma"
     values: dict[str, float | str] = {}
-    for name in ACCOUNTANTS:
+    for name in ACCOUNTANTS if arguments.accountant == "all" else (arguments.accountant,):
         try:
             if arguments.sigma is not None:
                 if arguments.sigma < 0 or not math.isfinite(arguments.sigma):

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--batch-size", type=int, default=256, metavar="L", help="default: 256")
     budget.add_argument("--epochs", type=float, default=8, help="default: 8")
     budget.add_argument(
-        "--accountant", choices=("prv", "pld", "rdp"), default="prv", help="default: prv"
+        "--accountant", choices=("pld", "prv", "rdp"), default="pld", help="default: pld"
     )
 
 

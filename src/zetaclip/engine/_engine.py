@@ -48,7 +48,7 @@ class PrivacyEngine:
     public data only.
     """
 
-    def __init__(self, accountant: str = "prv", seed: int | None = None) -> None:
+    def __init__(self, accountant: str = "pld", seed: int | None = None) -> None:
         if accountant not in ACCOUNTANTS:
             raise ValueError(
                 f"unknown accountant {accountant!r}; there are: {', '.join(ACCOUNTANTS)}"

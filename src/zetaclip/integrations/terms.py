@@ -74,7 +74,7 @@ class Terms:
     decouple_lr: bool = False
     normalize: str = "expected"
     empty: str = "noise"
-    accountant: str = "prv"
+    accountant: str = "pld"
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from ..errors import LedgerError
 from ..files import replace_file
@@ -466,6 +465,8 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and one tensor per column, for ``torch.load(weights_only=True)``."""
+        import torch  # here: a ledger is read and accounted without it
+
         return {
             "format": _FORMAT,
             "header": asdict(self.header),
@@ -490,7 +491,7 @@ class Ledger:
             if state["format"] == _WITHOUT_GRID:
                 found |= {
                     "clip": found["sensitivity"],
-                    "grid": torch.zeros_like(found["sensitivity"]),
+                    "grid": 0 * found["sensitivity"],
                 }
             columns = [found[name].tolist() for name in _FIELDS]
             if len({len(column) for column in columns}) != 1:

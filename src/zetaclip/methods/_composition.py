@@ -63,7 +63,7 @@ class NoiseBudget:
     sample_rate: float
     steps: int | None = None
     delta: float | None = None
-    accountant: str = "prv"
+    accountant: str = "pld"
     expected_batch_size: float | None = None
     steps_per_epoch: int | None = None
 

@@ -160,7 +160,7 @@ class Config:
         None, "noise multiplier in DP-SGD's terms, instead of --epsilon", kind=float
     )
     delta: float | None = _option(None, "δ (default: the smaller of 1e-5 and N^-1.1)", kind=float)
-    accountant: str = _option("prv", "how ε is computed", kind=str, choices=("prv", "pld", "rdp"))
+    accountant: str = _option("pld", "how ε is computed", kind=str, choices=("pld", "prv", "rdp"))
     max_epsilon: float | None = _option(
         None, "stop before the step that would exceed this ε", kind=float
     )
