@@ -385,3 +385,14 @@ def test_a_new_layer_rule_is_a_function():
             layer_rule(Diagonal, path="again")(_diagonal)
     finally:
         LAYER_RULES.pop(Diagonal, None)
+
+
+def test_the_names_that_are_checked_before_torch_are_those_that_exist():
+    import inspect
+
+    import zetaclip
+    from zetaclip.training import names
+
+    assert set(names.METHODS) == set(zetaclip.methods.names())
+    known = {*inspect.signature(zetaclip.Spectral).parameters, "paper", "aggregate"}
+    assert set(names.SPECTRAL) == known

@@ -226,8 +226,14 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         raise InputError(f"no network for records of shape {shape} and {outputs} outputs")
     if name in MODELS:
         return MODELS[name](shape, outputs)
-    if ":" in name:
-        return _custom(name, shape, outputs)
+    check(name)
+    return _custom(name, shape, outputs)
+
+
+def check(name: str) -> None:
+    """Raises ``InputError`` for a name that ``build`` does not know; nothing is imported."""
+    if name in MODELS or ":" in name:
+        return
     near = difflib.get_close_matches(name, MODELS, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
     raise InputError(
@@ -246,18 +252,32 @@ def default_for(dataset: Dataset) -> str:
     return "cnn" if shape[0] == 1 or min(shape[1:]) < 32 else "resnet-small"
 
 
-def _custom(name: str, shape: Shape, outputs: int) -> nn.Module:
-    module_name, _, attribute = name.partition(":")
+def imported(name: str, what: str) -> Any:
+    """The object that ``package.module:object`` names; the working directory is searched too.
+
+    Args:
+        name: Where it is.
+        what: What it is, for the message.
+
+    Raises:
+        InputError: It can't be imported.
+    """
+    module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)  # a console script has its own folder in sys.path[0], not the user's
     try:
-        maker: Any = importlib.import_module(module_name)
+        found: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            maker = getattr(maker, part)
+            found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"cannot find the model {name}: {error}") from error
+        raise InputError(f"cannot find the {what} {name}: {error}") from error
     finally:
         sys.path.remove(here)
+    return found
+
+
+def _custom(name: str, shape: Shape, outputs: int) -> nn.Module:
+    maker = imported(name, "model")
     if not callable(maker):
         raise InputError(f"the model {name} is not callable")
     arguments, keywords = _arguments(maker, name, shape, outputs)

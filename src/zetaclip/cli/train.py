@@ -12,9 +12,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import CommandError
+from ..errors import CommandError, InputError
 from ..training.config import Config, ConfigError, merge, read_file, read_settings
+from ..training.names import check_names
 from .allocation import keep_freed_memory
+from .flags import in_flags
 
 DESCRIPTION = (
     "Train a private model and write a folder with its weights, its ledger and its result."
@@ -115,13 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
         asked = _asked(arguments)
         saved = _saved(arguments)
         config = Config.from_mapping(merge(saved, asked))
+        check_names(config)
         from ..training.start import check_device
 
         check_device(config.device)
-    except ConfigError as error:
+    except (ConfigError, InputError) as error:
         if os.environ.get("RANK", "0") != "0":  # rank 0 prints the same error
             return 2
-        raise CommandError(error) from error
+        raise CommandError(in_flags(error)) from error
     from ..engine._group import group_from_environment
 
     keep_freed_memory()
@@ -180,7 +183,7 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
     import signal
     import warnings
 
-    from ..errors import InputError, RankError
+    from ..errors import RankError
     from ..training import FolderError, Interrupted, RunFolder, train
     from ..training.progress import Display
     from ..training.result import summary
@@ -189,7 +192,7 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
     try:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
-                f"warning: {message}", file=sys.stderr
+                f"warning: {in_flags(message)}", file=sys.stderr
             )
             result = train(
                 config,
@@ -213,7 +216,7 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
         print(f"\ninterrupted; continue with: {RunFolder(out).resume_command}", file=sys.stderr)
         return 128 + signal.SIGINT
     except (ConfigError, FolderError, InputError) as error:
-        raise CommandError(error) from error
+        raise CommandError(in_flags(error)) from error
     except RankError as error:
         raise CommandError(f"{error}. Continue with: {RunFolder(out).resume_command}") from error
     print(summary(result))
@@ -250,7 +253,8 @@ def _saved(arguments: argparse.Namespace) -> dict[str, Any]:
 def _new_folder(config: Config) -> Path:
     from datetime import datetime
 
-    name = f"{Path(config.data).stem}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
+    method = config.method.replace(":", ".")
+    name = f"{Path(config.data).stem}-{method}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = Path("runs") / name, 1
     while path.exists():
         number += 1

@@ -69,7 +69,31 @@ def load(
         >>> len(data.train), data.input_shape
         (1437, (1, 8, 8))
     """
-    options = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    loader, place = _chosen(name, root, given)
+    return loader(**given) if place is None else loader(place, **given)
+
+
+def check(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, **options: Any
+) -> None:
+    """Raises what ``load`` would before it reads the data; needs neither the data nor torch.
+
+    Args:
+        name: As for ``load``.
+        root: As for ``load``.
+        **options: As for ``load``.
+
+    Raises:
+        InputError: The name is unknown, files are missing, or the set does not have an option.
+    """
+    _chosen(name, root, {key: value for key, value in options.items() if value is not None})
+
+
+def _chosen(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, options: dict[str, Any]
+) -> tuple[Callable[..., Dataset], Place | Path | None]:
+    """The loader, and what it reads."""
     text = os.fspath(name)
     known, kind = ALIASES.get(text, (text, None))
     if known in LOADERS and isinstance(name, str):
@@ -80,7 +104,7 @@ def load(
             place = find(known, root, kind)
             if place is None:
                 raise InputError(_missing(text, known, kind, root))
-        return _call(loader, place, options)
+        return loader, place
     path = Path(text).expanduser()
     if path.is_dir():
         loader = _function("folder", "own_folder")
@@ -89,11 +113,7 @@ def load(
     else:
         raise InputError(_unknown(text))
     _check_options(text, loader, options)
-    return loader(path, **options)
-
-
-def _call(loader: Callable[..., Dataset], place: Place | None, options: dict[str, Any]) -> Dataset:
-    return loader(**options) if place is None else loader(place, **options)
+    return loader, path
 
 
 def _function(module: str, function: str) -> Callable[..., Dataset]:

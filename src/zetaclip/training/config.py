@@ -94,7 +94,11 @@ class Config:
         kind=str,
     )
     # -- method and training
-    method: str = _option("ww-dp-sgd", "a method by name; `zetaclip methods` lists them", kind=str)
+    method: str = _option(
+        "ww-dp-sgd",
+        "a method by name (`zetaclip methods` lists them), or package.module:object",
+        kind=str,
+    )
     method_options: dict[str, Any] = _option({}, "options of the method")
     recipe: str = _option(
         "default",
@@ -226,7 +230,11 @@ class Config:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                near = _of_method(values, key) or difflib.get_close_matches(key, known, 3)
+                near = (
+                    difflib.get_close_matches(key, known, 3, 0.85)  # a slip; the rest needs torch
+                    or _of_method(values, key)
+                    or difflib.get_close_matches(key, known, 3)
+                )
                 hint = (
                     f"did you mean {' or '.join(near)}?"
                     if near
@@ -267,7 +275,7 @@ def _check_types(config: Config) -> None:
             object.__setattr__(config, "class_weight", _class_weight(value))
         elif value is None:
             if f.default is not None:
-                raise ConfigError(f"{f.name} needs a value")
+                raise ConfigError(f"`{f.name}` needs a value")
         elif kind is float and _is_number(value):
             object.__setattr__(config, f.name, float(value))
         elif (
@@ -277,7 +285,7 @@ def _check_types(config: Config) -> None:
         ):
             object.__setattr__(config, f.name, int(value))
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{f.name} takes {_kind_name(kind)}, not {value!r}")
+            raise ConfigError(f"`{f.name}` takes {_kind_name(kind)}, not {value!r}")
 
 
 def _is_number(value: Any) -> bool:
@@ -294,11 +302,13 @@ def _clipping(value: Any) -> Any:
         try:
             value = float(value)
         except ValueError:
-            raise ConfigError(f"clipping is 'spectral' or a number, not {value!r}") from None
+            raise ConfigError(f"`clipping` is 'spectral' or a number, not {value!r}") from None
     if isinstance(value, bool) or not (
         value is None or isinstance(value, (str, int, float, Mapping))
     ):
-        raise ConfigError(f"clipping is 'spectral', a number or a table with a kind, not {value!r}")
+        raise ConfigError(
+            f"`clipping` is 'spectral', a number or a table with a kind, not {value!r}"
+        )
     return (
         dict(value)
         if isinstance(value, Mapping)
@@ -333,22 +343,22 @@ def _check_values(config: Config) -> None:
     for name, choices in _CHOICES.items():
         value = getattr(config, name)
         if value is not None and value not in choices:
-            raise ConfigError(f"{name} is one of {', '.join(choices)}, not {value!r}")
+            raise ConfigError(f"`{name}` is one of {', '.join(choices)}, not {value!r}")
     for name in _POSITIVE:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} must be positive, not {value:g}")
+            raise ConfigError(f"`{name}` must be positive, not {value:g}")
     if config.epochs is not None and config.steps is not None:
-        raise ConfigError("give epochs or steps, not both")
+        raise ConfigError("give `epochs` or `steps`, not both")
     if config.epsilon is not None and config.sigma is not None:
-        raise ConfigError("give epsilon (which determines σ) or sigma, not both")
+        raise ConfigError("give `epsilon` (which determines σ) or `sigma`, not both")
     if config.sigma is not None and not (math.isfinite(config.sigma) and config.sigma >= 0):
-        raise ConfigError(f"sigma must be at least 0, not {config.sigma:g}")
+        raise ConfigError(f"`sigma` must be at least 0, not {config.sigma:g}")
     if config.delta is not None and not 0 < config.delta < 1:
-        raise ConfigError(f"delta must be between 0 and 1, not {config.delta:g}")
+        raise ConfigError(f"`delta` must be between 0 and 1, not {config.delta:g}")
     if not 0 <= config.validation < 1:
         raise ConfigError(
-            "validation is a share of the training records, at least 0 and below 1, not"
+            "`validation` is a share of the training records, at least 0 and below 1, not"
             f" {config.validation:g}"
         )
     if config.weight_average is not None and not 0 < config.weight_average < 1:
@@ -356,7 +366,7 @@ def _check_values(config: Config) -> None:
             f"weight_average is a decay between 0 and 1, not {config.weight_average:g}"
         )
     if isinstance(config.clipping, float) and config.clip is not None:
-        raise ConfigError("a number for clipping is the clipping norm itself: leave clip out")
+        raise ConfigError("a number for `clipping` is the clipping norm itself: leave `clip` out")
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
         )
     if not (len(held) and len(kept)):
         raise ConfigError(
-            f"validation = {share:g} of {len(y)} training records leaves one part empty"
+            f"`validation` = {share:g} of {len(y)} training records leaves one part empty"
         )
     return dataclasses.replace(
         dataset,
@@ -131,6 +132,8 @@ def build_method(config: Config) -> Method:
     """
     from ..methods import _table as methods
 
+    if ":" in config.method:
+        return _own_method(config)
     options = dict(config.method_options)
     if (
         config.clip is not None
@@ -142,6 +145,49 @@ def build_method(config: Config) -> Method:
         return methods.get(config.method, **options)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
+
+
+def _own_method(config: Config) -> Method:
+    """The method of ``module:object``: a ``Method``, or a callable that returns one."""
+    from ..methods import Method
+    from ..models import imported
+
+    found = imported(config.method, "method")
+    options = dict(config.method_options)
+    if config.clip is not None and config.clipping is None:
+        options.setdefault("clip", config.clip)
+    if not isinstance(found, Method):
+        try:
+            found = found(**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"method {config.method!r}: {error}") from error
+    elif options:
+        raise ConfigError(
+            f"method {config.method!r} is an object, so {', '.join(options)} can't be set here; give"
+            " a function that takes them and returns a Method"
+        )
+    if not isinstance(found, Method):
+        raise ConfigError(
+            f"method {config.method!r} is {type(found).__name__}, not a zetaclip.Method, nor a"
+            " callable that returns one"
+        )
+    return found
+
+
+def check_choices(config: Config, method: Method) -> None:
+    """Checks what needs no data: the network's name, and the settings of clipping.
+
+    Raises:
+        ConfigError: The settings of clipping are wrong.
+        InputError: There is no such network.
+    """
+    from ..models import check
+
+    if config.model is not None:
+        check(config.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said when the run is put together
+        build_clipping(config, method)
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
@@ -203,7 +249,7 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
         for name in ("epsilon", "sigma", "max_epsilon", "clip", "clipping"):
             if getattr(config, name) is not None:
                 raise ConfigError(
-                    f"method {config.method!r} is not private, so {name} means nothing for it;"
+                    f"method {config.method!r} is not private, so `{name}` means nothing for it;"
                     " leave it out"
                 )
     return resolved

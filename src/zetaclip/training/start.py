@@ -21,7 +21,7 @@ from .folder import FolderError, RunFolder, Status
 from .loop import Training
 from .progress import Display
 from .ranks import Leader, follow
-from .recipe import build_method, build_model, load_data, resolve
+from .recipe import build_method, build_model, check_choices, load_data, resolve
 from .signals import Interrupted
 from .steps import PlainSteps, PrivateSteps, Steps
 
@@ -132,9 +132,10 @@ def _run(
 ) -> dict[str, Any]:
     started = time.perf_counter()
     check_device(config.device)
+    method = build_method(config)
+    check_choices(config, method)
     display.say(f"loading {config.data}")
     dataset = load_data(config)
-    method = build_method(config)
     config = resolve(config, dataset, method)
     if leader.ranks is not None and not method.private:
         raise ConfigError(
