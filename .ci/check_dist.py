@@ -81,7 +81,8 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_installed(wheel: Path) -> None:
-    """In an environment of its own. torch comes first and by its exact version: see the Makefile."""
+    """In an environment of its own. torch comes first and by its exact version: see the
+    Makefile."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     torch = next(line for line in pinned if line.startswith("torch=="))
     with tempfile.TemporaryDirectory(prefix="zetaclip-dist-") as folder:

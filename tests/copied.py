@@ -1,4 +1,5 @@
-"""A copy of the package and its tests in a temporary folder, to be changed or built in another way."""
+"""A copy of the package and its tests in a temporary folder, to be changed or built in another
+way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What many tests need: the loop over examples that everything is compared with, and small private runs."""
+"""What many tests need: the loop over examples that everything is compared with, and small private
+runs."""
 
 import re
 import warnings
@@ -115,7 +116,8 @@ def private(
     loader_options=None,
     **options,
 ):
-    """(engine, module, optimizer, loader) on tensors; N is declared as it is unless told otherwise."""
+    """(engine, module, optimizer, loader) on tensors; N is declared as it is unless told
+    otherwise."""
     dataset = data if not isinstance(data, tuple) else TensorDataset(*data)
     size = len(dataset)
     loader = DataLoader(dataset, batch_size=max(1, round(q * size)), **(loader_options or {}))

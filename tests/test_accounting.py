@@ -16,8 +16,8 @@ from zetaclip.accounting import _accounting as accounting
 from zetaclip.accounting._accounting import AccountingError
 from zetaclip.ledger import Event, Header, Ledger, Row
 
-# Setting A: 60000 records, expected batch 256, 8 epochs of 235 steps, δ = 1e-5. The numbers of this and of
-# the next table were computed with the libraries' own accountants, before this code existed.
+# Setting A: 60000 records, expected batch 256, 8 epochs of 235 steps, δ = 1e-5. The numbers of this
+# and of the next table were computed with the libraries' own accountants, before this code existed.
 Q, T, DELTA = 256 / 60000, 1880, 1e-5
 
 EPSILONS = [
@@ -437,7 +437,10 @@ def test_events_that_are_none() -> None:
 
 
 def test_the_libraries_are_imported_on_first_use_only() -> None:
-    code = "import sys, zetaclip.accounting; sys.exit('opacus' in sys.modules or 'dp_accounting' in sys.modules)"
+    code = (
+        "import sys, zetaclip.accounting; sys.exit('opacus' in sys.modules or "
+        "'dp_accounting' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -448,7 +451,8 @@ def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
     one = group_epsilon(events, 1e-5, 1)
     assert one == pytest.approx(epsilon(events, 1e-5, "pld"), rel=0.01)
     three = group_epsilon(events, 1e-5, 3)
-    # All three in every batch they could be in is worse than independent ones; one record is better.
+    # All three in every batch they could be in is worse than independent ones; one record is
+    # better.
     assert one < three <= epsilon([Event(1 - 0.95**3, 2.0 / 3, 40)], 1e-5, "pld")
     with pytest.raises(ValueError, match="positive whole number"):
         group_epsilon(events, 1e-5, 0)
@@ -456,7 +460,8 @@ def test_a_group_of_one_is_a_record_and_larger_groups_cost_more():
 
 
 def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
-    """With q = 1 the group is a Gaussian of k times the sensitivity, whose ε is known in closed form."""
+    """With q = 1 the group is a Gaussian of k times the sensitivity, whose ε is known in closed
+    form."""
     from zetaclip.accounting import group_epsilon
 
     exact = epsilon([Event(1.0, 20.0 / 3, 10)], 1e-5, "pld")
@@ -470,7 +475,8 @@ def test_a_group_with_every_record_in_every_batch_is_one_larger_step():
 )
 @pytest.mark.filterwarnings("ignore:Optimal order is the")  # said by Opacus of its own accountant
 def test_prv_is_opacus_own_to_the_last_bit(kinds: list[tuple[float, float, int]]) -> None:
-    """The width of the grid comes from divergences that are kept from one call to the next; the grid must not change by it."""
+    """The width of the grid comes from divergences that are kept from one call to the next; the
+    grid must not change by it."""
     from opacus.accountants import PRVAccountant
 
     import zetaclip.accounting._accountants as ours
@@ -485,7 +491,8 @@ def test_prv_is_opacus_own_to_the_last_bit(kinds: list[tuple[float, float, int]]
 
 
 def test_divergences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second ε of a run, after more steps of the same kind, asks Opacus for no divergence that it gave before."""
+    """The second ε of a run, after more steps of the same kind, asks Opacus for no divergence that
+    it gave before."""
     import opacus.accountants.analysis.rdp as analysis
 
     import zetaclip.accounting._accountants as ours
@@ -505,7 +512,8 @@ def test_divergences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_max_epsilon_allows_is_found_far_below_a_limit_without_end() -> None:
-    """10^7 updates are more than PRV can compose; the answer is found all the same, and nothing beyond it fits."""
+    """10^7 updates are more than PRV can compose; the answer is found all the same, and nothing
+    beyond it fits."""
 
     def events(count: int) -> list[Event]:
         return [Event(0.01, 1.0, count)]

@@ -1,4 +1,5 @@
-"""The command keeps the memory that a step frees; the library alone does not touch the process's allocator."""
+"""The command keeps the memory that a step frees; the library alone does not touch the process's
+allocator."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_freed_memory_comes_back_without_page_faults() -> None:
     kept, given_back = _faults("keep"), _faults()
     if given_back < 20 * pages // 2:
         pytest.skip("pages are larger here (transparent huge pages): there is little to save")
-    # Of twenty turns. Should something small come to lie in the freed block, one turn gets a new one; it mostly does before turn 20.
+    # Of twenty turns. Should something small come to lie in the freed block, one turn gets a new
+    # one; it mostly does before turn 20.
     assert kept <= pages
 
 

@@ -86,7 +86,8 @@ def test_a_second_make_private_is_refused():
 
 
 def test_what_was_refused_late_can_be_mended_and_tried_again():
-    """A controller that can't start is found after the parameters were claimed; they must not stay claimed."""
+    """A controller that can't start is found after the parameters were claimed; they must not stay
+    claimed."""
 
     class Broken(Constant):
         def init(self):
@@ -129,7 +130,8 @@ def test_batch_norm_is_refused_by_name_with_what_to_use():
 
 
 def test_a_batch_norm_that_wakes_up_is_caught():
-    """Frozen with eval() it mixes nothing; train() wakes it, and its buffers give it away before a release."""
+    """Frozen with eval() it mixes nothing; train() wakes it, and its buffers give it away before a
+    release."""
     module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False).eval(), nn.Linear(4, 3))
     engine, module, optimizer, loader = private(module, toy_data())
     train(module, optimizer, loader)

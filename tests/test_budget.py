@@ -27,7 +27,8 @@ def test_each_order_allows_what_its_share_of_delta_does(eps, delta):
     assert len(orders) >= 3 and sorted(orders) == list(orders)
     used = 0.0
     for order, allowed in orders.items():
-        # δ at which this divergence is just (eps, δ)-DP, from the textbook's conversion solved the other way.
+        # δ at which this divergence is just (eps, δ)-DP, from the textbook's conversion solved the
+        # other way.
         share = math.exp((order - 1) * (allowed - eps + math.log1p(-1 / order)) - math.log(order))
         used += share
         found, _ = get_privacy_spent(orders=[order], rdp=[allowed], delta=share)

@@ -68,3 +68,17 @@ def test_files_that_pages_name_exist(page):
     named |= {str(Path(page).parent / link) for link in re.findall(r"\]\(([\w./-]+\.md)\)", text)}
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_lines_of_pages_are_short():
+    """At most 100 columns, but for tables of measurements and what a command has written."""
+    generated = {ROOT / "docs/reproduction.md"}
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in pages
+        if page not in generated
+        for number, line in enumerate(page.read_text().splitlines(), 1)
+        if len(line) > 100 and not (page.name == "README.md" and line.startswith("|"))
+    ]
+    assert len(pages) > 10 and not long

@@ -135,7 +135,7 @@ def test_step_runs_a_closure_exactly_once():
     assert len(calls) == len(loader) and torch.equal(flat(module), flat(twin))
 
 
-# -- order ---------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 def test_accumulating_by_hand_is_refused():
@@ -186,7 +186,8 @@ def test_a_step_without_a_batch_or_a_backward_is_refused():
 @pytest.mark.parametrize("physical", [None, 4])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_pieces_of_a_sum_change_nothing_but_rounding(name, physical, monkeypatch):
-    """Against autograd one example at a time, in the smallest pieces and with a record that is worked out in float64."""
+    """Against autograd one example at a time, in the smallest pieces and with a record that is
+    worked out in float64."""
     monkeypatch.setattr(contributions, "SUM_FLOATS", 1)
     build, inputs = MODELS[name]
     torch.manual_seed(3)
@@ -204,7 +205,8 @@ def test_pieces_of_a_sum_change_nothing_but_rounding(name, physical, monkeypatch
 
 
 def test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself(monkeypatch):
-    """σ = 0 and q = 1, two chunks: after a failure in the middle of a sum the batch starts afresh, and each record counts once."""
+    """σ = 0 and q = 1, two chunks: after a failure in the middle of a sum the batch starts afresh,
+    and each record counts once."""
     module, data = tiny(), toy_data()
     before, expected = flat(module), clipped_sum(module, data, 0.3)
     _, module, optimizer, loader = private(
@@ -291,7 +293,7 @@ def test_unused_parameters_are_named_once():
     assert len(caught) == 1
 
 
-# -- what the engine tells -----------------------------------------------------------------------------
+# -- what the engine tells -------------------------------------------------------------------------
 
 
 def test_epsilon_comes_from_the_ledger():
@@ -461,7 +463,8 @@ def test_check_parity_detects_a_loss_that_divides_by_something_else():
 
 @pytest.mark.parametrize("head", [0.0, 1.0], ids=["fresh head of zeros", "trained"])
 def test_class_weights_are_found_out_however_rare_the_class_is(head):
-    """A weighted mean divides by the weights of the whole batch, so that one record scales the others' gradients."""
+    """A weighted mean divides by the weights of the whole batch, so that one record scales the
+    others' gradients."""
     from zetaclip import check_parity
 
     x, y = toy_data(60, classes=2)
@@ -497,7 +500,8 @@ def test_class_weights_are_found_out_however_rare_the_class_is(head):
 
 
 def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not(monkeypatch):
-    """What one record of the rare class moves, against what the ledger says, where there is no noise. So it is refused."""
+    """What one record of the rare class moves, against what the ledger says, where there is no
+    noise. So it is refused."""
     from zetaclip.engine._loss_check import LossCheck
     from zetaclip.errors import LossError
 
@@ -534,7 +538,8 @@ def test_class_weights_in_the_loss_break_the_sensitivity_and_a_sum_does_not(monk
 
 
 def test_check_parity_detects_a_wrong_rule(monkeypatch):
-    """The check can fail: a rule that forgets a factor is reported for its layer, and for no other."""
+    """The check can fail: a rule that forgets a factor is reported for its layer, and for no
+    other."""
     import dataclasses
 
     from zetaclip import check_parity

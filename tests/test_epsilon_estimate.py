@@ -11,7 +11,8 @@ DELTA = 1e-5
 
 
 def told(cost, epochs=None, limit=None, steps=20):
-    """(updates, told, exact) after each of them, with an accountant that seems to take ``cost`` seconds."""
+    """(updates, told, exact) after each of them, with an accountant that seems to take ``cost``
+    seconds."""
     options = {} if epochs is None else {"epochs": epochs}
     engine, module, optimizer, loader = private(tiny(), toy_data(), q=0.25, **options)
     estimate, lines = EpsilonEstimate(engine, DELTA, limit), []

@@ -99,7 +99,8 @@ def test_what_a_fit_spends(table):
 
 
 def test_the_fit_is_private(table):
-    """With room it learns; with next to none it does not, as it would if the noise were not added."""
+    """With room it learns; with next to none it does not, as it would if the noise were not
+    added."""
     x, y = table
     learned = classifier(epsilon=100.0, epochs=6).fit(x, y).score(x, y)
     drowned = np.mean(
@@ -271,7 +272,7 @@ def test_frames_pipelines_and_column_transformers(table):
     assert whole.fit(frame, y).score(frame, y) > 0.9
 
 
-# -- several fits --------------------------------------------------------------------------------------------------
+# -- several fits ----------------------------------------------------------------------------------
 
 
 def test_a_second_fit_warns_that_epsilon_is_spent_again(table):
@@ -314,7 +315,8 @@ def test_a_budget_adds_up_what_clones_spend(table):
 
 
 def test_fits_of_one_budget_never_share_noise(table):
-    """One random_state, as the folds of a cross-validation have it, on data that differ by one record."""
+    """One random_state, as the folds of a cross-validation have it, on data that differ by one
+    record."""
     x, y = table
 
     def apart(**options):

@@ -1,4 +1,5 @@
-"""Extras are extras: nothing loads them unasked, and where one is missing one sentence says what to do."""
+"""Extras are extras: nothing loads them unasked, and where one is missing one sentence says what to
+do."""
 
 import importlib
 import subprocess
@@ -9,7 +10,8 @@ import pytest
 
 def test_importing_zetaclip_loads_no_extra():
     code = (
-        "import sys, zetaclip; zetaclip.PrivacyEngine, zetaclip.Budget; import zetaclip.integrations; "
+        "import sys, zetaclip; zetaclip.PrivacyEngine, zetaclip.Budget; import "
+        "zetaclip.integrations; "
         "found = {'lightning', 'transformers', 'peft', 'accelerate', 'ray'} & set(sys.modules); "
         "assert not found, found; assert 'sklearn' not in sys.modules"
     )

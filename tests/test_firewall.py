@@ -1,4 +1,5 @@
-"""Replace the mechanism's outputs by a recording and delete the data: the same weights and the same C must come out."""
+"""Replace the mechanism's outputs by a recording and delete the data: the same weights and the same
+C must come out."""
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ def test_everything_follows_from_the_releases(name, monkeypatch):
 
 
 def test_the_firewall_catches_a_peek(monkeypatch):
-    """A controller that looks at data gives another C on other data, and the comparison above would see it."""
+    """A controller that looks at data gives another C on other data, and the comparison above would
+    see it."""
     peeked = toy_data()
 
     class Peeking:

@@ -1,4 +1,5 @@
-"""The public grid: what it is computed from, that releases lie on it, and what rounding to it can do."""
+"""The public grid: what it is computed from, that releases lie on it, and what rounding to it can
+do."""
 
 import math
 from dataclasses import replace
@@ -86,7 +87,8 @@ def test_every_release_is_a_whole_number_of_its_grid(name, dtype, monkeypatch):
 
 
 def test_rounding_moves_two_sums_apart_by_at_most_a_thousandth():
-    """Sums that differ by one record of length C, placed where each coordinate rounds the other way."""
+    """Sums that differ by one record of length C, placed where each coordinate rounds the other
+    way."""
     size, clip = 4096, 1.0
     grid = spacing(clip, 1.0, size)
     step = torch.full((size,), clip / math.sqrt(size), dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Ways by which a record could reach the weights past the mechanism. Each is stopped before a release."""
+"""Ways by which a record could reach the weights past the mechanism. Each is stopped before a
+release."""
 
 import math
 import os
@@ -149,7 +150,8 @@ def test_state_that_learns_from_records(way, name):
 
 
 class Late(nn.Module):
-    """Leaves its buffer alone for some forwards, then writes to it in a way that torch does not count."""
+    """Leaves its buffer alone for some forwards, then writes to it in a way that torch does not
+    count."""
 
     def __init__(self, way, quiet, buffer):
         super().__init__()
@@ -259,7 +261,8 @@ LARGE = COMPARED_BYTES // 4
 )
 @pytest.mark.parametrize("physical", [None, 5])
 def test_a_trained_parameter_that_forward_writes_to(way, quiet, width, physical):
-    """Noise on its gradient does not cover what is copied into it: with any σ the table would hold a record as it is."""
+    """Noise on its gradient does not cover what is copied into it: with any σ the table would hold
+    a record as it is."""
     module = Codebook(way, quiet, width)
     engine, module, optimizer, loader = private(
         module, toy_data(), q=1.0, sigma=50.0, physical_batch_size=physical
@@ -288,7 +291,8 @@ def test_a_trained_table_that_a_function_rewrites():
 
 @pytest.mark.parametrize("what", ["parameter", "buffer"])
 def test_what_was_written_once_stays_an_error_until_it_is_written_over(what):
-    """A first value that is taken from the first batch: the second try writes nothing, and would train on with a record inside."""
+    """A first value that is taken from the first batch: the second try writes nothing, and would
+    train on with a record inside."""
     if what == "parameter":
         module, match = Codebook("once"), "written while a batch was out"
     else:
@@ -309,7 +313,8 @@ def test_what_was_written_once_stays_an_error_until_it_is_written_over(what):
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sam", "dp-sat"])
 @pytest.mark.parametrize("shared", [False, True], ids=["lent", "copied"])
 def test_what_the_engine_itself_does_to_weights_is_no_writing(tmp_path, name, shared):
-    """Updates, perturbed weights, and a checkpoint that is saved while they are perturbed, before and after the forward."""
+    """Updates, perturbed weights, and a checkpoint that is saved while they are perturbed, before
+    and after the forward."""
     module = tiny()
     if shared:  # then θ is copied away and back in place
         module.register_buffer("seen", module[0].bias.detach())
@@ -407,7 +412,8 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @needs_fork
 @pytest.mark.parametrize("moment", ["between", "out", "half"])
 def test_a_fork_of_a_run_does_not_draw_its_parents_noise(moment):
-    """Between batches, with one out, and between the chunks of one: whatever it releases its parent releases as well."""
+    """Between batches, with one out, and between the chunks of one: whatever it releases its parent
+    releases as well."""
     _, module, optimizer, loader = private(
         tiny(), toy_data(), q=1.0, seed=None, physical_batch_size=12 if moment == "half" else None
     )

@@ -16,7 +16,8 @@ from zetaclip.methods import NoiseBudget
 
 
 def level_p(noise, scale=1.0):
-    """Two-sided p value of "these are normal with standard deviation scale", by their sum of squares."""
+    """Two-sided p value of "these are normal with standard deviation scale", by their sum of
+    squares."""
     total = sum((n / scale) ** 2 for n in noise)
     return 2 * min(stats.chi2.sf(total, len(noise)), stats.chi2.cdf(total, len(noise)))
 
@@ -219,7 +220,8 @@ def test_two_passes_on_the_same_batch_compose_as_one_gaussian():
 
 
 def test_a_second_pass_that_was_tried_twice_still_composes_with_the_first():
-    """Broken off in the second pass and begun again, with dropout: the records are those of the first pass."""
+    """Broken off in the second pass and begun again, with dropout: the records are those of the
+    first pass."""
     method = two_pass("same")
     engine, module, optimizer, loader = private(network(), toy_data(), clipping=1.0, method=method)
     for _ in range(2):

@@ -98,7 +98,8 @@ def test_a_gradient_too_long_to_bound_counts_as_zero():
     ("x", "g"), [(1e-23, 1e19), (1e19, 1e-23), (1e-30, 1e30), (1e-19, 1e10), (1e-38, 1e38)]
 )
 def test_norms_that_underflow_do_not_pass_for_zero(x, g, positions, clip):
-    """A tiny input times a huge output gradient is an ordinary gradient, though neither square is a float32."""
+    """A tiny input times a huge output gradient is an ordinary gradient, though neither square is a
+    float32."""
     data = torch.full((1, positions, 8), x)
     module = nn.Linear(8, 40, bias=False)
     with torch.no_grad():
@@ -113,7 +114,8 @@ def test_norms_that_underflow_do_not_pass_for_zero(x, g, positions, clip):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("positions", [4, 66, 600])
 def test_gradients_that_cancel_are_still_bounded(positions, dtype):
-    """Two halves of a sequence that cancel but for a crumb: what is added must be what was measured."""
+    """Two halves of a sequence that cancel but for a crumb: what is added must be what was
+    measured."""
     generator = torch.Generator().manual_seed(positions)
     clip, size = 1e-3, 16
     scale = 1e6 if dtype == torch.float32 else 1e14
@@ -150,9 +152,11 @@ class Difference(nn.Module):
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 1024), (512, 128), (4608, 512)])
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_small_terms_beside_terms_that_cancel_are_not_lost(kind, inputs, outputs, dtype):
-    """Two positions that differ by values whose squares vanish beside 1.01² in that dtype: they are all that is left.
+    """Two positions that differ by values whose squares vanish beside 1.01² in that dtype: they are
+    all that is left.
 
-    Norms by Gram matrices of the same dtype came out too small by up to a factor of 2, and the record moved the sum by as much.
+    Norms by Gram matrices of the same dtype came out too small by up to a factor of 2, and the
+    record moved the sum by as much.
     """
     unit, rest = (2.0**-24, 1.001e-2) if dtype == torch.float32 else (2.0**-53, 1.001e-6)
     first = torch.full((inputs,), (0.98 * unit) ** 0.5, dtype=dtype)
@@ -208,7 +212,8 @@ def test_the_bound_is_tight_and_the_test_can_fail():
 )
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 1e30])
 def test_a_poisoned_record_cannot_poison_the_run(name, value):
-    """Any network: one record replaced moves the sum by at most twice the sensitivity, and the weights stay finite."""
+    """Any network: one record replaced moves the sum by at most twice the sensitivity, and the
+    weights stay finite."""
     build, inputs = MODELS[name]
     x = inputs(7)
     y = torch.randint(0, 10, (7,))
@@ -227,7 +232,8 @@ def test_a_poisoned_record_cannot_poison_the_run(name, value):
 
 
 def test_dividing_by_the_realized_size_would_move_twice_as_far():
-    """The literal form of the paper: all gradients -C·u, one record +C·u. By the constant it is C, by |batch| it is 2C."""
+    """The literal form of the paper: all gradients -C·u, one record +C·u. By the constant it is C,
+    by |batch| it is 2C."""
     rows = -torch.ones(20, 4) / 2
     other = torch.cat([rows, torch.ones(1, 4) / 2])
     constant = (released_sum(other, 1.0) - released_sum(rows, 1.0)).norm()
@@ -256,7 +262,8 @@ def summed(values, sigma, seed=0, physical=None, method=None):
         warnings.simplefilter("ignore")  # about the declared size
         _, module, optimizer, loader = private(
             module, (values.unsqueeze(1),), sigma=sigma, seed=seed, q=1.0, num_examples=1,
-            physical_batch_size=physical, loss_reduction="sum", method=method, clipping=None if method else 1.0, epochs=1,
+            physical_batch_size=physical, loss_reduction="sum", method=method,
+            clipping=None if method else 1.0, epochs=1,
         )  # fmt: skip
     with torch.no_grad():
         module.weight.zero_()
@@ -271,7 +278,8 @@ def naive(values, start=0.0):
 
 @pytest.mark.parametrize(("physical", "name"), [(None, None), (1000, None), (None, "adadpigu")])
 def test_many_small_records_are_not_lost_beside_many_large_ones(physical, name):
-    """From 2¹⁵ on the floats are 2⁻⁸ apart: half of that, added 2¹⁵ times, is nothing, if it is added to the sum itself."""
+    """From 2¹⁵ on the floats are 2⁻⁸ apart: half of that, added 2¹⁵ times, is nothing, if it is
+    added to the sum itself."""
     many = 2**15
     without = torch.cat([torch.ones(many), torch.full((many,), -(2.0**-9))])
     with_it = torch.cat([torch.ones(1), without])
@@ -282,7 +290,8 @@ def test_many_small_records_are_not_lost_beside_many_large_ones(physical, name):
 
 
 def test_records_can_not_round_the_noise_away():
-    """Added to the noise one after the other, these push every value of it onto one float, and a record more onto another."""
+    """Added to the noise one after the other, these push every value of it onto one float, and a
+    record more onto another."""
     many = 2**15
     values = torch.cat([torch.ones(many - 16), torch.full((many,), 2.0**-9)])
     noise = 4 * torch.randn(20, generator=torch.Generator().manual_seed(0))
@@ -300,7 +309,8 @@ def half(reduce):
 
 
 def test_a_mean_in_half_precision_moves_every_record_and_is_warned_of():
-    """A record without a gradient joins 946 equal ones: in a sum nothing moves, in a mean all are rounded in another way."""
+    """A record without a gradient joins 946 equal ones: in a sum nothing moves, in a mean all are
+    rounded in another way."""
     rows = torch.full((947, 30), 0.9 / math.sqrt(30))
     rows[-1] = 0.0
 

@@ -11,7 +11,8 @@ from zetaclip.control import ClipState, Controller
 
 
 def released_noise(sigma, clip, q=0.5, steps=1, seed=0, **options):
-    """What moves the weights of a layer whose inputs are zero, in units of σC/L. The seed is fixed: no test fails by chance."""
+    """What moves the weights of a layer whose inputs are zero, in units of σC/L. The seed is fixed:
+    no test fails by chance."""
     data = (torch.zeros(64, 300), torch.zeros(64, dtype=torch.long))
     module = nn.Linear(300, 200, bias=False)
     _, module, optimizer, loader = private(
@@ -40,7 +41,8 @@ def test_noise_has_the_declared_level(sigma, clip):
 
 @pytest.mark.slow
 def test_noise_from_fresh_keys_has_the_declared_level():
-    """The only test of a distribution that draws from the operating system. It fails by chance once in 10⁹ times."""
+    """The only test of a distribution that draws from the operating system. It fails by chance once
+    in 10⁹ times."""
     right, low, high = p_values(released_noise(1.3, 0.7, seed=None)[0], 1.3 * 0.7)
     assert right > 1e-9 and low < 1e-12 and high < 1e-12
     again = released_noise(1.3, 0.7, seed=None)[0]
@@ -111,7 +113,8 @@ def test_empty_skip_takes_no_step():
 
 
 def test_dividing_by_the_constant_doubles_when_the_records_do():
-    """Duplicate the data at the same L: the clean part doubles. Dividing by the batch would leave it as it is."""
+    """Duplicate the data at the same L: the clean part doubles. Dividing by the batch would leave
+    it as it is."""
     moved = []
     for times in (1, 2):
         torch.manual_seed(0)

@@ -18,7 +18,8 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_torch_optimizer_takes_the_private_gradient(name):
-    """With no noise and a huge C the private step is that of the bare optimizer on the mean gradient."""
+    """With no noise and a huge C the private step is that of the bare optimizer on the mean
+    gradient."""
     kind = getattr(torch.optim, name)
 
     def build(module):
@@ -159,7 +160,7 @@ def test_hooks_that_a_user_registers_are_called_once_per_update():
     assert calls == ["before", "after"] * 2 + ["saved"]
 
 
-# -- the names from before make_private ------------------------------------------------------------------
+# -- the names from before make_private ------------------------------------------------------------
 
 
 def test_the_optimizer_that_was_given_steps_only_inside_a_private_step():

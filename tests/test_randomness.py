@@ -115,7 +115,8 @@ def test_the_cipher_is_chacha():
 
 
 def test_every_value_is_the_normal_value_of_its_bits(source):
-    """Against 40 digits: an ordinary group, and every pair whose exponent comes from the stream of the tails."""
+    """Against 40 digits: an ordinary group, and every pair whose exponent comes from the stream of
+    the tails."""
     count = 64 * 1500
     values = normals(key(1), count)
     high = _numpy.stream(key(1), 0, count // 64, 0)[:, 32:64]
@@ -172,7 +173,8 @@ def test_normals_are_standard(count, source):
     if count > 1000:
         assert stats.kstest(values, "norm").pvalue > 1e-3
         assert stats.kstest(values * 1.02, "norm").pvalue < 1e-3
-        # Neighbours in memory, partners of a pair, and squares: no correlation beyond that of a normal sample.
+        # Neighbours in memory, partners of a pair, and squares: no correlation beyond that of a
+        # normal sample.
         for lag in (1, 8, 32, 64, 128):
             for power in (1, 2):
                 a, b = values[:-lag] ** power, values[lag:] ** power
@@ -180,7 +182,8 @@ def test_normals_are_standard(count, source):
 
 
 def test_pairs_lie_evenly_on_the_circle(source):
-    """Angle and radius of a pair are independent, and the angle is uniform, also within quadrants."""
+    """Angle and radius of a pair are independent, and the angle is uniform, also within
+    quadrants."""
     x, y = np.moveaxis(normals(key(5), 64 * 4000).reshape(-1, 2, 32), 1, 0).reshape(2, -1)
     angle, radius = (np.arctan2(y, x) / (2 * np.pi)) % 1.0, np.hypot(x, y)
     assert stats.kstest(angle, "uniform").pvalue > 1e-3
@@ -190,7 +193,8 @@ def test_pairs_lie_evenly_on_the_circle(source):
 
 
 def test_the_last_digits_of_radii_lie_on_no_coarse_grid(source):
-    """exp(-r²/2) is a uniform: of 24 bits it would be whole multiples of 2^-24, as noise of float32 once was."""
+    """exp(-r²/2) is a uniform: of 24 bits it would be whole multiples of 2^-24, as noise of float32
+    once was."""
 
     def misfit(u):
         scaled = u[u > 0.98] * 2.0**24
@@ -311,7 +315,8 @@ def test_a_stream_moves_one_way_and_never_repeats():
     ahead = stream.copy()
     keys = [stream.draw() for _ in range(200)]
     assert len(set(keys)) == 200 and [ahead.draw() for _ in range(200)] == keys
-    # Nothing that was drawn, and no earlier state, can be found in or derived from the state by going on.
+    # Nothing that was drawn, and no earlier state, can be found in or derived from the state by
+    # going on.
     later = Stream(stream.state)
     assert not set(keys) & {later.draw() for _ in range(500)} and stream.state != before
     assert Stream.fresh().state != Stream.fresh().state

@@ -66,7 +66,8 @@ def finish(module, optimizer, loader, updates):
 @pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.parametrize("cut", [0, 1, 6, 7, 8, 9, 10, 11, 12])
 def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
-    """Chunks of 5 of about 12 records: the cuts fall between logical batches, inside them, and between passes."""
+    """Chunks of 5 of about 12 records: the cuts fall between logical batches, inside them, and
+    between passes."""
     torch.manual_seed(0)
     _, whole, optimizer, loader = build(name, physical_batch_size=5)
     finish(whole, optimizer, loader, 6)
@@ -114,7 +115,8 @@ def test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed(tmp_p
 
 
 def test_two_forks_of_a_run_do_not_share_noise(tmp_path):
-    """The difference of the two releases still carries the noise of both; with the same noise it would cancel."""
+    """The difference of the two releases still carries the noise of both; with the same noise it
+    would cancel."""
     torch.manual_seed(0)
     data = (torch.zeros(64, 300), torch.zeros(64, dtype=torch.long))
 
@@ -200,7 +202,8 @@ def test_replay_needs_the_private_file_and_it_is_private(tmp_path):
 
 
 def test_the_checkpoint_holds_no_secret_and_no_record(tmp_path):
-    """Taken in the middle of a logical batch: no key, no index, no per-example value, and θ, not the perturbed weights."""
+    """Taken in the middle of a logical batch: no key, no index, no per-example value, and θ, not
+    the perturbed weights."""
     engine, module, optimizer, loader = build("sat", physical_batch_size=5)
     train(module, optimizer, loader, steps=1)
     theta = flat(module)
@@ -371,7 +374,8 @@ def test_a_replay_by_another_loop_is_stopped_before_it_releases(tmp_path):
 
 
 def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatch):
-    """Interrupted after the row was written: the same records come again, under another name and with other noise."""
+    """Interrupted after the row was written: the same records come again, under another name and
+    with other noise."""
     import zetaclip.mechanism as mechanism
 
     engine, module, optimizer, loader = build()
@@ -400,7 +404,8 @@ def test_a_release_that_was_cut_off_does_not_lend_its_noise(tmp_path, monkeypatc
 
 
 def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(tmp_path):
-    """The user has drawn in between, so the loop may now do something else than a replay would: the second try gets other noise."""
+    """The user has drawn in between, so the loop may now do something else than a replay would: the
+    second try gets other noise."""
     engine, module, optimizer, loader = build()
     batch = next(iter(loader))
     mean_loss(module, batch).backward()
@@ -419,7 +424,8 @@ def test_a_batch_that_was_tried_twice_does_not_share_noise_with_its_checkpoint(t
 
 
 def test_a_batch_that_was_looked_at_has_the_same_dropout_masks_in_its_next_try(tmp_path):
-    """So the sum is the same, too, and so may be the noise; a replay from a checkpoint gives the same gradient."""
+    """So the sum is the same, too, and so may be the noise; a replay from a checkpoint gives the
+    same gradient."""
     found = []
     for looks in (0, 2):
         engine, module, optimizer, loader = build()
@@ -436,7 +442,8 @@ def test_a_batch_that_was_looked_at_has_the_same_dropout_masks_in_its_next_try(t
 def test_a_replay_that_needs_fewer_tries_takes_no_noise_of_another_batch(
     tmp_path, monkeypatch, tries
 ):
-    """The first run draws before it trains on its batch, the replay does not: batch by batch the noise must stay in step."""
+    """The first run draws before it trains on its batch, the replay does not: batch by batch the
+    noise must stay in step."""
     import zetaclip.mechanism as mechanism
 
     drawn = []
@@ -525,7 +532,8 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing_and_forgets_nothing(tmp_
 
 
 def test_replay_needs_the_journal(tmp_path):
-    """Elsewhere nobody can tell whether what is replayed is what was released: refused, now and at the next try."""
+    """Elsewhere nobody can tell whether what is replayed is what was released: refused, now and at
+    the next try."""
     engine, module, optimizer, loader = build()
     engine.save(tmp_path / "run.pt")
     train(module, optimizer, loader, steps=1)
@@ -542,7 +550,8 @@ def test_replay_needs_the_journal(tmp_path):
 
 
 def test_a_copied_folder_is_not_replayed(tmp_path):
-    """The original goes on, and the copy's journal doesn't hear of it: the same noise would come on another sum."""
+    """The original goes on, and the copy's journal doesn't hear of it: the same noise would come on
+    another sum."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     engine, module, optimizer, loader = build()
@@ -604,7 +613,8 @@ def test_a_journal_that_does_not_know_its_place_is_taken_as_it_is(tmp_path):
 
 
 def test_two_runs_of_one_checkpoint_cannot_let_out_two_sums_under_one_noise(tmp_path):
-    """The original goes on while a replay with another loss runs: whoever comes second is stopped."""
+    """The original goes on while a replay with another loss runs: whoever comes second is
+    stopped."""
     engine, module, optimizer, loader = build()
     train(module, optimizer, loader, steps=1)
     engine.save(tmp_path / "run.pt")
@@ -618,7 +628,8 @@ def test_two_runs_of_one_checkpoint_cannot_let_out_two_sums_under_one_noise(tmp_
 
 
 def in_folders(tmp_path, *names):
-    """A run that was saved into several folders, one after the other, after its first update; and its checkpoints."""
+    """A run that was saved into several folders, one after the other, after its first update; and
+    its checkpoints."""
     engine, module, optimizer, loader = build()
     train(module, optimizer, loader, steps=1)
     paths = [tmp_path / name / "run.pt" for name in names]
@@ -629,7 +640,8 @@ def in_folders(tmp_path, *names):
 
 
 def gone_on(path, replay=True, loss=mean_loss, folder=None):
-    """Another process that loads a checkpoint, and takes an update; it may save before, into a folder of its own."""
+    """Another process that loads a checkpoint, and takes an update; it may save before, into a
+    folder of its own."""
     engine, module, optimizer, loader = build(seed=None)
     engine.load(path, replay=replay)
     if folder is not None:
@@ -644,7 +656,8 @@ def half(module, batch):
 
 
 def test_a_run_in_two_folders_lets_out_one_sum_under_one_noise(tmp_path):
-    """The best and the last checkpoint, say. Whoever goes on from one of them, the other one hears of it."""
+    """The best and the last checkpoint, say. Whoever goes on from one of them, the other one hears
+    of it."""
     _, (first, second) = in_folders(tmp_path, "a", "b")
     for before, after in ((first, second), (second, first), (second, second), (first, first)):
         engine, weights = gone_on(before)
@@ -655,7 +668,8 @@ def test_a_run_in_two_folders_lets_out_one_sum_under_one_noise(tmp_path):
 
 
 def test_a_run_that_goes_on_hears_of_replays_from_every_folder(tmp_path):
-    """Whoever comes first: the run itself, a replay of one folder, or a replay of one that it was loaded and saved into."""
+    """Whoever comes first: the run itself, a replay of one folder, or a replay of one that it was
+    loaded and saved into."""
     own, (_, second) = in_folders(tmp_path, "a", "b")
     gone_on(second, loss=half, folder=tmp_path / "c")
     before = flat(own[0])
@@ -707,7 +721,8 @@ def test_a_change_of_the_working_folder_does_not_move_the_journal(tmp_path, monk
 
 
 def test_a_replay_needs_the_folder_that_the_run_was_saved_in_first(tmp_path):
-    """Without it nobody knows what was loaded from there. Fresh streams have their home where they were loaded."""
+    """Without it nobody knows what was loaded from there. Fresh streams have their home where they
+    were loaded."""
     _, (first, second) = in_folders(tmp_path, "a", "b")
     gone_on(first)
     shutil.rmtree(first.parent)
@@ -752,7 +767,8 @@ def test_a_copy_of_the_first_folder_does_not_stand_for_it(tmp_path):
 
 
 def test_a_load_that_fails_leaves_the_run_its_home(tmp_path, monkeypatch):
-    """Otherwise its next checkpoint would send a replay to a journal that knows nothing of its stream."""
+    """Otherwise its next checkpoint would send a replay to a journal that knows nothing of its
+    stream."""
     (module, optimizer, _), (path,) = in_folders(tmp_path, "a")
     (tmp_path / "other").mkdir()
     _, (stranger,) = in_folders(tmp_path / "other", "a")

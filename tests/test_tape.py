@@ -1,4 +1,5 @@
-"""Dropout and augmentation follow a secret key of the batch: nobody knows the masks, and the public streams tell nothing."""
+"""Dropout and augmentation follow a secret key of the batch: nobody knows the masks, and the public
+streams tell nothing."""
 
 import random
 from contextlib import suppress
@@ -66,7 +67,8 @@ def train(seed, data=None, steps=4, torch_seed=3, workers=0, look=lambda engine:
 
 
 def test_torchs_public_seed_says_nothing_about_masks():
-    """With fresh keys the same torch seed gives other masks; with the engine's seed, for tests, the same ones whatever torch's is."""
+    """With fresh keys the same torch seed gives other masks; with the engine's seed, for tests, the
+    same ones whatever torch's is."""
     one, other = train(None, sample_rate=1.0), train(None, sample_rate=1.0)
     assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     one, other = train(7), train(7, torch_seed=4)
@@ -90,15 +92,17 @@ def test_the_public_stream_does_not_tell_how_many_records_were_drawn(tmp_path):
 
 
 def test_a_mask_that_everybody_can_draw_moves_the_sum_by_more_than_its_sensitivity():
-    """Why masks are secret: with a public one, a record less shifts the masks of all rows after it. The sum's sensitivity is 1."""
+    """Why masks are secret: with a public one, a record less shifts the masks of all rows after it.
+    The sum's sensitivity is 1."""
 
     def released(rows, public):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
         engine = PrivacyEngine(seed=7)  # the same noise in both, so that only the sums differ
         model, optimizer, loader = engine.make_private(
-            module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1), data_loader=DataLoader(rows, batch_size=60),
-            noise_multiplier=1.0, clipping=1.0, sample_rate=1.0, num_examples=60,
+            module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1),
+            data_loader=DataLoader(rows, batch_size=60), noise_multiplier=1.0,
+            clipping=1.0, sample_rate=1.0, num_examples=60,
         )  # fmt: skip
         for x, y in loader:
             if public:
@@ -127,7 +131,8 @@ def test_the_chunks_and_passes_of_a_batch_draw_different_masks():
 
 
 def test_two_engines_at_once_give_the_users_stream_back_and_publish_none_of_theirs(tmp_path):
-    """The first to take a batch need not be the first to step: what it finds on its way back may be the other's secret."""
+    """The first to take a batch need not be the first to step: what it finds on its way back may be
+    the other's secret."""
     made = []
     for seed in (1, 2):
         module = Noisy()
@@ -207,8 +212,9 @@ def test_a_batch_that_is_only_looked_at_gives_the_stream_back_with_the_next():
     module = Noisy()
     engine = PrivacyEngine(seed=1)
     _, _, loader = engine.make_private(
-        module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1), data_loader=DataLoader(records(), batch_size=15),
-        noise_multiplier=1.0, clipping=1.0, num_examples=60,
+        module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1),
+        data_loader=DataLoader(records(), batch_size=15), noise_multiplier=1.0,
+        clipping=1.0, num_examples=60,
     )  # fmt: skip
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -229,7 +235,8 @@ class Augmented(Dataset):
 
 
 def seen(seed, workers):
-    """What was drawn for the records of each batch, from public seeds that are the same every time."""
+    """What was drawn for the records of each batch, from public seeds that are the same every
+    time."""
     torch.manual_seed(3)
     np.random.seed(3)
     random.seed(3)

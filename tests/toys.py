@@ -1,4 +1,5 @@
-"""A toy of every kind of method part, so that the engine's interfaces are used before the real methods exist."""
+"""A toy of every kind of method part, so that the engine's interfaces are used before the real
+methods exist."""
 
 import math
 from dataclasses import dataclass

@@ -1,8 +1,10 @@
-"""Makes report.png, the picture of a report in the README: trains a private model on digits and photographs its page.
+"""Makes report.png, the picture of a report in the README: trains a private model on digits and
+photographs its page.
 
     python docs/plots/make_report_picture.py [RUN_FOLDER]
 
-Needs Chromium (Debian: apt-get install chromium). Without a folder it trains one, about a minute on one core.
+Needs Chromium (Debian: apt-get install chromium). Without a folder it trains one, about a minute on
+one core.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     python docs/plots/make_spectral_plots.py --tables   # the tables, as Markdown on the screen
     python docs/plots/make_spectral_plots.py --causes   # one more table, of 18 short private runs
 
-Everything is simulated here with fixed seeds; no data set is needed. Takes about a minute on one core.
+Everything is simulated here with fixed seeds; no data set is needed. Takes about a minute on one
+core.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ def private_run(
 
 
 def table_of_causes() -> None:
-    """What moves ζ: the run of the trajectories at constant C, with and without noise, true and shuffled labels."""
+    """What moves ζ: the run of the trajectories at constant C, with and without noise, true and
+    shuffled labels."""
     print("| labels | σ | ζ at the first probe | smallest | last |")
     print("|---|---|---|---|---|")
     for shuffle in (False, True):

@@ -79,8 +79,9 @@ class Draw:
 
 
 class Coins:
-    """Secret uniforms of one batch, in the order in which they are asked for; nothing of it is used
-    twice.
+    """Secret uniforms of one batch, in the order in which they are asked for.
+
+    Nothing of it is used twice.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -116,8 +117,9 @@ class _Query:
         return self.multiplier * self.sensitivity
 
     def check(self, records: float) -> None:
-        """Raises where sums of so many records could leave the whole numbers that float64 can tell
-        apart.
+        """Raises where a sum of so many records could be too large for exact arithmetic.
+
+        Beyond some size float64 can't tell whole numbers apart.
 
         By the declared number, and with room for sixteen times as many: no error may depend on the
         data.
@@ -208,8 +210,9 @@ class Mechanism:
             chunk.add_weighted_sum(self._total(), factors)
 
     def _absorb_mapped(self, chunk: Chunk) -> None:
-        """The same where a released map comes before the norm: the gradients themselves are made, a
-        few at a time.
+        """The same where a released map comes before the norm.
+
+        The gradients themselves are made, a few at a time.
         """
         assert self.affine is not None
         for gradients in chunk.pieces():
@@ -268,8 +271,9 @@ class Mechanism:
                 self._kinds[name] = extra
 
     def _queries(self) -> tuple[_Query, dict[str, _Query]]:
-        """The Gaussian of the sum, with the columns that share it, and one for each of the rule's
-        own queries.
+        """The Gaussians of this batch.
+
+        That of the sum, with the columns that share it, and one for each of the rule's own queries.
         """
         draw, coordinates, own = self.draw, self.layout.numel, {}
         for name, extra in self._kinds.items():
@@ -346,8 +350,9 @@ class Mechanism:
         return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
 
     def refuse(self, group: ReleaseGroup, why: str) -> None:
-        """Takes part in the meeting of all processes with zeros and the reason: then nothing is
-        released on any of them.
+        """Meets the other processes with zeros and the reason.
+
+        Then nothing is released on any of them.
         """
         self._main = None
         self._extras, self._kinds = {}, {}

@@ -1,4 +1,5 @@
-"""The controller on Opacus's own optimizer: one C for clip and noise, at every step, in every mode."""
+"""The controller on Opacus's own optimizer: one C for clip and noise, at every step, in every
+mode."""
 
 import contextlib
 import math
@@ -70,7 +71,8 @@ def train(net_call, optimizer, criterion, batches, after=None):
 
 
 def big_record(net):
-    """One record with a huge gradient; its layer is scaled down, because a saturated tanh would have none."""
+    """One record with a huge gradient; its layer is scaled down, because a saturated tanh would
+    have none."""
     with torch.no_grad():
         net[0].weight *= 1e-4
     return 1e4 * torch.randn(1, 24, generator=torch.Generator().manual_seed(1)), torch.tensor([2])
@@ -100,7 +102,8 @@ def test_clip_and_noise_use_the_same_c_at_every_step(mode, monkeypatch):
 
 
 def test_ghost_without_the_modules_c_would_be_seen(monkeypatch):
-    """Power of the test above: moving only the optimizer's C, as is easy to do, clips at another one."""
+    """Power of the test above: moving only the optimizer's C, as is easy to do, clips at another
+    one."""
     _, net, module, optimizer, criterion, _ = make("ghost")
     optimizer.max_grad_norm = 0.5
     with noise_std(monkeypatch) as drawn:

@@ -69,7 +69,8 @@ def test_literal_average_has_its_closed_form():
 
 
 def test_algorithm_one_line_by_line():
-    """The paper's loop written out again, against Spectral.paper() on a signal that visits both bounds."""
+    """The paper's loop written out again, against Spectral.paper() on a signal that visits both
+    bounds."""
     zetas = [4.0 + 40.0 * math.cos(p / 30.0) for p in range(200)]
     beta, center, radius, kappa, low, high = 0.98, 4.0, 2.0, 0.1, 0.5, 3.0
     u, smooth, expected = math.log(1.0), center, []

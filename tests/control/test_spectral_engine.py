@@ -1,4 +1,5 @@
-"""The controller inside the engine: it moves C, costs nothing, and can be recomputed from the releases."""
+"""The controller inside the engine: it moves C, costs nothing, and can be recomputed from the
+releases."""
 
 import copy
 

@@ -22,7 +22,8 @@ SHA = "sha256:" + hashlib.sha256(BODY).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.files``; ``server.plan`` is a list of what to do wrong, one entry a request."""
+    """Serves ``server.files``; ``server.plan`` is a list of what to do wrong, one entry a
+    request."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Range")))

@@ -68,7 +68,8 @@ def test_one_row_more_moves_no_other(tmp_path, place, distinct, validation):
 
 
 def test_a_permutation_of_the_rows_would_not_do():
-    # What is rejected above: the same draw for the same number of rows moves many records when there is one more.
+    # What is rejected above: the same draw for the same number of rows moves many records when
+    # there is one more.
     parts = [np.random.default_rng(0).permutation(n)[: n // 5] for n in (400, 401)]
     assert len(set(parts[0].tolist()) ^ set(parts[1].tolist())) > 10
 

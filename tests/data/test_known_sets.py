@@ -116,7 +116,8 @@ def test_the_subset_of_emnist_is_named_as_one():
     )
     assert (len(letters.train), len(letters.test), letters.outputs) == (58405, 10000, 26)
     assert torch.bincount(letters.train.y, minlength=26).min() > 0
-    # Upright: an I is higher than wide, and the bar of a T is above. Transposed, both would be false.
+    # Upright: an I is higher than wide, and the bar of a T is above. Transposed, both would be
+    # false.
     eye, tee = ((letters.train.x[letters.train.y == k].mean(0)[0] + 1) / 2 for k in (8, 19))
     place = torch.arange(28.0)
     height, width = (torch.cov(place[None], aweights=eye.sum(axis)) for axis in (1, 0))

@@ -1,4 +1,5 @@
-"""Tables of the user's own: declared schemas, inference with a warning, and everything that can be wrong with a file."""
+"""Tables of the user's own: declared schemas, inference with a warning, and everything that can be
+wrong with a file."""
 
 import gzip
 import json
@@ -158,7 +159,8 @@ def test_missing_and_unknown_values_have_a_stated_treatment(tmp_path):
     assert data.train.x[:5, :2].tolist() == [[0, 1], [0, 1], [0, 1], [1, 0], [-1, 0]]
     assert data.train.x[:5, 2:].sum(1).tolist() == [1, 0, 0, 1, 1]
     assert "missing or unknown category is a group of zeros" in data.notes[0]
-    # How often it happened is private, so the notes of two files with different accidents are the same.
+    # How often it happened is private, so the notes of two files with different accidents are the
+    # same.
     clean = write(
         tmp_path / "clean.csv", [HEADER, *(f"50,a,{i},{'no' if i else 'yes'}" for i in range(12))]
     )

@@ -38,7 +38,8 @@ def test_small_alpha_skews_more():
         ]
         return float(torch.stack(draws).mean())
 
-    # The mean of the largest of ten shares, from an independent simulation of the Dirichlet distribution.
+    # The mean of the largest of ten shares, from an independent simulation of the Dirichlet
+    # distribution.
     gamma = np.random.default_rng(5)
     for alpha in (10.0, 1.0, 0.1):
         shares = gamma.gamma(alpha, size=(20000, 10))

@@ -1,4 +1,5 @@
-"""VED's canonical files, made small: what is a record, who is tested on, and what may never be a feature."""
+"""VED's canonical files, made small: what is a record, who is tested on, and what may never be a
+feature."""
 
 import zipfile
 from xml.sax.saxutils import escape
@@ -78,7 +79,8 @@ def write_static(path, cars):
 
 def reading(vehicle, trip, second, speed, flow, engine=2000.0, load_=50.0):
     known = {
-        "DayNum": 1.5, "VehId": vehicle, "Trip": trip, "Timestamp(ms)": int(1000 * second), "Vehicle Speed[km/h]": speed,
+        "DayNum": 1.5, "VehId": vehicle, "Trip": trip, "Timestamp(ms)": int(1000 * second),
+        "Vehicle Speed[km/h]": speed,
         "MAF[g/sec]": flow, "Engine RPM[RPM]": engine, "Absolute Load[%]": load_,
     }  # fmt: skip
     return ",".join(str(known.get(name, "NaN")) for name in COLUMNS)

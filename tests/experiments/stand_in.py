@@ -1,7 +1,9 @@
-"""A trainer that trains nothing: it writes a run folder in the agreed form, quickly, and can be slow or fail on demand.
+"""A trainer that trains nothing: it writes a run folder in the agreed form, quickly, and can be
+slow or fail on demand.
 
-Standard library only, so that a run takes some hundredths of a second. What it is told by environment variables:
-STAND_IN_STEPS, STAND_IN_PAUSE (seconds a step), STAND_IN_FAIL (a method whose runs fail), STAND_IN_STUCK (a method that never ends).
+Standard library only, so that a run takes some hundredths of a second. What it is told by
+environment variables: STAND_IN_STEPS, STAND_IN_PAUSE (seconds a step), STAND_IN_FAIL (a method
+whose runs fail), STAND_IN_STUCK (a method that never ends).
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The rules by which a claim of the paper is judged, on tables made up for them; and the page that stands in docs."""
+"""The rules by which a claim of the paper is judged, on tables made up for them; and the page that
+stands in docs."""
 
 import json
 import math
@@ -29,7 +30,8 @@ def a_table(cells, good=1, rows=("A", "B"), baseline="B", measure="accuracy", na
 
 
 def a_cell(mean, low=None, high=None, better=None, values=None):
-    """Three seeds around a mean, or the given values by seed. Two means differ by a hair more in the third: equal differences tell nothing."""
+    """Three seeds around a mean, or the given values by seed. Two means differ by a hair more in
+    the third: equal differences tell nothing."""
     values = values or {"1": mean - 0.1, "2": mean, "3": mean + 0.1 + 1e-6 * mean}
     difference = (
         None if low is None else {"mean": (low + high) / 2, "low": low, "high": high, "n": 3}
@@ -90,7 +92,8 @@ def test_the_tally_counts_every_comparison_once(tmp_path):
 
 
 def test_without_loss(tmp_path):
-    """Two rows that are one training: nothing against "best", but a part that changes nothing can be taken away."""
+    """Two rows that are one training: nothing against "best", but a part that changes nothing can
+    be taken away."""
     best = {"rule": "best", "row": "A", "against": ["B"]}
     same = a_table([a_cell(2), a_cell(2)])
     assert verdict(tmp_path, best, same) == "can't be told"
@@ -219,7 +222,8 @@ def test_best_is_told_by_common_seeds_and_by_all_rivals(tmp_path):
 
 
 def test_the_best_of_many_rivals_needs_a_wider_interval(tmp_path):
-    # Differences of 0.4, 0.5 and 0.6: t = 8.66, beyond 4.30 (one rival at 95 %) and within 9.92 (five at 99 %: 0.05 / 5).
+    # Differences of 0.4, 0.5 and 0.6: t = 8.66, beyond 4.30 (one rival at 95 %) and within 9.92
+    # (five at 99 %: 0.05 / 5).
     better = a_cell(1.5, values={"1": 1.3, "2": 1.5, "3": 1.7})
     assert stats.t.ppf(0.975, 2) < 0.5 / (0.1 / math.sqrt(3)) < stats.t.ppf(0.995, 2)
     for count, word in ((1, "does not hold"), (5, "can't be told")):

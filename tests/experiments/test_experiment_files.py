@@ -1,4 +1,5 @@
-"""Every experiment file: it plans, it asks `zetaclip train` for known things, and its published cells are the paper's."""
+"""Every experiment file: it plans, it asks `zetaclip train` for known things, and its published
+cells are the paper's."""
 
 import inspect
 import re
@@ -126,7 +127,8 @@ def latex_rows(label):
 
 
 def by_label(rows, *columns):
-    """The paper calls its own method "(ours)"; in our tables, where "ours" are all numbers that are not the paper's, it has its name alone."""
+    """The paper calls its own method "(ours)"; in our tables, where "ours" are all numbers that are
+    not the paper's, it has its name alone."""
     return {row[0].removesuffix(" (ours)"): [row[column] for column in columns] for row in rows}
 
 
@@ -303,7 +305,7 @@ size = 1000
 rates = { sgd = 0.1 }
 tuning = { epsilon = 3.0 }
 seeds = { lite = 2, paper = 2 }
-set = { data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0 }
+set = {data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0}
 [methods.half-clip]
 rate = "sgd"
 set = { method = "dp-sgd", clip = 0.5 }

@@ -1,4 +1,5 @@
-"""Trainings that are forked from one warm process are the trainings that a cold start would give."""
+"""Trainings that are forked from one warm process are the trainings that a cold start would
+give."""
 
 import io
 import json

@@ -27,7 +27,10 @@ def test_a_hash_is_pinned():
         "spectral": {"bounds": [0.5, 3.0]},
         "seed": 1,
     }
-    text = '{"config":{"clip":1,"data":"mnist","method":"dp-sgd","seed":1,"spectral":{"bounds":[0.5,3]}}}'
+    text = (
+        '{"config":{"clip":1,"data":"mnist","method":"dp-sgd","seed":1,'
+        '"spectral":{"bounds":[0.5,3]}}}'
+    )
     assert (
         plan.config_key(config)
         == hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -121,7 +124,8 @@ def test_controls_follow_their_own_seed_where_they_should():
 
 
 def test_random_signals_are_other_numbers_in_every_seed():
-    """Otherwise three seeds are three trainings along one random path, and their interval says nothing about chance."""
+    """Otherwise three seeds are three trainings along one random path, and their interval says
+    nothing about chance."""
     made = plan.make_plan(spec.load("controls"), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
     seeds = {
         run.labels["seed"]: run.config["spectral"]

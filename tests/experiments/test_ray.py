@@ -24,7 +24,8 @@ sys.stdin.read()
 ray.shutdown()
 """
 
-# A token of this test's own, for its cluster and its client: nobody else on the network may run code there.
+# A token of this test's own, for its cluster and its client: nobody else on the network may run
+# code there.
 SECURED = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",

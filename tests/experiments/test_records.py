@@ -1,4 +1,5 @@
-"""Records of finished runs: tables without the run folders, seeds added to them, and lines that were edited."""
+"""Records of finished runs: tables without the run folders, seeds added to them, and lines that
+were edited."""
 
 import json
 import shutil
@@ -205,7 +206,8 @@ def test_records_of_other_machines_are_the_last_to_tell_the_time(request_, done)
 
 
 def test_lines_that_measured_nothing_are_not_kept(tmp_path, mini):
-    """A set of short epochs is evaluated at every tenth of them: the others tell nothing but the time."""
+    """A set of short epochs is evaluated at every tenth of them: the others tell nothing but the
+    time."""
     run = plan.make_plan(mini, "lite", {"lite/mnist/paper/dp-sgd": 0.25}).runs[0]
     epochs = [
         {

@@ -54,7 +54,8 @@ def test_only_common_seeds_are_paired():
 
 
 def test_equal_differences_are_no_interval():
-    """One test record of ten thousand in each of three seeds: the grid of accuracies does not scatter, and proves nothing."""
+    """One test record of ten thousand in each of three seeds: the grid of accuracies does not
+    scatter, and proves nothing."""
     base = {1: 95.12, 2: 94.87, 3: 95.33}
     found = results.paired_difference({seed: value - 0.01 for seed, value in base.items()}, base)
     assert found.mean == pytest.approx(-0.01) and (found.low, found.high, found.n) == (
@@ -121,7 +122,8 @@ def test_the_table_is_the_csv(done):
     interval = stats.ttest_rel(values["Spectral"], values["DP-SGD"]).confidence_interval(0.95)
     difference = by_label["Spectral"][0]["difference"]
     assert (difference["low"], difference["high"]) == pytest.approx((interval.low, interval.high))
-    # one point between the two, a tenth of a point of noise after pairing, one point before: pairing shows it
+    # one point between the two, a tenth of a point of noise after pairing, one point before:
+    # pairing shows it
     assert by_label["Spectral"][0]["better"] is True and by_label["DP-SGD"][0]["difference"] is None
     assert stats.ttest_ind(values["Spectral"], values["DP-SGD"]).confidence_interval(0.95).low < 0
     assert by_label["Spectral"][0]["published"] == {"mean": 95.99, "std": 0.08}
@@ -429,7 +431,10 @@ def test_nothing_published_is_promised_where_there_is_nothing():
     [("gain = 0.2", ["zone 2 to 6"]), ("center = 5.0", []), ('zone = "relative"', [])],
 )
 def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch, spectral, zone):
-    other = f'[[rows]]\nlabel = "Other"\nmethod = "ww-practical"\nset = {{ spectral = {{ {spectral} }} }}\n[[series]]'
+    other = (
+        '[[rows]]\nlabel = "Other"\nmethod = "ww-practical"\nset = '
+        f"{{ spectral = {{ {spectral} }} }}\n[[series]]"
+    )
     text = mini_file.read_text(encoding="utf-8").replace("[[series]]", other)
     mini_file.write_text(
         text.replace('values = ["clip"]', 'values = ["smoothed"]'), encoding="utf-8"
@@ -472,7 +477,8 @@ def test_time_leaves_out_the_first_epoch(store):
     run_all(planned.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
     table = results.table(planned, results.collect(planned, store), "")
     plain, spectral = ([cell["ours"] for cell in line["cells"]] for line in table["rows"])
-    # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of probing on top
+    # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of
+    # probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
     page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])

@@ -1,4 +1,5 @@
-"""Reuse, resume, failures, the lock, Ctrl-C and sudden death, with a trainer that trains nothing."""
+"""Reuse, resume, failures, the lock, Ctrl-C and sudden death, with a trainer that trains
+nothing."""
 
 import io
 import json
@@ -254,7 +255,8 @@ def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
         command(mini_file, out, "--only", "seed=1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Whoever starts these tests in the background may have Ctrl-C ignored, which children inherit.
+        # Whoever starts these tests in the background may have Ctrl-C ignored, which children
+        # inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -305,7 +307,8 @@ def test_the_estimate_is_steps_times_speed(mini, store):
     go(mini, store)
     request = session.Request(mini, "lite", str(store.out), workers=1)
     tuning.decide([], store)
-    # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half of nine tenths 2 x 211
+    # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half
+    # of nine tenths 2 x 211
     for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
     planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
     seconds, sources = session._clock(mini, "lite", store)(
@@ -366,8 +369,8 @@ def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, mo
     assert failed == 3 + 1 + 3 and "3 of 9 runs" in text
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
     assert (
-        "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid have no result"
-        in page
+        "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid "
+        "have no result" in page
     )
     assert "- left out: σ = 1.1 · Replay · seed 2: it follows a run without a learning rate" in page
 
@@ -439,7 +442,8 @@ def test_which_data_are_here():
     assert "mnist" not in missing and "imagenet100" in missing and "emnist-letters" in missing
     assert (
         missing["cifar10"]
-        == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch cifar10`"
+        == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch "
+        "cifar10`"
     )
 
 

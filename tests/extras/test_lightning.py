@@ -129,7 +129,7 @@ def flat(module):
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-# -- privacy -------------------------------------------------------------------------------------------------------
+# -- privacy ---------------------------------------------------------------------------------------
 
 
 def test_it_is_the_engines_own_training(tmp_path):
@@ -140,8 +140,8 @@ def test_it_is_the_engines_own_training(tmp_path):
     trainer(tmp_path, told).fit(net, loader())
     by_hand, engine = Net(), PrivacyEngine(accountant="rdp", seed=5)
     _, optimizer, private = engine.make_private(
-        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.5), data_loader=loader(),
-        noise_multiplier=1.0, clipping=1.0, num_examples=N,
+        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.5),
+        data_loader=loader(), noise_multiplier=1.0, clipping=1.0, num_examples=N,
     )  # fmt: skip
     for _ in range(2):
         for x, y in private:
@@ -154,7 +154,8 @@ def test_it_is_the_engines_own_training(tmp_path):
 
 
 def test_the_update_has_the_right_noise(tmp_path):
-    """Records without a gradient: the update is the noise, lr σ C / L a coordinate. 2/3 and 3/2 of it are rejected."""
+    """Records without a gradient: the update is the noise, lr σ C / L a coordinate. 2/3 and 3/2 of
+    it are rejected."""
 
     class Still(Net):
         def training_step(self, batch, batch_idx):
@@ -176,7 +177,8 @@ def test_the_update_has_the_right_noise(tmp_path):
 
 
 def test_a_wrong_loss_is_found_before_the_first_update(tmp_path):
-    """The trial on made-up records finds both; what the module logs in it is not kept, and seeded runs are as before."""
+    """The trial on made-up records finds both; what the module logs in it is not kept, and seeded
+    runs are as before."""
     from zetaclip import LossError
 
     class Summed(Net):
@@ -259,7 +261,7 @@ def test_a_loop_without_the_optimizer_is_an_error(tmp_path):
         trainer(tmp_path, privacy()).fit(Without(), loader())
 
 
-# -- what Lightning counts -----------------------------------------------------------------------------------------
+# -- what Lightning counts -------------------------------------------------------------------------
 
 
 class Rates(Callback):
@@ -330,7 +332,7 @@ def test_validation_between_updates(tmp_path):
     fitted.validate(net, loader(), verbose=False)
 
 
-# -- what it shows and where it stops ------------------------------------------------------------------------------
+# -- what it shows and where it stops --------------------------------------------------------------
 
 
 def test_epsilon_and_clip_are_in_the_progress_bar(tmp_path):
@@ -416,7 +418,7 @@ def test_a_second_fit_goes_on_in_the_same_ledger_with_other_noise(tmp_path, monk
     assert 0 < told.engine.get_epsilon(1e-5) < float("inf")
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def saving(folder, **options):
@@ -447,7 +449,8 @@ def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_resume_is_bit_equal_from_any_folder_and_hears_of_the_others(tmp_path):
-    """The last and the best, each in a folder of its own, older ones removed; and a resumed run that saves into a third."""
+    """The last and the best, each in a folder of its own, older ones removed; and a resumed run
+    that saves into a third."""
 
     def fit(net, folder, **options):
         told = privacy(seed=None)
@@ -567,7 +570,7 @@ def test_a_checkpoint_of_ordinary_training_is_told(tmp_path):
         )
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""PrivateTrainer: per-record gradients of transformers' models, and a trainer that counts updates."""
+"""PrivateTrainer: per-record gradients of transformers' models, and a trainer that counts
+updates."""
 
 import json
 import logging
@@ -16,7 +17,11 @@ from transformers import TrainerCallback  # noqa: E402
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity  # noqa: E402
 from zetaclip.accounting import epsilon  # noqa: E402
-from zetaclip.integrations.language import register_rules, shifts_labels, with_positions  # noqa: E402
+from zetaclip.integrations.language import (  # noqa: E402
+    register_rules,
+    shifts_labels,
+    with_positions,
+)
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
 
 pytestmark = [
@@ -47,8 +52,9 @@ def gpt2(**options):
 def bert(kind="BertForMaskedLM", **options):
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=30,
-        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options,
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=30, max_position_embeddings=16, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, **options,
     )  # fmt: skip
     return getattr(transformers, kind)(config)
 
@@ -56,8 +62,9 @@ def bert(kind="BertForMaskedLM", **options):
 def llama(**options):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=30, max_position_embeddings=16, bos_token_id=0, eos_token_id=0, **options,
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=30, max_position_embeddings=16, bos_token_id=0,
+        eos_token_id=0, **options,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -127,7 +134,7 @@ def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
 
 
-# -- gradients -----------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [gpt2, bert, llama])
@@ -136,7 +143,8 @@ def test_parity(make):
     found = parity(model, rows(6))
     assert found, f"\n{found}"
     slow = {layer.parameter for layer in found.layers if "per example" in layer.path}
-    # BERT's head holds a bias of its own beside its layers, so the head is one unit, with the tied table in it.
+    # BERT's head holds a bias of its own beside its layers, so the head is one unit, with the tied
+    # table in it.
     assert all(make is bert and ("cls." in name or "word_embeddings" in name) for name in slow)
     paths = {layer.parameter: layer.path for layer in found.layers}
     if make is gpt2:
@@ -233,7 +241,7 @@ def test_losses_that_are_not_known():
         record_loss(gpt2(), {**rows(2), "labels": torch.ones(2, 4, dtype=torch.long)})
 
 
-# -- padding -------------------------------------------------------------------------------------------------------
+# -- padding ---------------------------------------------------------------------------------------
 
 
 def padded(texts, side):
@@ -256,8 +264,9 @@ def texts(lengths, seed=4):
 def roberta():
     torch.manual_seed(0)
     config = transformers.RobertaConfig(
-        vocab_size=WORDS, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=30, pad_token_id=0,
-        max_position_embeddings=20, bos_token_id=1, eos_token_id=2,
+        vocab_size=WORDS, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=30, pad_token_id=0, max_position_embeddings=20, bos_token_id=1,
+        eos_token_id=2,
     )  # fmt: skip
     return transformers.RobertaForMaskedLM(config)
 
@@ -368,7 +377,7 @@ def test_the_trainer_finds_out_whether_padding_matters(tmp_path, side):
         assert made.engine.updates == 4 and made.model.training
 
 
-# -- training ------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def privacy(**terms):
@@ -407,7 +416,8 @@ def trainer(tmp_path, model, terms=None, data=None, **options):
 
 
 def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
-    """Nothing is warned of (here every warning is an error) and nothing noted: the mean is undone before gradients are rounded."""
+    """Nothing is warned of (here every warning is an error) and nothing noted: the mean is undone
+    before gradients are rounded."""
     made = trainer(tmp_path, gpt2(), bf16=True)
     made.train()
     assert made.engine.updates == 2 * PER_EPOCH and not any(
@@ -430,7 +440,8 @@ def test_half_precision_rounds_no_gradient_by_the_number_of_records(tmp_path):
 
 
 def test_records_without_a_label_change_no_other_record_s_weight():
-    """The model's own loss divides by the records that have one: with one more, each of the others would count less."""
+    """The model's own loss divides by the records that have one: with one more, each of the others
+    would count less."""
     model = bert("BertForSequenceClassification", num_labels=3)
     batch = {**rows(6), "labels": torch.tensor([0, -100, 2, -100, 1, -100])}
     own = lambda model, batch: model(**batch).loss  # noqa: E731
@@ -641,7 +652,7 @@ def test_an_overridden_training_step_is_found_out(tmp_path):
         Past(llama(), arguments(tmp_path), train_dataset=dataset(), privacy=privacy()).train()
 
 
-# -- LoRA ----------------------------------------------------------------------------------------------------------
+# -- LoRA ------------------------------------------------------------------------------------------
 
 
 def adapted(make, **options):
@@ -674,7 +685,7 @@ def test_lora(tmp_path, make, options):
     )
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 SAVED = {"save_strategy": "steps", "save_steps": 3, "optim": "adamw_torch", "learning_rate": 0.01}
 
@@ -702,7 +713,8 @@ def test_resume_is_bit_equal_with_the_private_file(tmp_path, terms):
 
 
 def test_resume_is_bit_equal_where_older_checkpoints_were_removed(tmp_path):
-    """The run's home lies beside the checkpoints, so that the trainer does not remove it; another trainer saves elsewhere."""
+    """The run's home lies beside the checkpoints, so that the trainer does not remove it; another
+    trainer saves elsewhere."""
     whole = llama()
     limited = {**SAVED, "save_total_limit": 1}
     trainer(tmp_path / "first", whole, privacy(seed=None), **limited).train()
@@ -736,7 +748,7 @@ def test_secrets_of_removed_checkpoints_go_too(tmp_path):
     assert [p.name for p in tmp_path.glob("checkpoint-*.private")] == ["checkpoint-10.private"]
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

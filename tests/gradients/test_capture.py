@@ -274,7 +274,8 @@ def test_compiling_a_module_after_it_became_private_is_refused():
 
 
 def test_uses_of_one_parameter_are_added_before_the_norm():
-    """Adding norms instead of gradients would give another value: the test shows that it can tell."""
+    """Adding norms instead of gradients would give another value: the test shows that it can
+    tell."""
     module = Words(tied=True).double()
     x, y = torch.randint(0, 20, (5, 7)), torch.randint(0, 10, (5,))
     assert_parity(module, (x, y), mean_loss, 1e-11)
@@ -366,7 +367,8 @@ def test_the_settings_of_single_kernels_are_put_back_too(device, place):
         assert [read(*one) for one in kinds] == before
     finally:
         write(backend, kind, "none")
-    # What was inherited still is. (cuDNN's own default can't be written, so what it was is set in its place.)
+    # What was inherited still is. (cuDNN's own default can't be written, so what it was is set in
+    # its place.)
     assert [read(*one) for one in kinds if one != ("cuda", "conv")] == [
         value for one, value in zip(kinds, start, strict=True) if one != ("cuda", "conv")
     ]
@@ -376,7 +378,8 @@ def test_the_settings_of_single_kernels_are_put_back_too(device, place):
     "build", [tiny, lambda: nn.Sequential(Scaled(), nn.LayerNorm(10))], ids=["rules", "per example"]
 )
 def test_whatever_bounds_records_in_a_step_is_exact(precision, monkeypatch, build):
-    """Contributions in backward, norms with factors and sum, the noise; and the loop itself runs as the user asked for."""
+    """Contributions in backward, norms with factors and sum, the noise; and the loop itself runs as
+    the user asked for."""
     seen = {}
 
     def spied(kind, name):

@@ -74,7 +74,8 @@ def test_the_choice_depends_on_shapes_alone():
 
 
 def test_cancellation_in_the_gram_form_is_flagged_not_believed():
-    """x_1 = x_2 and g_1 = -g_2 up to 1e-4: of the terms so little is left that a squared sum can't be trusted."""
+    """x_1 = x_2 and g_1 = -g_2 up to 1e-4: of the terms so little is left that a squared sum can't
+    be trusted."""
     torch.manual_seed(0)
     x = torch.randn(3, 2, 50)
     x[:, 1] = x[:, 0]

@@ -92,7 +92,8 @@ def test_recurrent_states_are_sliced_along_their_own_dimension():
 
 
 def test_dropout_inside_a_looped_module_is_one_and_the_same_in_forward_and_backward():
-    """The recorded gradient must belong to the mask that the forward drew: at rate 1/2 another mask is far off."""
+    """The recorded gradient must belong to the mask that the forward drew: at rate 1/2 another mask
+    is far off."""
 
     class Dropped(nn.Module):
         def __init__(self):
@@ -113,7 +114,8 @@ def test_dropout_inside_a_looped_module_is_one_and_the_same_in_forward_and_backw
 
     chunk, *_ = recorded(module, (torch.ones(5, 50, dtype=torch.float64),), loss_fn)
     with torch.no_grad():
-        # out = mask * 2 * weight; its derivative with respect to the weight is the output itself here.
+        # out = mask * 2 * weight; its derivative with respect to the weight is the output itself
+        # here.
         torch.testing.assert_close(torch.cat(list(chunk.pieces())), seen[0], rtol=1e-12, atol=0)
     assert (seen[0] == 0).any() and not torch.equal(seen[0][0], seen[0][1])
 
@@ -313,7 +315,8 @@ def test_scalars_lists_of_parameters_and_mixed_uses():
 
 
 class Mixed(nn.Module):
-    """A parametrization with a layer inside: it is given a weight, whose rows could be taken for records."""
+    """A parametrization with a layer inside: it is given a weight, whose rows could be taken for
+    records."""
 
     def __init__(self, width):
         super().__init__()
@@ -350,7 +353,8 @@ def used_twice():
     ids=["linear", "convolution", "orthogonal", "mixed", "adapter", "twice"],
 )
 def test_a_parametrized_layer_is_one_unit(build):
-    """Without a bias it has no parameter of its own: they lie in parts whose forward is given weights, never a record."""
+    """Without a bias it has no parameter of its own: they lie in parts whose forward is given
+    weights, never a record."""
     torch.manual_seed(0)
     module = build().double()
     assert_parity(module, (_x(6),), square_loss, 1e-11)

@@ -8,7 +8,8 @@ from zetaclip.gradients.contributions import Dense, Outer, row_norms
 
 @pytest.mark.parametrize("width", [1 << 22, (1 << 22) + 77])
 def test_small_values_are_not_lost_beside_large_ones(width):
-    """Sixty-four ones, and millions of values whose squares are too small to change a float32 sum."""
+    """Sixty-four ones, and millions of values whose squares are too small to change a float32
+    sum."""
     row = torch.full((1, width), 1e-4)
     row[0, :64] = 1.0
     exact = row.double().norm()

@@ -53,7 +53,8 @@ def test_check_parity_sees_through_reentrant_checkpointing():
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer"])
 def test_half_precision_norms_are_those_of_float64(name, dtype):
-    """bf16 weights: the norm of what was recorded, taken in float32, equals the float64 norm of the same records."""
+    """bf16 weights: the norm of what was recorded, taken in float32, equals the float64 norm of the
+    same records."""
     from helpers import recorded
 
     build, inputs = MODELS[name]
@@ -72,7 +73,8 @@ def test_half_precision_norms_are_those_of_float64(name, dtype):
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "words"])
 @pytest.mark.parametrize("inside", [False, True], ids=["backward-outside", "backward-inside"])
 def test_autocast_records_in_float32(name, inside):
-    """bf16 autocast: the norms are float32's, and one pass is as near to float64 as autograd's own autocast loop is."""
+    """bf16 autocast: the norms are float32's, and one pass is as near to float64 as autograd's own
+    autocast loop is."""
     from helpers import looped_gradients, recorded
 
     build, inputs = MODELS[name]

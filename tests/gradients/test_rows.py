@@ -189,7 +189,8 @@ def test_a_sum_of_another_width_than_its_parameter_is_not_written():
 
 @needs_compiler
 def test_buffers_of_another_type_or_length_are_refused():
-    """Whatever the caller gets wrong, nothing is read or written outside the memory that it gave."""
+    """Whatever the caller gets wrong, nothing is read or written outside the memory that it
+    gave."""
     g, out, factors = np.zeros((6, 4), np.float32), np.zeros(6), np.ones(6)
     read_only = np.zeros(6)
     read_only.flags.writeable = False

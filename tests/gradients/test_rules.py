@@ -1,4 +1,5 @@
-"""Every layer rule against autograd, one example at a time. A new rule without a case here fails a test."""
+"""Every layer rule against autograd, one example at a time. A new rule without a case here fails a
+test."""
 
 import pytest
 import torch
@@ -185,12 +186,14 @@ def _swapped(out):
 
 
 def _channels_last(out):
-    """Backward brings the channels as the innermost dimension; of one record, such a gradient passes for contiguous."""
+    """Backward brings the channels as the innermost dimension; of one record, such a gradient
+    passes for contiguous."""
     moved = out.movedim(1, -1)
     return moved @ torch.linspace(-1, 1, 3 * moved.shape[-1], dtype=out.dtype).view(-1, 3)
 
 
-# Without InstanceNorm: torch's own backward of one record, which the loop takes, reads such a gradient by wrong strides (2.13).
+# Without InstanceNorm: torch's own backward of one record, which the loop takes, reads such a
+# gradient by wrong strides (2.13).
 TURNED = [
     pytest.param(case.values[0], after, id=f"{case.id}{after.__name__}")
     for case in ALL_CASES

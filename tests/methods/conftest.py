@@ -7,7 +7,8 @@ _SOLVED = {}
 
 @pytest.fixture(autouse=True)
 def _solved_once(monkeypatch):
-    """The accountant takes longer than everything else here; the same plan is worked out once for all tests."""
+    """The accountant takes longer than everything else here; the same plan is worked out once for
+    all tests."""
     solve = plans._solved
 
     def cached(budget, make_events):

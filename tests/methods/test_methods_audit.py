@@ -1,8 +1,10 @@
-"""One step against an attacker who knows everything but one record: the ε that can be measured, and the ε that is claimed.
+"""One step against an attacker who knows everything but one record: the ε that can be measured, and
+the ε that is claimed.
 
-q = 1, a gradient of one coordinate, and the worst record, drawn many times through the real mechanism. The attacker
-projects what was released on the direction in which the record moves it. The measured ε is a lower bound with 99.9 %
-confidence: it must stay below the accountant's, and must be above it when all noise is halved.
+q = 1, a gradient of one coordinate, and the worst record, drawn many times through the real
+mechanism. The attacker projects what was released on the direction in which the record moves it.
+The measured ε is a lower bound with 99.9 % confidence: it must stay below the accountant's, and
+must be above it when all noise is halved.
 """
 
 import math
@@ -23,7 +25,8 @@ from zetaclip.mechanism import Draw, Mechanism, Receipt
 DRAWS, DELTA, CLIP = 800, 0.05, 2.0
 LAYOUT = Layout.of({"w": nn.Parameter(torch.zeros(1))})
 AFFINE = Affine(torch.tensor([0.3]), torch.tensor([0.5]), torch.tensor([True]))
-# (rule, the sums' multipliers, the worst gradient, released map). Two sums on one batch stand for dp-sam.
+# (rule, the sums' multipliers, the worst gradient, released map). Two sums on one batch stand for
+# dp-sam.
 QUERIES = {
     "sum": (Flat(), (1.0,), 1e9, None),
     "normalised": (AutoS(), (1.0,), 1e9, None),
@@ -39,7 +42,8 @@ QUERIES = {
 
 
 def releases(rule, multipliers, gradient, affine, present, weakening, seed):
-    """What one step lets out, as one vector, and the std of each number; the record is there or not."""
+    """What one step lets out, as one vector, and the std of each number; the record is there or
+    not."""
     values, stds = [], []
     for phase, multiplier in enumerate(multipliers):
         key = f"{seed} {phase} {present}".encode().ljust(32, b".")

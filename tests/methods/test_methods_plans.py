@@ -1,4 +1,5 @@
-"""From DP-SGD's noise to each method's own: against numbers worked out elsewhere, and within the budget."""
+"""From DP-SGD's noise to each method's own: against numbers worked out elsewhere, and within the
+budget."""
 
 import math
 
@@ -33,7 +34,8 @@ def mnist(z, accountant="rdp", **change):
     [pytest.param(0.99, 0.5601, 0.5221, marks=pytest.mark.slow), (0.9, 0.9907, 0.4739)],
 )
 def test_a_falling_sigma_is_composed_as_it_is(ratio, first, last):
-    """At ε = 8 by RDP; DP-SGD's σ is 0.5386. Accounting every step at the first σ would say 7.01 or 1.30 instead."""
+    """At ε = 8 by RDP; DP-SGD's σ is 0.5386. Accounting every step at the first σ would say 7.01 or
+    1.30 instead."""
     found = methods.get("adp-adamw", ratio=ratio).multipliers(mnist(0.5386))["sum"]
     assert found == (pytest.approx(first, rel=2e-3), pytest.approx(last, rel=2e-3))
 
@@ -62,7 +64,8 @@ def test_two_sums_on_one_batch(share):
 
 
 def elsewhere(rate, multipliers, steps):
-    """ε of Gaussians on the records of one Poisson batch, many times over, as dp-accounting composes them by itself."""
+    """ε of Gaussians on the records of one Poisson batch, many times over, as dp-accounting
+    composes them by itself."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 

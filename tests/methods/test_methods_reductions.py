@@ -1,4 +1,5 @@
-"""What a method becomes when its own part is switched off: DP-SGD, or torch's optimizer, or the textbook's SAM."""
+"""What a method becomes when its own part is switched off: DP-SGD, or torch's optimizer, or the
+textbook's SAM."""
 
 import copy
 
@@ -118,7 +119,7 @@ def test_sam_without_rho_is_dp_sgd_given_the_same_noise(batch, monkeypatch):
     torch.testing.assert_close(released.gradient, (total + noise) / 24, rtol=1e-4, atol=1e-6)
 
 
-# -- no noise, no clipping, every record: the optimizers that people know --------------------------------------------
+# -- no noise, no clipping, every record: the optimizers that people know --------------------------
 
 
 def reference(optimizer, steps=6, module=None):
@@ -221,7 +222,8 @@ def test_without_noise_and_clipping_it_is_sharpness_aware_minimisation(name):
 
 @pytest.mark.parametrize("decouple_lr", [False, True])
 def test_what_is_remembered_is_not_in_the_users_hands(decouple_lr):
-    """A loop may do what it likes with .grad after a step: the next perturbation is along what was released."""
+    """A loop may do what it likes with .grad after a step: the next perturbation is along what was
+    released."""
     ends = []
     for wiped in (False, True):
         options = {"method": get("dp-sat", rho=0.5), "clipping": None, "decouple_lr": decouple_lr}
@@ -254,7 +256,8 @@ class Pushing(Controller):
 
 @pytest.mark.parametrize("name", ["adaclip", "adadpigu", "dp-sat", "dp-sgd"])
 def test_an_optimizer_that_writes_into_the_gradient_changes_nothing_that_was_released(name):
-    """torch's Nesterov momentum does, in its foreach form: rules and controllers must not read what it left."""
+    """torch's Nesterov momentum does, in its foreach form: rules and controllers must not read what
+    it left."""
     ends = []
     for each in (True, False):
         module = tiny()
@@ -273,12 +276,13 @@ def test_an_optimizer_that_writes_into_the_gradient_changes_nothing_that_was_rel
     assert torch.equal(*ends)
 
 
-# -- combinations ----------------------------------------------------------------------------------------------------
+# -- combinations ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dp-adam", "dp-sat", "dp-sam", "dp-is"])
 def test_spectral_control_combines_with_other_updates(name):
-    """C moves, and a replay of its course gives the same weights: the controller is all that it adds."""
+    """C moves, and a replay of its course gives the same weights: the controller is all that it
+    adds."""
     module = tiny()
     method = get(name, **({"ascent_batch": "same"} if name == "dp-sam" else {}))
     optimizer = method.optimizer(module.parameters(), lr=0.01)
@@ -313,7 +317,8 @@ def test_a_decoupled_step_is_the_gradient_over_the_sensitivity(name):
 
 
 def test_automatic_clipping_does_not_depend_on_its_length():
-    """With Adam to the last bit where the length is a power of two; with SGD where the step is decoupled."""
+    """With Adam to the last bit where the length is a power of two; with SGD where the step is
+    decoupled."""
     for scale in (0.5, 8.0):
         found = [
             run(

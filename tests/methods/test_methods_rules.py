@@ -22,7 +22,7 @@ def released(gradient=(0.0,), step=0, clip=1.0, noise_std=0.0, **extras):
     return Released(step, 0, clip, clip, noise_std, torch.tensor(gradient), values)
 
 
-# -- clip rules ------------------------------------------------------------------------------------------------------
+# -- clip rules ------------------------------------------------------------------------------------
 
 
 def test_auto_s_limits():
@@ -61,7 +61,8 @@ def test_psac_weights(r, peak, where):
 
 
 def test_thinning_joins_in_proportion_and_is_unbiased():
-    """Frequencies within four standard errors; a rate of q_max for long gradients, half of it for half of C."""
+    """Frequencies within four standard errors; a rate of q_max for long gradients, half of it for
+    half of C."""
     times, clip = 40_000, 2.0
     lengths = norms(0.0, 1.0, 2.0, 50.0)
     factors = Thinned().factors(lengths.repeat(times), clip, Coins(bytes(32))).view(times, 4)
@@ -70,7 +71,8 @@ def test_thinning_joins_in_proportion_and_is_unbiased():
         assert abs(found - wanted) <= 4 * math.sqrt(wanted * (1 - wanted) / times)
     lengths_joined = (factors * lengths)[factors > 0]
     torch.testing.assert_close(lengths_joined, torch.full_like(lengths_joined, clip))
-    # On average each adds its clipped gradient; adding clip(g) instead of C g/|g| would give 0.5 for the second.
+    # On average each adds its clipped gradient; adding clip(g) instead of C g/|g| would give 0.5
+    # for the second.
     assert abs(float((factors * lengths).mean(0)[1]) - 1.0) <= 4 * clip * 0.5 / math.sqrt(times)
 
 
@@ -96,7 +98,7 @@ def test_the_count_is_centred():
     assert bits.columns.flatten().tolist() == [0.5, 0.5, -0.5, -0.5] and bits.sensitivity == 0.5
 
 
-# -- controllers -----------------------------------------------------------------------------------------------------
+# -- controllers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", [0.2, 0.5, 0.9])
@@ -144,7 +146,8 @@ def test_pacing_moves_the_rate_only_outside_its_band():
 
 
 def test_the_engine_paces_the_learning_rate_and_gives_it_back():
-    """The update is proportional to the factor; scaling the gradient instead would do nothing to Adam."""
+    """The update is proportional to the factor; scaling the gradient instead would do nothing to
+    Adam."""
     moved = []
     for factor in (1.0, 0.25):
         method = methods.get(
@@ -180,7 +183,7 @@ def test_slaclip_moves_towards_the_norms():
         assert (state.clip > 1.0) == up
 
 
-# -- released maps ---------------------------------------------------------------------------------------------------
+# -- released maps ---------------------------------------------------------------------------------
 
 
 def test_scales_give_the_least_noise_among_those_that_fit():
@@ -197,7 +200,8 @@ def test_scales_give_the_least_noise_among_those_that_fit():
 
 
 def test_the_spread_is_found_and_the_noise_left_out():
-    """Means of L records with known spreads, and noise: the estimate is of one record's spread, without the noise."""
+    """Means of L records with known spreads, and noise: the estimate is of one record's spread,
+    without the noise."""
     generator, batch, noise = torch.Generator().manual_seed(1), 50.0, 0.02
     spread = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64).repeat(200)
     moments = Moments(

@@ -1,4 +1,5 @@
-"""What every registered private method must pass. A new entry of the table is tested by being there."""
+"""What every registered private method must pass. A new entry of the table is tested by being
+there."""
 
 import dataclasses
 import functools
@@ -58,7 +59,8 @@ def toy(size=24, dtype=torch.float32):
 
 
 def build(case, data=None, module=None, **options):
-    """(engine, module, optimizer, loader) with the method's own optimizer and a plan of ``EPOCHS`` epochs."""
+    """(engine, module, optimizer, loader) with the method's own optimizer and a plan of ``EPOCHS``
+    epochs."""
     method = method_of(case)
     module = network() if module is None else module
     optimizer = method.optimizer(module.parameters(), lr=0.05 if method.family == "sgd" else None)
@@ -78,11 +80,12 @@ def loss(module, batch):
     return F.cross_entropy(module(batch[0]), batch[1])
 
 
-# -- one release at a time, from the state that a few steps have left ----------------------------------------------
+# -- one release at a time, from the state that a few steps have left ------------------------------
 
 
 def evolved(case, updates=5):
-    """A run whose rule, controller and optimizer have seen some releases; float64, so that rounding decides nothing."""
+    """A run whose rule, controller and optimizer have seen some releases; float64, so that rounding
+    decides nothing."""
     _, module, optimizer, loader = build(
         case, toy(dtype=torch.float64), network(dtype=torch.float64), clipping=None
     )
@@ -193,7 +196,7 @@ def test_every_query_has_the_noise_that_its_row_says(case):
             assert low < ratio < high and not low < 4 / 9 < high and not low < 9 / 4 < high
 
 
-# -- whole runs ------------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
 @every
@@ -239,7 +242,8 @@ def short_run(case, data):
 
 @every
 def test_everything_follows_from_the_releases(case, monkeypatch):
-    """The firewall: replay the releases, delete the data, and the same weights and the same C come out."""
+    """The firewall: replay the releases, delete the data, and the same weights and the same C come
+    out."""
     releases = recorded(case, monkeypatch)
     weights, clips, history = short_run(case, toy())
     replayed = iter(list(releases))
@@ -255,7 +259,8 @@ def cost(events, accountant):
 
 
 def kinds(engine):
-    """The ledger's events with multipliers to nine digits: methods that cost the same are accounted once."""
+    """The ledger's events with multipliers to nine digits: methods that cost the same are accounted
+    once."""
     return tuple(
         (e.sample_rate, float(f"{e.noise_multiplier:.9g}"), e.count) for e in engine.ledger.events()
     )
@@ -372,7 +377,8 @@ def digits():
 
 @pytest.mark.parametrize("case", [*CASES, "sgd", "adam"])
 def test_training_on_digits_beats_chance(case):
-    """At the method's default rate with a decoupled step; chance is 0.1, and guessing a digit gets at most 0.13."""
+    """At the method's default rate with a decoupled step; chance is 0.1, and guessing a digit gets
+    at most 0.13."""
     (x, y), (x_test, y_test) = digits()
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))

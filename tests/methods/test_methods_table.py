@@ -110,7 +110,7 @@ def test_bad_input_is_an_error_that_says_what_to_change(case):
         methods.get(name, **options)
 
 
-# -- optimizers ------------------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 def test_every_method_builds_its_own_optimizer():
@@ -168,7 +168,7 @@ def test_what_is_not_private_is_not_made_private():
         private(tiny(), toy_data(), method=methods.get("sgd"), clipping=None)
 
 
-# -- combinations that make no sense ---------------------------------------------------------------------------------
+# -- combinations that make no sense ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,8 @@ def test_a_controller_without_its_signal_is_refused_before_anything_is_released(
 
 
 def test_a_target_is_not_exceeded_by_a_query_that_nobody_planned():
-    """The same rule is allowed with a noise multiplier, where no ε was promised, and in a method that plans it."""
+    """The same rule is allowed with a noise multiplier, where no ε was promised, and in a method
+    that plans it."""
     with pytest.raises(ValueError, match=r"no noise_multiplier"):
         private(tiny(), toy_data(), clipping=Counted())
 
@@ -253,7 +254,7 @@ def test_a_target_is_not_exceeded_by_a_query_that_nobody_planned():
     assert engine.planned_events(0, 1)[0].noise_multiplier == pytest.approx(0.8**0.5)
 
 
-# -- resuming with something else ------------------------------------------------------------------------------------
+# -- resuming with something else ------------------------------------------------------------------
 
 
 def test_a_replay_with_other_options_is_refused(tmp_path):
@@ -269,7 +270,7 @@ def test_a_replay_with_other_options_is_refused(tmp_path):
         other.load(tmp_path / "run.pt", replay=True)
 
 
-# -- the command -----------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_the_command_lists_all(capsys):

@@ -51,7 +51,7 @@ def _add(name: str, file: str, old: str | dict[str, str], new: str = "", *tests:
 
 ENGINE = "engine/**/*.py"
 
-# -- the grid and the sensitivity -------------------------------------------------------------------
+# -- the grid and the sensitivity ------------------------------------------------------------------
 
 _add(
     "S' without the slack",
@@ -103,7 +103,7 @@ _add(
     "test_grid.py::test_sums_that_float64_can_not_count_are_refused",
 )
 
-# -- the mechanism ----------------------------------------------------------------------------------
+# -- the mechanism ---------------------------------------------------------------------------------
 
 _add(
     "the sum is not rounded (numpy)",
@@ -227,7 +227,7 @@ _add(
     "ranks/test_ranks_sums.py::test_the_noise_is_drawn_once",
 )
 
-# -- clipping ---------------------------------------------------------------------------------------
+# -- clipping --------------------------------------------------------------------------------------
 
 _add(
     "short gradients are scaled up",
@@ -295,7 +295,7 @@ _add(
     "test_engine.py::test_a_step_that_failed_while_adding_is_not_tried_again_on_top_of_itself",
 )
 
-# -- keys, noise and coins --------------------------------------------------------------------------
+# -- keys, noise and coins -------------------------------------------------------------------------
 
 _add(
     "the coins have the key of the sum",
@@ -410,7 +410,7 @@ _add(
     "test_tape.py",
 )
 
-# -- sampling ---------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 _add(
     "Poisson coins in float32",
@@ -448,7 +448,7 @@ _add(
     "ranks/test_ranks_sums.py::test_every_record_is_dealt_to_one_rank",
 )
 
-# -- the ledger, the journal and replays ------------------------------------------------------------
+# -- the ledger, the journal and replays -----------------------------------------------------------
 
 _add(
     "two passes over one batch are planned as the larger",
@@ -566,7 +566,7 @@ _add(
     "test_resume.py::test_replay_needs_the_private_file_and_it_is_private",
 )
 
-# -- the guards -------------------------------------------------------------------------------------
+# -- the guards ------------------------------------------------------------------------------------
 
 for _check, _test in {
     "gradients": "test_engine.py::test_a_gradient_that_autograd_wrote_is_an_error_at_any_step",

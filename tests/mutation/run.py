@@ -1,7 +1,7 @@
 """Breaks the lines that carry the guarantee, one at a time, and checks that a test notices each.
 
-    PYTHONPATH=tests python -m mutation.run                 # all of mutations.py PYTHONPATH=tests
-    python -m mutation.run nonce journal   # those with one of these words in their name
+    PYTHONPATH=tests python -m mutation.run                  # all of mutations.py
+    PYTHONPATH=tests python -m mutation.run nonce journal    # with one of these words in the name
 
 The package and its tests are copied to a temporary folder, so the tree is never edited. For each
 mutation only the tests that it names are run, one process at a time. They must pass without the

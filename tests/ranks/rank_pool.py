@@ -1,4 +1,5 @@
-"""Processes that form one group and run checks together, one after the other: starting them is the expensive part."""
+"""Processes that form one group and run checks together, one after the other: starting them is the
+expensive part."""
 
 import contextlib
 import multiprocessing

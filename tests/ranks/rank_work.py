@@ -1,4 +1,5 @@
-"""What the ranks of a pool are asked to do. Runs as well with no group at all: then it is the one process to compare with."""
+"""What the ranks of a pool are asked to do. Runs as well with no group at all: then it is the one
+process to compare with."""
 
 import random
 import time
@@ -112,7 +113,8 @@ def train(rank, method, steps, more):
 
 
 def watched(rank, steps, more):
-    """Of every logical batch: this rank's records in each chunk, and the gradient that came out, with the weights before."""
+    """Of every logical batch: this rank's records in each chunk, and the gradient that came out,
+    with the weights before."""
     engine, module, optimizer, loader = make(steps=steps, lr=0.1, **more)
     run = engine._loop
     found, done = [], 0
@@ -219,7 +221,8 @@ def wrong_on_one_rank(rank, what):
 
 
 class Lazy(Dataset):
-    """Not in memory. ``other`` moves the labels, ``augment`` says whose generator makes every look another one."""
+    """Not in memory. ``other`` moves the labels, ``augment`` says whose generator makes every look
+    another one."""
 
     def __init__(self, other=0, augment=None):
         self.rows, self.other, self.augment = data(), other, augment
@@ -242,7 +245,8 @@ class Lazy(Dataset):
 
 
 def joins(rank, augment):
-    """Ranks whose data are the same, and look different at every look; whether streams outside are as they were."""
+    """Ranks whose data are the same, and look different at every look; whether streams outside are
+    as they were."""
     module = network()
     random.seed(rank), numpy.random.seed(rank), torch.manual_seed(rank)
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -317,7 +321,8 @@ def literal(rank, steps, more):
 
 
 def looks_first(rank, seeds):
-    """Takes the first batch, runs it forward, and starts the epoch again; one of the ranks may seed torch in between."""
+    """Takes the first batch, runs it forward, and starts the epoch again; one of the ranks may seed
+    torch in between."""
     engine, module, optimizer, loader = make(module=network(0.5))
     x, _ = next(iter(loader))
     module(x)
@@ -381,7 +386,8 @@ def loaded_and_gone_on(rank, path, method, cut, steps, replay, more):
 
 
 def saved_twice(rank, first, second):
-    """Into two folders, and gone on from the first: the second one's journal hears nothing of it."""
+    """Into two folders, and gone on from the first: the second one's journal hears nothing of
+    it."""
     engine, module, optimizer, loader = make(seed=None)
     loop(module, optimizer, loader, 1)
     engine.save(first)
@@ -398,9 +404,11 @@ def replays(rank, path):
 
 
 def replays_another_loop(rank, path, early):
-    """A replay whose loss is another one than the run's; ``early`` if it was loaded before the run went on.
+    """A replay whose loss is another one than the run's; ``early`` if it was loaded before the run
+    went on.
 
-    Its weights before, after it was refused, and after the batch was taken again; what was said; and the releases.
+    Its weights before, after it was refused, and after the batch was taken again; what was said;
+    and the releases.
     """
 
     def other_loss():

@@ -56,7 +56,9 @@ if __name__ == "__main__":
         loop,
         train_loop_config={"epochs": 3, "folder": folder},
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=folder + "/ray", failure_config=FailureConfig(max_failures=1)),
+        run_config=RunConfig(
+            storage_path=folder + "/ray", failure_config=FailureConfig(max_failures=1)
+        ),
     ).fit()
     Path(folder, "metrics.json").write_text(json.dumps(result.metrics))
     ray.shutdown()
@@ -87,8 +89,8 @@ def test_a_killed_worker_is_started_again_and_its_steps_are_replayed(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     assert (folder / "died").exists() and len(list(folder.glob("start *"))) == 4
     metrics = json.loads((folder / "metrics.json").read_text())
-    # It went on from the checkpoint after the first epoch. The five updates that were executed after it came again with the
-    # same noise on the same batches, so they count once.
+    # It went on from the checkpoint after the first epoch. The five updates that were executed
+    # after it came again with the same noise on the same batches, so they count once.
     assert metrics["started_at"] == 12 and metrics["updates"] == metrics["releases"] == 36
     assert 2.9 < metrics["epsilon"] <= 3.0
     rows = [

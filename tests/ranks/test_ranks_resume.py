@@ -1,4 +1,5 @@
-"""Checkpoints of several ranks: replayed bit for bit on as many, counted and re-keyed on another number."""
+"""Checkpoints of several ranks: replayed bit for bit on as many, counted and re-keyed on another
+number."""
 
 import shutil
 
@@ -59,7 +60,8 @@ def test_what_is_missing_is_missed_on_every_rank(two, tmp_path):
 
 @pytest.mark.parametrize("early", [False, True], ids=["after", "at the same time"])
 def test_a_replay_that_is_refused_moves_no_rank(two, tmp_path, early):
-    """Rank 0 alone can tell that another gradient came out; the others must not have used it by then."""
+    """Rank 0 alone can tell that another gradient came out; the others must not have used it by
+    then."""
     (tmp_path / "run").mkdir()
     ranks = two.run(rank_work.replays_another_loop, str(tmp_path / "run" / "run.pt"), early)
     assert "another gradient" in ranks[0]["said"] and "rank 0 stopped" in ranks[1]["said"]

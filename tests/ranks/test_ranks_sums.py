@@ -1,4 +1,5 @@
-"""Two and three ranks against one process: the same records, sums, noise, clipping norms and rows."""
+"""Two and three ranks against one process: the same records, sums, noise, clipping norms and
+rows."""
 
 import math
 
@@ -35,7 +36,8 @@ def test_any_number_of_ranks_gives_the_weights_and_the_ledger_of_one_process(
             for row, other in zip(rank["rows"], one["rows"], strict=True):
                 assert row[:3] == other[:3] and row[3:] == pytest.approx(other[3:], rel=1e-6)
         if method != "dp-is":  # its coins are each rank's own
-            # With noise each rank rounds its part to the grid: up to C/1024 in each of the sums, of 40 records.
+            # With noise each rank rounds its part to the grid: up to C/1024 in each of the sums, of
+            # 40 records.
             assert close(found[0]["weights"], one["weights"]) < (1e-5 if sigma else 1e-6)
 
 
@@ -66,7 +68,8 @@ def test_what_is_released_is_the_clipped_sum_over_all_ranks_records(three):
 
 
 def test_a_rank_without_records_takes_part_all_the_same(three):
-    # Five records for three ranks at q = 0.3: most shares of a batch are empty, and some whole batches.
+    # Five records for three ranks at q = 0.3: most shares of a batch are empty, and some whole
+    # batches.
     found = three.run(rank_work.watched, 12, {"q": 0.3, "sigma": 0.0, "size": 5})
     sizes = [
         [sum(map(len, found[rank][step]["chunks"])) for rank in range(3)] for step in range(12)
@@ -81,7 +84,8 @@ def test_one_sum_and_one_message_a_batch_and_none_in_forward_or_backward(two, ph
     for found in two.run(rank_work.counted_collectives, physical):
         assert found["inside"] == 0
         assert found["chunks"] == (1 if physical is None else math.ceil(rank_work.SIZE / 2 / 3))
-        # The gradient, the few numbers beside it, and rank 0's word at the end; then the epoch's comparison of weights.
+        # The gradient, the few numbers beside it, and rank 0's word at the end; then the epoch's
+        # comparison of weights.
         assert found["calls"] == [
             "all_reduce",
             "all_reduce",
@@ -97,7 +101,8 @@ def test_the_literal_forms_count_the_records_of_all_ranks(two, three):
     for pool in (two, three):
         for weights, releases in pool.run(rank_work.literal, 3, {"q": 1.0, "sigma": 0.0}):
             assert close(weights, one[0]) < 1e-6 and releases == 3
-    # Four records at q = 0.2: a batch is skipped if it is empty on every rank, and taken if it is on one.
+    # Four records at q = 0.2: a batch is skipped if it is empty on every rank, and taken if it is
+    # on one.
     found = two.run(rank_work.literal, 20, {"q": 0.2, "size": 4})
     assert torch.equal(found[0][0], found[1][0]) and 0 < found[0][1] == found[1][1] < 20
 
@@ -120,7 +125,8 @@ def test_parts_that_have_no_text_of_their_own_are_no_difference(two):
 
 
 def _noise_ratio(found):
-    """Standard deviation of the released sums over what one draw would have; the records' gradients are clipped to nearly nothing."""
+    """Standard deviation of the released sums over what one draw would have; the records' gradients
+    are clipped to nearly nothing."""
     sums = torch.stack([step["gradient"] for step in found]) * 0.5 * rank_work.SIZE
     return float(sums.double().std()) / (2.0 * 1e-3), sums
 
@@ -129,7 +135,8 @@ def test_the_noise_is_drawn_once(two):
     more = {"q": 0.5, "sigma": 2.0, "options": {"clip": 1e-3}}
     found = two.run(rank_work.watched, 20, more)
     ratio, sums = _noise_ratio(found[0])
-    # The clipped records move a sum by 20 * 1e-3 over all coordinates together: nothing against the noise in each.
+    # The clipped records move a sum by 20 * 1e-3 over all coordinates together: nothing against the
+    # noise in each.
     error = 1 / math.sqrt(2 * sums.numel())
 
     def accepts(value):

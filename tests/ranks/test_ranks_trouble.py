@@ -69,7 +69,8 @@ def test_modules_that_are_distributed_in_another_way_are_refused_by_name(two, ki
 
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_rank_that_is_only_slow_is_waited_for(own_pool, late):
-    """The others stand at different places meanwhile, because a message reaches some of them before others."""
+    """The others stand at different places meanwhile, because a message reaches some of them before
+    others."""
     found = own_pool(3).run(rank_work.comes_late, late)
     assert all(torch.equal(weights, found[0][0]) for weights, _ in found)
 

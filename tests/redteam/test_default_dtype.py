@@ -1,4 +1,5 @@
-"""torch's default dtype is not float32: the noise has the declared level all the same, and covers the sum."""
+"""torch's default dtype is not float32: the noise has the declared level all the same, and covers
+the sum."""
 
 import json
 import subprocess
@@ -22,18 +23,20 @@ if when == "before":
 engine = PrivacyEngine(accountant="rdp", seed=1)
 module, optimizer, loader = engine.make_private(
     module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-    data_loader=DataLoader(TensorDataset(x, y), batch_size=50), noise_multiplier=5.0, clipping=1.0, sample_rate=1.0,
-    num_examples=50)
+    data_loader=DataLoader(TensorDataset(x, y), batch_size=50), noise_multiplier=5.0,
+    clipping=1.0, sample_rate=1.0, num_examples=50)
 torch.set_default_dtype(kind)
 for inputs, labels in loader:
     optimizer.zero_grad()
-    (nn.functional.cross_entropy(module(inputs), labels) * 0.0).backward()  # the sum is zero: what comes out is noise
+    # The sum is zero: what comes out is noise.
+    (nn.functional.cross_entropy(module(inputs), labels) * 0.0).backward()
     optimizer.step()
 noise = torch.cat([p.grad.flatten() for p in module.parameters()]).to(torch.float64) / 0.1
 print(json.dumps({
     "levels": [float(part.std()) for part in noise.split(1000)], "zeros": int((noise == 0).sum()),
-    "finite": bool(torch.isfinite(noise).all()), "distinct": len(noise.unique()), "count": len(noise),
-    "epsilon": engine.get_epsilon(1e-5), "dtypes": sorted({str(p.grad.dtype) for p in module.parameters()})}))
+    "finite": bool(torch.isfinite(noise).all()), "distinct": len(noise.unique()),
+    "count": len(noise), "epsilon": engine.get_epsilon(1e-5),
+    "dtypes": sorted({str(p.grad.dtype) for p in module.parameters()})}))
 """
 
 
@@ -44,7 +47,8 @@ def wrong(seen):
     ]  # six deviations
     if seen["zeros"] > 3 or seen["distinct"] < 0.99 * seen["count"] or not seen["finite"]:
         found.append(
-            f"{seen['zeros']} zeros, {seen['distinct']} values of {seen['count']}, finite: {seen['finite']}"
+            f"{seen['zeros']} zeros, {seen['distinct']} values of {seen['count']}, finite: "
+            f"{seen['finite']}"
         )
     return found
 
@@ -55,7 +59,8 @@ AFTER = pytest.param("float32", "after", marks=pytest.mark.slow)
 @pytest.mark.parametrize(("dtype", "when"), [("float32", "before"), ("float64", "before"), AFTER])
 @pytest.mark.parametrize("kind", ["float64", "bfloat16", "float16"])
 def test_noise_has_the_declared_level_under_another_default(kind, dtype, when):
-    """In a process of its own, which may crash; a clear error before any release would do as well."""
+    """In a process of its own, which may crash; a clear error before any release would do as
+    well."""
     done = subprocess.run(
         [sys.executable, "-c", VICTIM, kind, when, dtype], capture_output=True, text=True
     )
@@ -68,7 +73,8 @@ def test_noise_has_the_declared_level_under_another_default(kind, dtype, when):
 
 
 def test_noise_that_fills_half_of_its_memory_is_seen():
-    """What float32 numbers look like in memory that was meant for float64: half of it is noise, the rest is not."""
+    """What float32 numbers look like in memory that was meant for float64: half of it is noise, the
+    rest is not."""
     import numpy as np
 
     values = np.zeros(8000, dtype=np.float64)

@@ -1,8 +1,9 @@
 """Reading membership off the last digits of the noise.
 
-Noise that comes from uniforms of few bits can take few values. Where the sum is zero, pairs of released values lie on radii that
-such a uniform can give; where a record has moved the sum, they don't. So the digits tell whether the only record with
-a rare feature was there, at any σ and at an ε that says that nobody can know.
+Noise that comes from uniforms of few bits can take few values. Where the sum is zero, pairs of
+released values lie on radii that such a uniform can give; where a record has moved the sum, they
+don't. So the digits tell whether the only record with a rare feature was there, at any σ and at an
+ε that says that nobody can know.
 """
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import nn
 from zetaclip import methods
 
 SIGMA, SIZE, HIDDEN = 50.0, 400, 4096
-# dtype -> how many features (the distance of partners in the old noise), bits of its uniforms, and the largest squared radius
+# dtype -> how many features (the distance of partners in the old noise), bits of its uniforms, and
+# the largest squared radius
 KINDS = {torch.float32: (64, 24, 0.03), torch.float64: (8, 53, 0.05)}
 
 
@@ -92,7 +94,8 @@ def from_checkpoint(target, trial, dtype=torch.float32, folder=None):
 
 
 def told(attack, trials):
-    """The mean misfit without and with the target, and how many deviations lie between them if digits tell nothing."""
+    """The mean misfit without and with the target, and how many deviations lie between them if
+    digits tell nothing."""
     found = [
         np.concatenate([attack(target, trial) for trial in range(trials)])
         for target in (False, True)
@@ -111,7 +114,8 @@ def check(attack, trials):
 
 
 def old_release(target, trial, dtype, weights=False):
-    """The same numbers from noise as it was made once, with a target that moves the sum by a fraction of C."""
+    """The same numbers from noise as it was made once, with a target that moves the sum by a
+    fraction of C."""
     features, bits, limit = KINDS[dtype]
     kind = np.float32 if dtype == torch.float32 else np.float64
     noise = old_noise(HIDDEN * features, features, bits, 2 * trial + target, kind).reshape(
@@ -156,7 +160,7 @@ def test_the_digits_in_one_public_checkpoint_do_not_tell_who_was_there(trials, t
     check(lambda target, trial: from_checkpoint(target, trial, folder=tmp_path), trials)
 
 
-# -- without any record: does the noise lie on radii of a grid? --------------------------------------------------------
+# -- without any record: does the noise lie on radii of a grid? ------------------------------------
 
 
 RECORDS = 128  # a power of two: to divide by it rounds nothing

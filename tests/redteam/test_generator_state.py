@@ -1,8 +1,10 @@
-"""Solving the generator's state from released noise, and subtracting the noise from everything else.
+"""Solving the generator's state from released noise, and subtracting the noise from everything
+else.
 
-torch's generator is linear over GF(2): each bit of each output is a sum of bits of its 624 words of state. Coordinates whose
-sum is zero (rows of an embedding that no record used) show outputs through Box-Muller. Twenty thousand known bits give
-the state, the state gives all other noise, and what is left is the raw sum.
+torch's generator is linear over GF(2): each bit of each output is a sum of bits of its 624 words of
+state. Coordinates whose sum is zero (rows of an embedding that no record used) show outputs through
+Box-Muller. Twenty thousand known bits give the state, the state gives all other noise, and what is
+left is the raw sum.
 """
 
 import ctypes
@@ -20,9 +22,11 @@ UNKNOWN = 32 * WORDS
 WIDTH = UNKNOWN // 64 + 1  # the last word holds the right side
 EQUATIONS = 32_000
 SIGMA, SIZE, DIMENSION = 20.0, 300, 16
-# dtype -> outputs per uniform, its bits, how many low bits rounding may have spoilt, rows of the embedding that nobody uses
+# dtype -> outputs per uniform, its bits, how many low bits rounding may have spoilt, rows of the
+# embedding that nobody uses
 KINDS = {"float64": (2, 53, 12, 64), "float32": (1, 24, 6, 128)}
-# The victim trains a step in a process of its own. Without the compiled module it takes the path of an install without a compiler.
+# The victim trains a step in a process of its own. Without the compiled module it takes the path of
+# an install without a compiler.
 VICTIM = """
 import sys
 import numpy as np, torch
@@ -47,8 +51,8 @@ words, labels = torch.randint(unused, unused + 20, (300, 5)), torch.randint(2, (
 engine = PrivacyEngine(accountant="rdp", seed=1)
 module, optimizer, loader = engine.make_private(
     module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-    data_loader=DataLoader(TensorDataset(words, labels), batch_size=300), noise_multiplier=20.0, clipping=1.0,
-    sample_rate=1.0, num_examples=300)
+    data_loader=DataLoader(TensorDataset(words, labels), batch_size=300), noise_multiplier=20.0,
+    clipping=1.0, sample_rate=1.0, num_examples=300)
 for x, y in loader:
     optimizer.zero_grad()
     nn.functional.cross_entropy(module(x), y).backward()
@@ -116,7 +120,8 @@ def outputs(count):
 
 
 def uniforms(normals, bits):
-    """The whole numbers that blocks of 16 normals were made from: eight radii, then eight angles."""
+    """The whole numbers that blocks of 16 normals were made from: eight radii, then eight
+    angles."""
     pairs = normals[: len(normals) // 16 * 16].reshape(-1, 2, 8)
     radii = -np.expm1(-(pairs**2).sum(1) / 2)
     angles = np.arctan2(pairs[:, 1], pairs[:, 0]) / (2 * np.pi) % 1.0
@@ -124,7 +129,8 @@ def uniforms(normals, bits):
 
 
 def equations(normals, kind):
-    """What the known coordinates say about the state, bit by bit, where rounding can't have reached."""
+    """What the known coordinates say about the state, bit by bit, where rounding can't have
+    reached."""
     each, bits, low, _ = KINDS[kind]
     numbers = uniforms(normals, bits)
     sure = np.abs(numbers / 2**low % 1 - 0.5) < (0.49 if bits == 53 else 0.44)
@@ -147,7 +153,8 @@ def equations(normals, kind):
 
 
 def solve(eliminate, normals, kind):
-    """How many equations are left over, how many of them contradict the others, and the state if none does."""
+    """How many equations are left over, how many of them contradict the others, and the state if
+    none does."""
     rows = equations(normals, kind)
     pivots = np.zeros(UNKNOWN, np.int32)
     rank = eliminate(rows.ctypes.data, len(rows), WIDTH, UNKNOWN, pivots.ctypes.data)

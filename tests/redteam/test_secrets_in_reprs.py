@@ -1,4 +1,5 @@
-"""A repr gets into logs, tracebacks and debuggers: it must not hold a key from which noise or batches follow."""
+"""A repr gets into logs, tracebacks and debuggers: it must not hold a key from which noise or
+batches follow."""
 
 import dataclasses
 
@@ -12,7 +13,8 @@ from zetaclip.randomness import Stream
 
 
 def walked(root):
-    """Every object of zetaclip that can be reached from ``root`` through attributes and containers."""
+    """Every object of zetaclip that can be reached from ``root`` through attributes and
+    containers."""
     found, waiting, seen = [], [root], set()
     while waiting:
         value = waiting.pop()
@@ -55,7 +57,8 @@ def tells(text, key):
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
-    """A run with a batch out, after some steps, and what was read when its checkpoint was loaded."""
+    """A run with a batch out, after some steps, and what was read when its checkpoint was
+    loaded."""
     path = tmp_path_factory.mktemp("run") / "run.pt"
     sam = methods.get("dp-sam", ascent_batch="same")
     options = {

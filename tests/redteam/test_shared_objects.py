@@ -26,7 +26,8 @@ def deeper():
 
 
 def trained(controllers, data):
-    """Two runs, made before either is trained, then trained in turns; their weights and histories of C."""
+    """Two runs, made before either is trained, then trained in turns; their weights and histories
+    of C."""
     modules = network(32), deeper()
     runs = [private(m, data, clipping=c, seed=1) for m, c in zip(modules, controllers, strict=True)]
     for _ in range(3):
@@ -37,7 +38,8 @@ def trained(controllers, data):
 
 @pytest.mark.parametrize("probe", [None, "0", "2"])
 def test_a_controller_for_two_engines_serves_both_as_two_would(probe):
-    """The default choice of a layer is another one in each network; a probe that follows the last one reads the wrong weights."""
+    """The default choice of a layer is another one in each network; a probe that follows the last
+    one reads the wrong weights."""
     data = toy_data(48, inputs=24)
 
     def make():

@@ -1,4 +1,5 @@
-"""Engines in several threads share torch's generators: nothing breaks, nothing secret is published, no mask is public."""
+"""Engines in several threads share torch's generators: nothing breaks, nothing secret is published,
+no mask is public."""
 
 import random
 import threading
@@ -28,7 +29,8 @@ CPU = torch.device("cpu")
 
 
 class Augmented(Dataset):
-    """Draws from all three streams for each record; not in memory, so reading goes through ``drawing_from``."""
+    """Draws from all three streams for each record; not in memory, so reading goes through
+    ``drawing_from``."""
 
     def __init__(self, size=40, pause=0.0):
         self.size, self.pause = size, pause
@@ -77,7 +79,8 @@ def quick_switches():
 
 @pytest.mark.parametrize("data", [toy_data(40), Augmented()], ids=["in memory", "read one by one"])
 def test_the_users_streams_survive_two_engines_in_two_threads(tmp_path, quick_switches, data):
-    """Every checkpoint that is saved on the way, and torch, numpy and Python in the end, have what the user had."""
+    """Every checkpoint that is saved on the way, and torch, numpy and Python in the end, have what
+    the user had."""
     runs = [private(dropped(), data, q=0.1, seed=None) for _ in range(2)]
     own, numpys, pythons = (
         torch.get_rng_state(),
@@ -152,7 +155,8 @@ def test_states_are_set_at_once_where_the_engine_that_had_them_is_gone():
 
 
 def test_a_public_seed_waits_for_the_chunks_of_other_threads(monkeypatch):
-    """A digest seeds torch in public: masks that were drawn meanwhile would be known to everybody."""
+    """A digest seeds torch in public: masks that were drawn meanwhile would be known to
+    everybody."""
     lends, end, found = threading.Event(), threading.Event(), []
 
     def other():
@@ -189,7 +193,8 @@ def test_a_thread_that_ended_with_its_chunk_out_holds_nobody_up(monkeypatch):
 
 
 def test_a_replay_that_would_draw_other_masks_is_noticed(tmp_path):
-    """Masks that came from another thread's key do not come again; the fingerprint in the journal tells."""
+    """Masks that came from another thread's key do not come again; the fingerprint in the journal
+    tells."""
     data = toy_data(40)
 
     def run():
@@ -253,7 +258,8 @@ def test_the_zero_row_moves_no_public_stream():
 
 
 def test_one_thread_does_not_take_whole_float32_from_another():
-    """The switches for short matmuls are the process's, too: the first to leave must not turn them while the other sums."""
+    """The switches for short matmuls are the process's, too: the first to leave must not turn them
+    while the other sums."""
     torch.set_float32_matmul_precision("high")
     inside, leave = threading.Event(), threading.Event()
 

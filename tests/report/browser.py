@@ -1,4 +1,5 @@
-"""A headless Chromium driven by its DevTools protocol; enough to look at a page as a reader would."""
+"""A headless Chromium driven by its DevTools protocol; enough to look at a page as a reader
+would."""
 
 import base64
 import contextlib
@@ -30,7 +31,8 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Browser:
-    """One tab. ``open`` waits for the page to load, ``js`` runs an expression and returns its value."""
+    """One tab. ``open`` waits for the page to load, ``js`` runs an expression and returns its
+    value."""
 
     def __init__(self, process, address, folder):
         import websocket
@@ -117,7 +119,8 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression, seconds=90):
-        """Until the expression is true. Polls: there is nothing to be told of a change in a page."""
+        """Until the expression is true. Polls: there is nothing to be told of a change in a
+        page."""
         end = time.monotonic() + seconds
         while not self.js(expression):
             assert time.monotonic() < end, (

@@ -1,7 +1,8 @@
 """Run folders to report on: one that was really trained, and cheap ones with made-up series.
 
-``trained`` takes a few seconds and writes what a trainer would: the ledger, probes and accuracies are of a private run on
-scikit-learn's digits. ``invented`` costs a millisecond; its numbers only have the right shape.
+``trained`` takes a few seconds and writes what a trainer would: the ledger, probes and accuracies
+are of a private run on scikit-learn's digits. ``invented`` costs a millisecond; its numbers only
+have the right shape.
 """
 
 import json
@@ -201,7 +202,8 @@ def invented(path, seed=0, epochs=12, state="finished", metric="accuracy", ledge
 
 
 def trained(path, seed=1, clipping="spectral", epochs=12, sigma=1.5, lr=2.0, pause=0.0):
-    """A private run on digits, written as it goes. ``pause`` slows it down, for a page that watches."""
+    """A private run on digits, written as it goes. ``pause`` slows it down, for a page that
+    watches."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     x, y, test_x, test_y = digits()

@@ -1,4 +1,5 @@
-"""The palette, measured: contrast with the ground, and distances as colour-blind readers see them."""
+"""The palette, measured: contrast with the ground, and distances as colour-blind readers see
+them."""
 
 import itertools
 

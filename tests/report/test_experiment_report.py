@@ -1,4 +1,5 @@
-"""The page of an experiment: bold only where the interval says so, and sentences that no result can choose."""
+"""The page of an experiment: bold only where the interval says so, and sentences that no result can
+choose."""
 
 import csv
 import io
@@ -79,11 +80,13 @@ def test_ours_and_theirs_stand_side_by_side_with_the_difference(page):
 
 def test_three_fixed_sentences(root):
     assert sentences(read_experiment(root, "iid")) == [
-        "Finished: 6 of 7 planned runs (profile lite, up to 3 seeds per cell), ε = 1.24 at δ = 1e-5,"
+        "Finished: 6 of 7 planned runs (profile lite, up to 3 seeds per cell), ε = 1.24 at δ = "
+        "1e-5,"
         " from their ledgers.",
         "Compared with dp-sgd: 1 of 3 cells better, 0 worse, 2 undecided (95 % interval of the"
         " paired difference).",
-        "The paper reports 4 of our cells: ours is higher in 1 and lower in 3, and differs from it by 2.4 % in the median.",
+        "The paper reports 4 of our cells: ours is higher in 1 and lower in 3, and differs from "
+        "it by 2.4 % in the median.",
     ]
 
 

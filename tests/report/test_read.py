@@ -110,7 +110,8 @@ def test_a_run_whose_process_is_gone_has_stopped():
     mine = status("running", 5, 10)
     assert state_of(mine, False) == "running"
     assert state_of(mine | {"pid": child.pid}, False) == "stopped"
-    # this very process, but it began long after that run's last sign of life: the number was given again
+    # this very process, but it began long after that run's last sign of life: the number was given
+    # again
     assert state_of(mine | {"updated": now - 10 * 365 * 86400}, False) == "stopped"
     elsewhere = mine | {"host": f"not-{socket.gethostname()}", "pid": child.pid}
     assert state_of(elsewhere, False) == "running"

@@ -1,4 +1,5 @@
-"""The page in a real browser: drawn, readable on a phone and on paper, quiet on the console, and live.
+"""The page in a real browser: drawn, readable on a phone and on paper, quiet on the console, and
+live.
 
 One Chromium serves the whole file. Without one every test here is skipped and says so.
 """
@@ -27,20 +28,31 @@ CUT_OFF = """
 (() => {
   const found = [];
   const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth > width) found.push(["page", document.documentElement.scrollWidth]);
-  for (const one of document.querySelectorAll("h1, h2, h3, p, dl, pre, figure, ul, .frame, summary, button.copy, footer")) {
-    if (one.closest(".frame") && !one.classList.contains("frame")) continue;  // tables scroll in their frames
+  const scrolls = document.documentElement.scrollWidth;
+  if (scrolls > width) found.push(["page", scrolls]);
+  const kinds = "h1, h2, h3, p, dl, pre, figure, ul, .frame, summary, button.copy, footer";
+  for (const one of document.querySelectorAll(kinds)) {
+    // Tables scroll in their frames.
+    if (one.closest(".frame") && !one.classList.contains("frame")) continue;
+    const start = one.textContent.slice(0, 40);
     const box = one.getBoundingClientRect();
-    if (box.width && (box.left < -0.5 || box.right > width + 0.5)) found.push([one.tagName, one.textContent.slice(0, 40), box.left, box.right]);
-    if (one.matches("h1, h2, h3, p, pre, summary") && one.scrollWidth > one.clientWidth + 1) found.push(["text", one.textContent.slice(0, 40)]);
+    if (box.width && (box.left < -0.5 || box.right > width + 0.5))
+      found.push([one.tagName, start, box.left, box.right]);
+    if (one.matches("h1, h2, h3, p, pre, summary") && one.scrollWidth > one.clientWidth + 1)
+      found.push(["text", start]);
   }
   for (const plot of document.querySelectorAll(".plot")) {
     const frame = plot.getBoundingClientRect();
     for (const text of plot.querySelectorAll("svg text")) {
       const box = text.getBoundingClientRect();
       if (!box.width) continue;
-      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
-        found.push([plot.parentElement.dataset.chart, text.textContent, box.left - frame.left, box.right - frame.right, box.top - frame.top, box.bottom - frame.bottom]);
+      // Outside the frame by this much, on each side.
+      const over = [
+        frame.left - box.left, box.right - frame.right,
+        frame.top - box.top, box.bottom - frame.bottom,
+      ];
+      if (Math.max(...over) > 1)
+        found.push([plot.parentElement.dataset.chart, text.textContent, ...over]);
     }
   }
   return found;
@@ -50,9 +62,11 @@ CUT_OFF = """
 # What each chart really shows: paths with a length, or markers, per series.
 MARKS = """
 Object.fromEntries([...document.querySelectorAll("figure")].map((figure) => {
-  const lines = [...figure.querySelectorAll(".plot .scatterlayer path.js-line")].filter((path) => path.getTotalLength() > 5).length;
+  const lines = [...figure.querySelectorAll(".plot .scatterlayer path.js-line")]
+    .filter((path) => path.getTotalLength() > 5).length;
   const dots = figure.querySelectorAll(".plot .scatterlayer path.point").length;
-  const bars = [...figure.querySelectorAll(".plot .barlayer .point path")].filter((path) => path.getBBox().width > 0.5).length;
+  const bars = [...figure.querySelectorAll(".plot .barlayer .point path")]
+    .filter((path) => path.getBBox().width > 0.5).length;
   return [figure.dataset.chart, lines + dots + bars];
 }))
 """
@@ -128,15 +142,22 @@ def test_a_click_in_the_legend_hides_a_series(tab, pages):
     x, y = centre(tab, "[data-chart=zeta] .legend .traces:last-child .legendtoggle")
     tab.click(x, y)
     tab.wait(
-        "document.querySelector('[data-chart=zeta] .plot').data.some((trace) => trace.visible === 'legendonly')"
+        "document.querySelector('[data-chart=zeta] .plot').data.some((trace) => trace.visible "
+        "=== 'legendonly')"
     )
     tab.wait(f"({MARKS})['zeta'] < {before}")
 
 
 def test_a_click_on_a_heading_sorts(tab, pages):
     tab.visit(pages["ten"])
-    column = "[...document.querySelectorAll('table.sortable thead th')].findIndex((one) => one.textContent === 'value')"
-    keys = f"[...document.querySelector('table.sortable').tBodies[0].rows].map((row) => Number(row.cells[{column}].dataset.key))"
+    column = (
+        "[...document.querySelectorAll('table.sortable thead th')].findIndex((one) => "
+        "one.textContent === 'value')"
+    )
+    keys = (
+        "[...document.querySelector('table.sortable').tBodies[0].rows].map((row) => "
+        f"Number(row.cells[{column}].dataset.key))"
+    )
     before = tab.js(keys)
     tab.js(f"document.querySelectorAll('table.sortable thead button')[{column}].click()")
     assert tab.js(keys) == sorted(before) != before
@@ -144,7 +165,8 @@ def test_a_click_on_a_heading_sorts(tab, pages):
     assert tab.js(keys) == sorted(before, reverse=True)
     assert (
         tab.js(
-            f"document.querySelectorAll('table.sortable thead th')[{column}].getAttribute('aria-sort')"
+            "document.querySelectorAll('table.sortable thead "
+            f"th')[{column}].getAttribute('aria-sort')"
         )
         == "descending"
     )
@@ -164,11 +186,15 @@ def test_dark_follows_the_reader_at_once(tab, pages):
 def test_print_shows_the_pictures_on_white(tab, pages):
     tab.visit(pages["one"])
     tab.media("dark", "print")
-    visible = "[...document.querySelectorAll('{}')].filter((one) => one.getBoundingClientRect().height > 50).length"
+    visible = (
+        "[...document.querySelectorAll('{}')].filter((one) => "
+        "one.getBoundingClientRect().height > 50).length"
+    )
     count = tab.js("document.querySelectorAll('figure').length")
     assert tab.js(visible.format("img.still")) == count and tab.js(visible.format(".plot")) == 0
     assert tab.js(
-        "[...document.querySelectorAll('img.still')].every((one) => one.complete && one.naturalWidth > 100)"
+        "[...document.querySelectorAll('img.still')].every((one) => one.complete && "
+        "one.naturalWidth > 100)"
     )
     assert tab.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     tab.media("light")
@@ -193,7 +219,8 @@ def test_without_a_script_the_pictures_stand_in(tab, pages):
         tab.size(1280)
         tab.open(pages["one"], until="true")
         shown = tab.js(
-            "[...document.querySelectorAll('img.still')].filter((one) => one.getBoundingClientRect().height > 50).length"
+            "[...document.querySelectorAll('img.still')].filter((one) => "
+            "one.getBoundingClientRect().height > 50).length"
         )
         assert shown == tab.js("document.querySelectorAll('figure').length") > 5
     finally:
@@ -203,7 +230,8 @@ def test_without_a_script_the_pictures_stand_in(tab, pages):
 def test_numbers_are_in_tables_that_have_names(tab, pages):
     tab.visit(pages["one"])
     tables = tab.js(
-        "[...document.querySelectorAll('figure details table')].map((one) => [one.caption.textContent, one.rows.length])"
+        "[...document.querySelectorAll('figure details table')].map((one) => "
+        "[one.caption.textContent, one.rows.length])"
     )
     assert len(tables) == tab.js("document.querySelectorAll('figure').length")
     assert all(caption and rows > 1 for caption, rows in tables)
@@ -251,16 +279,19 @@ def test_a_live_page_renews_itself(tab, tmp_path, monkeypatch):
         )
         (run / "probes.jsonl").write_text(probes)
         tab.wait(
-            f"({charts}).includes('zeta') && document.querySelectorAll('figure:not(.drawn)').length === 0"
+            f"({charts}).includes('zeta') && "
+            "document.querySelectorAll('figure:not(.drawn)').length === 0"
         )
         dump(run / "status.json", status("running", 40, 120) | {"pid": 2**22 + 1})
         tab.wait(
-            "document.querySelector('[data-part=summary]').textContent.includes('The run stopped at step 40 of 120')"
+            "document.querySelector('[data-part=summary]').textContent.includes('The run "
+            "stopped at step 40 of 120')"
         )
         assert "--resume" in tab.js("document.querySelector('[data-part=summary]').textContent")
         dump(run / "result.json", result())
         tab.wait(
-            f"({charts}).includes('reliability') && document.querySelector('.state').textContent === 'finished'"
+            f"({charts}).includes('reliability') && "
+            "document.querySelector('.state').textContent === 'finished'"
         )
         assert tab.js("window.same") == "page"  # never loaded again
         assert tab.console == [] and tab.js(CUT_OFF) == []
@@ -289,7 +320,8 @@ def test_a_live_page_of_a_run_that_really_trains(tab, tmp_path, monkeypatch):
             tab.open(address, until="true")
             tab.wait("document.querySelector('.state').textContent === 'finished'", 60)
             tab.wait(
-                "document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length === 6"
+                "document.querySelector('[data-chart=metric-accuracy] .plot').data[0].x.length "
+                "=== 6"
             )
             assert tab.console == []
     finally:

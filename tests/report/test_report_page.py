@@ -346,7 +346,8 @@ def test_several_runs_are_laid_over_each_other_and_listed(tmp_path):
 
 
 def test_ten_long_runs_stay_under_six_megabytes(tmp_path):
-    """200 epochs each, 400 probes of three layers; the probes that are drawn have 512 eigenvalues."""
+    """200 epochs each, 400 probes of three layers; the probes that are drawn have 512
+    eigenvalues."""
     first = invented(tmp_path / "run-0", epochs=200, ledger=False)
     probes = [json.loads(line) for line in (first / "probes.jsonl").read_text().splitlines()]
     rows = []

@@ -50,10 +50,13 @@ def test_the_layout_in_memory_does_not_matter(shape):
 
 
 def test_torchs_number_of_threads_is_the_one_that_counts():
-    """scipy's linear algebra has threads of its own, and the last digits depend on how many. Environment variables set them."""
+    """scipy's linear algebra has threads of its own, and the last digits depend on how many.
+    Environment variables set them."""
     code = (
-        "import torch; from zetaclip.spectrum import eigenvalues; torch.set_num_threads(1); g = torch.Generator().manual_seed(0); "
-        "print([v.hex() for n in (256, 512) for v in eigenvalues(torch.randn(n, n, generator=g)).tolist()])"
+        "import torch; from zetaclip.spectrum import eigenvalues; torch.set_num_threads(1); g = "
+        "torch.Generator().manual_seed(0); "
+        "print([v.hex() for n in (256, 512) for v in eigenvalues(torch.randn(n, n, "
+        "generator=g)).tolist()])"
     )
     told = [
         subprocess.run(
@@ -69,7 +72,8 @@ def test_torchs_number_of_threads_is_the_one_that_counts():
 
 
 def test_small_matrices_take_one_thread(monkeypatch):
-    """Whatever torch has: beside a training on several, threads for so little work cost more than the work."""
+    """Whatever torch has: beside a training on several, threads for so little work cost more than
+    the work."""
     asked = []
     limit = code._blas().limit
     monkeypatch.setattr(

@@ -47,7 +47,8 @@ def test_null_covers_fresh_random_matrices_and_is_repeatable():
         fit_tail(eigenvalues(torch.randn(64, 147, generator=generator))).zeta for _ in range(40)
     ]
     inside = sum(null.low <= zeta <= null.high for zeta in fresh)
-    # a fresh draw is outside all 32 with probability 2/33, so 40 draws have 2.4 outside, rarely more than 8
+    # a fresh draw is outside all 32 with probability 2/33, so 40 draws have 2.4 outside, rarely
+    # more than 8
     assert inside >= 40 - 8
     assert (
         abs(np.median(fresh) - null.median)

@@ -1,4 +1,5 @@
-"""The three fits: exact spectra, invariances, totality, and agreement with the packages they stand in for."""
+"""The three fits: exact spectra, invariances, totality, and agreement with the packages they stand
+in for."""
 
 import contextlib
 import io
@@ -40,7 +41,8 @@ def test_exact_power_law_is_recovered(zeta):
         abs(fit.zeta - zeta) < 1e-9
     )  # points on a straight line: nothing to disturb the median slope
     assert abs(fit_tail(pareto(zeta), "hill", k=128).zeta - zeta) < 0.3
-    # the KS scan is a likelihood fit whose λ_min may be any: it errs by a few of its own standard errors
+    # the KS scan is a likelihood fit whose λ_min may be any: it errs by a few of its own standard
+    # errors
     fit = fit_tail(pareto(zeta), "ks")
     assert abs(fit.zeta - zeta) < 0.3
 
@@ -52,7 +54,8 @@ def test_sampled_power_law_is_recovered_within_its_error(method):
     for _ in range(60):
         fit = fit_tail(rng.pareto(2.0, 400) + 1.0, method)
         errors.append((fit.zeta - 3.0) / fit.stderr)
-    # the mean of 60 errors in units of the stated error has a spread of 0.13 if the statement is right
+    # the mean of 60 errors in units of the stated error has a spread of 0.13 if the statement is
+    # right
     assert abs(np.mean(errors)) < (1.0 if method == "ks" else 0.5)
     if method == "ks":  # λ_min moves about as well, so the stated error is too small there
         assert 0.7 < np.std(errors) < 2.5

@@ -5,7 +5,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """A run sets torch's threads for itself and gives them back; the tests' own arithmetic stays on one."""
+    """A run sets torch's threads for itself and gives them back; the tests' own arithmetic stays on
+    one."""
     torch.set_num_threads(1)
 
 

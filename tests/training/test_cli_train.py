@@ -144,7 +144,10 @@ def test_ctrl_c_before_the_first_step_is_one_line(tmp_path, monkeypatch, capsys)
 
 def test_help_does_not_wait_for_torch():
     for words in (["--help"], ["train", "--help"]):
-        code = f"import sys; sys.argv = ['zetaclip', *{words!r}]\nfrom zetaclip.cli import main\ntry:\n    main()\nexcept SystemExit:\n    assert 'torch' not in sys.modules"
+        code = (
+            f"import sys; sys.argv = ['zetaclip', *{words!r}]\nfrom zetaclip.cli import "
+            "main\ntry:\n    main()\nexcept SystemExit:\n    assert 'torch' not in sys.modules"
+        )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 

@@ -195,7 +195,8 @@ def test_one_process_per_folder(spawn, tmp_path):
     finally:
         process.kill()
         process.join()
-    # Nobody is there any more: now it may be replaced, and nothing of the old run is left to go on with.
+    # Nobody is there any more: now it may be replaced, and nothing of the old run is left to go on
+    # with.
     assert small_runs.run(out, small_runs.small(steps=2), force=True)["steps"] == 2
 
 
@@ -354,7 +355,8 @@ def test_a_cut_right_after_an_epoch_loses_none_of_its_metrics(tmp_path, monkeypa
 
 
 def test_a_checkpoint_inside_an_epoch_knows_the_time_of_its_steps(tmp_path, monkeypatch):
-    """Each update takes a tenth of a second of a clock that only the updates move; the run is cut in the middle of its epoch."""
+    """Each update takes a tenth of a second of a clock that only the updates move; the run is cut
+    in the middle of its epoch."""
     from zetaclip.training import loop
     from zetaclip.training.steps import PrivateSteps
 

@@ -31,7 +31,8 @@ def result_of(folder):
 def test_the_files_are_there_and_the_secrets_are_gone(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {
-        "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "ledger.jsonl", "model.safetensors", "result.json",
+        "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "ledger.jsonl",
+        "model.safetensors", "result.json",
     }  # fmt: skip
     assert json.loads((finished / "status.json").read_text())["state"] == "finished"
 
@@ -214,7 +215,8 @@ def test_what_an_error_says_of_records_is_not_published(tmp_path, monkeypatch, e
 
 
 def test_an_error_that_repeats_another_tells_no_more_than_it(tmp_path, monkeypatch):
-    """Setting up turns whatever is wrong with a value into an error about settings, also where that was a record's."""
+    """Setting up turns whatever is wrong with a value into an error about settings, also where that
+    was a record's."""
     monkeypatch.setattr(PrivateSteps, "moved", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         small_runs.run(tmp_path / "run")
@@ -279,7 +281,8 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
 
 
 def test_no_digit_of_a_gradient_hangs_on_how_many_others_are_in_the_batch():
-    """As it would with a mean: a seventh in place of a fifth moves every last digit, and norms that lie on a threshold with it."""
+    """As it would with a mean: a seventh in place of a fifth moves every last digit, and norms that
+    lie on a threshold with it."""
     from zetaclip.training.recipe import build_method, load_data, resolve
 
     config = small_runs.small(steps=1)

@@ -22,7 +22,8 @@ def copy(finished, tmp_path):
 
 
 def edit(path, change, reseal=True):
-    """Changes result.json, or a line-wise file and then the digest that result.json has of it; and renews the seal."""
+    """Changes result.json, or a line-wise file and then the digest that result.json has of it; and
+    renews the seal."""
     if path.name == "result.json":
         values = json.loads(path.read_text())
         change(values)

@@ -1,5 +1,6 @@
-"""Loads what every training needs, and forks one whenever it is asked: the server of
-``experiments/nursery.py``.
+"""Forks a training whenever it is asked: the server of ``experiments/nursery.py``.
+
+It has loaded what every training needs before the first one is asked for.
 
 ``python -m zetaclip.cli.warm`` reads questions from its input and answers on its output; see there.
 """

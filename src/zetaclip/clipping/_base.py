@@ -33,8 +33,9 @@ class Extra:
 
 @dataclass(frozen=True)
 class Affine:
-    """A released coordinate-wise map before the norm: g -> mask * (g - shift) / scale, over the
-    flat gradient.
+    """A released map of each coordinate before the norm: g -> mask * (g - shift) / scale.
+
+    It works on the flat gradient.
 
     ``mask`` is boolean; masked coordinates are neither summed nor noised. Each may be None.
     """
@@ -54,8 +55,9 @@ class Affine:
         return mapped
 
     def undo(self, mean: Tensor) -> Tensor:
-        """The private mean of the mapped gradients, mapped back (a function of released values
-        only).
+        """The private mean of the mapped gradients, mapped back.
+
+        A function of released values only.
         """
         if self.scale is not None:
             mean = mean * self.scale
@@ -107,8 +109,9 @@ class ClipRule(ABC):
         return {}
 
     def init(self, numel: int) -> Any:
-        """The state before the first release: a dict of plain values and tensors, for ``numel``
-        trained numbers.
+        """The state before the first release, for ``numel`` trained numbers.
+
+        A dict of plain values and tensors.
         """
         return None
 

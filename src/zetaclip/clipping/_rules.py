@@ -78,8 +78,9 @@ class Thinned(ClipRule):
 
 @dataclass(frozen=True)
 class Counted(ClipRule):
-    """Ordinary clipping, and beside it how many gradients were shorter than τC, as a query of its
-    own.
+    """Ordinary clipping that also counts the gradients shorter than τC.
+
+    The count is a query of its own.
 
     Each record adds +1/2 or -1/2, so the count's sensitivity is 1/2; counting 0 and 1 would make it
     1. ``noise_multiplier`` is the count's, and comes from the plan. ``normalised`` divides the sum
@@ -106,8 +107,9 @@ class Counted(ClipRule):
 
 @dataclass(frozen=True)
 class Slack(ClipRule):
-    """Ordinary clipping, with each record's unused norm written into K more coordinates of the same
-    Gaussian.
+    """Ordinary clipping that also releases how much shorter than C the gradients are.
+
+    Each record's unused norm is written into K more coordinates of the same Gaussian.
 
     With λ = C / √K the slots are filled one after the other, up to λ each, with √K (C - n). For n
     <= C their squares sum to at most λ Σ e = C (C - n), and n² + C (C - n) <= C²; beyond C they are

@@ -1,5 +1,6 @@
-"""Rules that clip in coordinates scaled by what was released before: AdaCLiP, and AdaDPIGU's mask
-with it.
+"""Rules that clip in coordinates scaled by what was released before.
+
+AdaCLiP, and AdaDPIGU, which also leaves coordinates out.
 
 A record's gradient g becomes w = (g - a) / b, is clipped at C, summed and noised; b S / L + a is
 the private gradient. a follows its mean, b its spread over records, both worked out from private
@@ -115,8 +116,9 @@ class Whitened(_Clipped):
 
 @dataclass(frozen=True)
 class Important(_Clipped):
-    """AdaDPIGU: after ``first`` updates only the coordinates with the largest summed |G| go on,
-    whitened.
+    """AdaDPIGU: after ``first`` updates only the largest coordinates go on, whitened.
+
+    The largest are those with the largest summed |G|.
 
     **Guarantee.** The mask is a function of released gradients. Coordinates outside of it are
     neither summed nor noised, and don't count towards a record's norm.

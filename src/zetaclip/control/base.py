@@ -170,9 +170,11 @@ class Constant(Controller):
         self.probe: Probe | None = _Never()
 
     def init(self) -> ClipState:
+        """The state that holds C."""
         return ClipState(self.clip)
 
     def update(self, reading: Any, state: ClipState) -> ClipState:
+        """The state as it was."""
         return state
 
     def __repr__(self) -> str:

@@ -53,9 +53,11 @@ class Schedule(Controller):
         self.probe: Probe | None = _Clock()
 
     def init(self) -> OpenLoopState:
+        """The function's value at 0."""
         return OpenLoopState(check_clip(self.function(0)))
 
     def update(self, reading: int, state: OpenLoopState) -> OpenLoopState:
+        """The function's value at ``reading``, the number of updates done."""
         clip = check_clip(self.function(reading))
         return OpenLoopState(clip, reading, clip != state.clip)
 

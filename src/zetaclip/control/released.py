@@ -1,5 +1,6 @@
-"""Controllers that read what a pass released beside the gradient: the private count, or the slack
-of the norms.
+"""Controllers that read what a pass released beside the gradient.
+
+That is the private count, or how much shorter than C the gradients are.
 
 They look at no record and at no weight. The count costs a share of the budget
 (``plans.beside_count``), the slack costs nothing (``clipping.Slack``); both stand in the ledger.
@@ -37,8 +38,9 @@ class PacedClip:
 
 
 class _ReadsReleases(Controller):
-    """``probe`` is None: the reading is what the last pass released beside the gradient, under the
-    name that it ``needs``.
+    """A controller whose reading is what the last pass released beside the gradient.
+
+    ``probe`` is None; ``needs`` is the name of the released value.
     """
 
     needs: ClassVar[str | None] = "count"
@@ -67,16 +69,18 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
 
 
 def _share(released: Released) -> float:
-    """The private share of gradients below the threshold; the noise may take it out of [0, 1], and
-    is cut there.
+    """The private share of gradients below the threshold, cut to [0, 1].
+
+    The noise may take it out of that range.
     """
     return min(1.0, max(0.0, 0.5 + float(released.extras["count"][0])))
 
 
 @dataclass(frozen=True)
 class Quantile(_ReadsReleases):
-    """C follows the norm below which a ``target`` share of the gradients lies: C <- C exp(-gain
-    (share - target)).
+    """C follows the norm below which a ``target`` share of the gradients lies.
+
+    C <- C exp(-gain (share - target)).
     """
 
     initial: float = 0.1
@@ -91,9 +95,11 @@ class Quantile(_ReadsReleases):
         check_inside("gain", self.gain, 0 <= self.gain < math.inf, "at least 0")
 
     def init(self) -> MovingClip:
+        """The initial C, within the bounds."""
         return MovingClip(_bounded(self.initial, self.bounds))
 
     def update(self, released: Released, state: MovingClip) -> MovingClip:
+        """One step of C by the private count."""
         share = _share(released)
         clip = _moved(state.clip, -self.gain * (share - self.target), self.bounds)
         return MovingClip(clip, released.step + 1, share)
@@ -101,8 +107,9 @@ class Quantile(_ReadsReleases):
 
 @dataclass(frozen=True)
 class Paced(_ReadsReleases):
-    """As ``Quantile`` with 1 - ``clip_rate`` as target; and the learning rate follows the share of
-    clipped gradients.
+    """As ``Quantile`` with the target 1 - ``clip_rate``; the learning rate moves as well.
+
+    It follows the share of clipped gradients.
 
     It rises by ``up`` while few gradients are clipped, and falls by ``down`` while many are.
     """
@@ -129,9 +136,11 @@ class Paced(_ReadsReleases):
         check_inside("smoothing", self.smoothing, 0 <= self.smoothing < 1, "at least 0 and below 1")
 
     def init(self) -> PacedClip:
+        """The initial C, within the bounds."""
         return PacedClip(_bounded(self.initial, self.bounds), clip_rate=self.clip_rate)
 
     def update(self, released: Released, state: PacedClip) -> PacedClip:
+        """One step of C and of the learning rate by the private count."""
         share = _share(released)
         smoothed = self.smoothing * state.clip_rate + (1 - self.smoothing) * (1 - share)
         clip = _moved(state.clip, -self.gain * (share - (1 - self.clip_rate)), self.bounds)
@@ -168,9 +177,11 @@ class SlackControl(_ReadsReleases):
         check_inside("gain", self.gain, 0 <= self.gain < math.inf, "at least 0")
 
     def init(self) -> MovingClip:
+        """The initial C, within the bounds."""
         return MovingClip(_bounded(self.initial, self.bounds))
 
     def update(self, released: Released, state: MovingClip) -> MovingClip:
+        """One step of C by the unused norm that was released."""
         slots = released.extras["slack"].tolist()
         width = released.clip / math.sqrt(len(slots))
         first, last = slots[0] / width, slots[-1] / width

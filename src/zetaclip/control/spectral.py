@@ -162,13 +162,15 @@ class Spectral(Controller):
 
     @classmethod
     def paper(cls, initial: float = 1.0, **options: Any) -> Spectral:
-        """Algorithm 1 to the letter: slow average that starts at the centre, and u is never
-        clamped.
+        """Algorithm 1 to the letter.
+
+        The slow average starts at the centre, and u is never clamped.
         """
         literal: dict[str, Any] = {"smoothing": 0.98, "start": "center", "anti_windup": False}
         return cls(initial, **{**literal, **options})
 
     def init(self) -> SpectralState:
+        """The initial C, before any probe."""
         return SpectralState(clip=self.initial, log_clip=math.log(self.initial))
 
     def update(self, reading: Reading, state: SpectralState) -> SpectralState:
@@ -206,8 +208,9 @@ class Spectral(Controller):
         return (state.step, state.zeta, state.zeta_hat, state.phi, state.clip, state.hit)
 
     def finish(self, state: SpectralState) -> dict[str, int]:
-        """Counts for the result of a run; warns if there were probes and none of them could be
-        used.
+        """Counts for the result of a run.
+
+        Warns if there were probes and none of them could be used.
         """
         if state.probes and not state.ok_probes:
             warnings.warn(

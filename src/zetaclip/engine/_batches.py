@@ -52,8 +52,9 @@ class Batches:
 
     @property
     def at_home(self) -> bool:
-        """Whether this is the process that owns the streams, and not a fork, which would draw the
-        same.
+        """Whether this process owns the streams.
+
+        A fork does not: it would draw the same numbers.
         """
         return os.getpid() == self._process
 
@@ -95,8 +96,9 @@ class Batches:
             left -= state.phase == 0
 
     def chunks(self, key: bytes) -> list[Tensor]:
-        """The records of a batch, in parts of at most ``physical_batch_size``; one empty part if
-        there are none.
+        """The records of a batch, in parts of at most ``physical_batch_size``.
+
+        One empty part if there are no records.
         """
         rows = self.group.own_rows(key, self._settings.sample_rate)
         size = self._settings.physical_batch_size

@@ -16,8 +16,9 @@ from ._settings import Settings
 def configuration(
     settings: Settings, method: Method, plan: Plan, optimizer: Optimizer, layout: Layout
 ) -> dict[str, Any]:
-    """What must be equal for an exact replay, as plain values; schedules are compared by their
-    values.
+    """What must be equal for an exact replay, as plain values.
+
+    Schedules are compared by their values.
     """
     horizon = plan.steps or 1000
     multipliers = [

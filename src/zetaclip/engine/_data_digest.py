@@ -73,8 +73,9 @@ def _update(digest: Any, leaf: Any) -> None:
 
 
 def stable_digest(dataset: Any) -> str | None:
-    """The digest, for comparison with another process; None where two looks at the same data
-    differ, or one fails.
+    """The digest, for comparison with another process.
+
+    None where reading the same data twice gives two digests, or fails.
 
     A data set that augments by a generator of its own looks different every time, and says nothing
     about another process.

@@ -68,7 +68,10 @@ def check_sampling(poisson: bool) -> None:
 
 
 def _repeats(dataset: Any) -> bool:
-    """Whether a record is in the data set twice, through any nesting of Subset and ConcatDataset."""
+    """Whether a record is in the data set twice.
+
+    Looks through any nesting of Subset and ConcatDataset.
+    """
     found: dict[Any, list[np.ndarray | None]] = {}
     for base, rows in _origins(dataset, None):
         found.setdefault(_identity(base), []).append(rows)
@@ -90,8 +93,9 @@ def _repeats(dataset: Any) -> bool:
 
 
 def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """The data sets that hold the records themselves, each with the rows of it that are used; None:
-    all of them, once.
+    """The data sets that hold the records themselves, each with the rows that are used.
+
+    None stands for all rows, once.
     """
     if isinstance(dataset, Subset):
         own = index_array(dataset.indices)
@@ -113,8 +117,9 @@ def _origins(dataset: Any, rows: np.ndarray | None) -> Iterator[tuple[Any, np.nd
 
 
 def index_array(indices: Any) -> np.ndarray:
-    """As an array of integers; keys of another kind (names of files, tuples) are kept as they are,
-    in one of objects.
+    """The keys as an array of integers, or of objects.
+
+    Keys of another kind (names of files, tuples) are kept as they are.
     """
     if isinstance(indices, Tensor):
         indices = indices.detach().cpu().numpy().reshape(-1)

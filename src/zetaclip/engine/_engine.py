@@ -94,8 +94,10 @@ class PrivacyEngine:
             clipping: a norm, a controller or a clip rule.
             max_grad_norm: another name for a norm.
             method: a whole composition; by default DP-SGD.
-            sample_rate, num_examples: the public q and N; L = qN is the only divisor. By default
-                they are taken from the loader, with a warning: N is then a function of the data.
+            sample_rate: q, the probability of each record to join a batch; public. By default the
+                loader's batch size over N.
+            num_examples: N, the declared number of records; public. L = qN is the only divisor. By
+                default it is taken from the loader, with a warning: N then depends on the data.
             physical_batch_size: rows at a time, on each rank; bounds memory, changes nothing else.
             loss_reduction: how the loss reduces over the rows of a batch, "mean" or "sum". A
                 weighted mean (``weight=``, ``ignore_index``, a mean over tokens) is neither: it
@@ -103,8 +105,12 @@ class PrivacyEngine:
                 others before they are clipped, and ε does not hold. Use a sum for such a loss.
             decouple_lr: divide the private gradient by its sensitivity, so that moving C does not
                 move the step size.
-            normalize, empty: "realized" and "skip" are the paper's literal forms.
-            epochs, target_delta: needed by methods whose noise depends on the number of steps.
+            normalize: "expected" divides by L. "realized" divides by the number of records drawn,
+                as the paper has it; it withdraws the claim of ε.
+            empty: "noise" releases noise alone for a batch without records. "skip" skips it, as the
+                paper has it.
+            epochs: needed by methods whose noise depends on the number of steps.
+            target_delta: needed by the same methods.
             poisson_sampling: only True is offered.
             criterion: ``criterion(outputs, targets)`` is tried now, on made-up rows with the shapes
                 of the first record, all together and each alone.

@@ -43,8 +43,9 @@ class OrderError(RuntimeError):
 
 
 class _Memory(NamedTuple):
-    """Where a tensor keeps its numbers, and the numbers themselves where they are few enough to be
-    compared at every step.
+    """Where a tensor keeps its numbers.
+
+    And the numbers themselves, where they are few enough to be compared at every step.
     """
 
     tensor: Tensor
@@ -162,8 +163,9 @@ class Guard:
         self._check_trainable()
 
     def _look(self) -> tuple[list[int], list[int], list[str]]:
-        """The structure as flat lists, which take a fraction of the time: how much each part holds,
-        what that is, and buffers' names.
+        """The structure as flat lists, which are compared in a fraction of the time.
+
+        How much each part holds, what that is, and the names of buffers.
         """
         held: list[dict] = [
             some for part in self._parts for some in (part._modules, part._parameters)
@@ -313,8 +315,9 @@ class Guard:
             raise OrderError(self._written([place for place, _, _ in changed], running))
 
     def _check_rewritten(self) -> None:
-        """What an earlier forward left is not there any more: the error must not go away because
-        the loop is begun again.
+        """Raises unless what an earlier forward wrote is gone.
+
+        The error must not go away because the loop is begun again.
         """
         if not self._learned:
             return
@@ -378,8 +381,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _held(parts: Iterable[nn.Module]) -> list[tuple]:
-    """Identities of what each part is made of, children before parameters; of buffers, which may be
-    replaced between batches, the names.
+    """Identities of what each part is made of, children before parameters.
+
+    Buffers may be replaced between batches, so of them only the names.
     """
     return [
         (*map(id, p._modules.values()), None, *map(id, p._parameters.values()), None, *p._buffers)

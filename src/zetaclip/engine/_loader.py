@@ -71,8 +71,9 @@ class _Chunks:
 
 
 class PoissonLoader:
-    """Hands out the chunks of Poisson batches; ``len()`` counts logical batches (updates) per
-    epoch.
+    """Hands out the chunks of Poisson batches.
+
+    ``len()`` counts logical batches (updates) per epoch.
 
     A logical batch larger than ``physical_batch_size`` comes as several iterations of the loop, and
     a method of several passes comes as further ones; ``optimizer.step()`` knows which is which. A
@@ -143,7 +144,7 @@ class PoissonLoader:
             return next(feed)
 
     def _watch(self, shapes: list[tuple[int, ...] | None]) -> None:
-        """Warns, once, if what a record looks like depends on the records that it is collated with."""
+        """Warns, once, if collating makes a record depend on the others of its batch."""
         if self._shapes is None:
             try:  # one record alone tells more than the first batch, which may be the only one
                 self._shapes = record_shapes(self.blank(), 1)

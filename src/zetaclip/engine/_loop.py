@@ -34,7 +34,10 @@ from ._settings import Settings
 from ._state import RunState
 from ._update import Update
 
-_SHORT_NOTE = "not covered: means over a batch in half precision, whose rounding depends on the number of records"
+_SHORT_NOTE = (
+    "not covered: means over a batch in half precision, whose rounding depends on the "
+    "number of records"
+)
 _SHORT_MEAN = (
     "gradients come back in half precision, of a loss that is a mean over the batch: how each one "
     "is rounded depends on the number of "
@@ -97,8 +100,9 @@ class PrivateLoop:
     # -- the loader's side
 
     def start_epoch(self) -> int:
-        """A new iterator: earlier ones are void, and a batch that was not stepped will be handed
-        out again.
+        """A new iterator: earlier ones are void.
+
+        A batch that was not stepped will be handed out again.
         """
         self._ticket += 1
         if not self._resumed or self.state.position >= self.settings.steps_per_epoch:
@@ -184,8 +188,9 @@ class PrivateLoop:
         self.model.weights.move(*moved)
 
     def _begin_again(self, batch: OpenBatch) -> None:
-        """The same records again, from the first chunk; with other noise wherever the sum could be
-        another one.
+        """Starts the same records again from the first chunk.
+
+        With other noise wherever the sum could be another one.
 
         That is so if a release was begun and cut off, or if torch's own streams have moved on, from
         which the user's code may have drawn: one draw of noise must never cover two different sums.
@@ -387,8 +392,9 @@ class PrivateLoop:
     # -- between batches
 
     def public_streams(self) -> dict[str, Tensor]:
-        """torch's own streams as the user left them, at the start of the batch that is open if one
-        is.
+        """The states of torch's own streams, as the user left them.
+
+        If a batch is open, as they were at its start.
         """
         return users_streams(self.model.layout.device) if self.batch is None else self.batch.public
 
@@ -405,8 +411,9 @@ class PrivateLoop:
         return self.plan.events(self.method.passes, self.method.beside(), rate, start, stop)
 
     def abandon(self) -> None:
-        """Puts the batch that is open back, unreleased; if its records come again, they get other
-        noise.
+        """Puts the open batch back, unreleased.
+
+        If its records come again, they get other noise.
         """
         if self.batch is not None:
             self.model.take_back()
@@ -415,8 +422,9 @@ class PrivateLoop:
         self._ticket += 1
 
     def go_on(self, state: RunState) -> None:
-        """Goes on from a state whose streams this process owns; the next iterator goes on inside
-        the epoch.
+        """Continues from a state whose streams this process owns.
+
+        The next iterator continues inside the epoch.
         """
         self.state = state
         self.batches.settle()

@@ -1,5 +1,4 @@
-"""Whether a loss reduces over its records as ``loss_reduction=`` says, told before its backward
-runs.
+"""Checks, before backward, that a loss reduces over its records as ``loss_reduction`` says.
 
 With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
 one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for
@@ -32,8 +31,10 @@ from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
 _CURE = {
-    "mean": 'Give make_private loss_reduction="sum", or the loss the mean over records (reduction="mean")',
-    "sum": 'Give make_private loss_reduction="mean", or the loss the sum over records (reduction="sum")',
+    "mean": 'Give make_private loss_reduction="sum", or the loss the mean over records '
+    '(reduction="mean")',
+    "sum": 'Give make_private loss_reduction="mean", or the loss the sum over records '
+    '(reduction="sum")',
 }
 WEIGHTED = (
     "Use zetaclip.losses, which weighs each record's own loss and divides by the rows, or "
@@ -88,10 +89,19 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
     if other in read:
         does = "takes the mean" if other == MEAN else "adds up"
         if other == SUM and trail.divided:
-            does = "adds up, and divides by something else than their number (weights, counts of labels),"
-        why = f"the loss {does} over the records of a batch, but loss_reduction={declared!r} was declared"
+            does = (
+                "adds up, and divides by something else than their number (weights, counts "
+                "of labels),"
+            )
+        why = (
+            f"the loss {does} over the records of a batch, but loss_reduction={declared!r} "
+            "was declared"
+        )
     else:
-        why = f"the loss is neither mean nor sum over the records; loss_reduction={declared!r} was declared"
+        why = (
+            f"the loss is neither mean nor sum over the records; loss_reduction={declared!r} "
+            "was declared"
+        )
     return (
         f"{why}: each gradient would be scaled by the size of its batch before it is clipped, so "
         "that one record moves the sum by more than C, and ε would not hold. "
@@ -102,8 +112,9 @@ def verdict(trail: Trail, declared: str, strict: bool, cure: str = "") -> tuple[
 
 
 class LossCheck:
-    """Looks at the losses of one run: at the first chunk of two or more records, and again after 2,
-    4, 8, ... chunks.
+    """Looks at the losses of one run.
+
+    At the first chunk of two or more records, and again after 2, 4, 8, ... chunks.
 
     **Guarantee.** A loss whose graph shows another reduction than the declared one raises
     ``LossError`` before any gradient of that chunk is computed. Nothing is written anywhere; what
@@ -155,8 +166,9 @@ class LossCheck:
         return self.automatic and bool(self._rows) and bool(self.recorder.rows)
 
     def by_hand(self, declared: str, cure: str) -> None:
-        """Whoever runs backward scales the loss itself: it calls ``look`` with the loss as it was
-        before.
+        """For callers that scale the loss themselves before backward.
+
+        They call ``look`` with the loss as it was before.
         """
         self.automatic, self.declared, self._cure = False, declared, cure
 
@@ -247,8 +259,9 @@ def _watch(check: LossCheck) -> None:
 
 
 def _looking(backward: Callable[..., None]) -> Callable[..., None]:
-    """torch's backward, after a look by whoever wants one. Not inside another backward, where
-    checkpointing runs its parts.
+    """torch's backward, after a look by whoever wants one.
+
+    Not inside another backward, where checkpointing runs its parts.
     """
 
     @functools.wraps(backward)

@@ -96,8 +96,9 @@ def classified(
     ours: Callable[[Any], bool],
     factors: dict[float, int] | None = None,
 ) -> set[Trail]:
-    """All ways from the roots of a backward to nodes that are ``ours``, each with what reduces
-    there.
+    """All ways from the roots of a backward to nodes that are ``ours``.
+
+    Each comes with what reduces on it.
 
     Args:
         roots: tensors that are run backward, each with the gradient that it starts with.
@@ -389,9 +390,15 @@ class _Graph:
             if node._saved_weight is not None:
                 wrong = "it divides by the class weights of the whole batch (weight=)"
             elif ignored != _IGNORED:
-                wrong = f"it divides by the labels of the whole batch that are not ignore_index={ignored}"
+                wrong = (
+                    "it divides by the labels of the whole batch that are not "
+                    f"ignore_index={ignored}"
+                )
             elif float(node._saved_total_weight) != positions:
-                wrong = f"it divides by the labels of the whole batch that are not {_IGNORED} (ignore_index)"
+                wrong = (
+                    f"it divides by the labels of the whole batch that are not {_IGNORED} "
+                    "(ignore_index)"
+                )
         return below._replace(powers=frozenset({MEAN}), wrong=wrong)
 
     def _scaled(self, node: Any, kind: str, trail: Trail) -> Trail:
@@ -442,8 +449,9 @@ class _Graph:
         return trail._replace(numbers=trail.numbers | {value}) if divides else trail
 
     def started(self, trail: Trail, shape: tuple[int, ...], gradient: Tensor | None) -> Trail:
-        """With the gradient that ``backward(gradient=...)`` starts with, which adds up where a root
-        has several values.
+        """The same with the gradient that ``backward(gradient=...)`` starts with.
+
+        It adds up where a root has several values.
         """
         if self.records(shape) is not None:
             trail = trail._replace(powers=trail.powers | {SUM})
@@ -472,8 +480,9 @@ def _common(value: float) -> bool:
 
 
 def _is_number(value: Tensor) -> bool:
-    """Whether this was a plain number of Python's. Torch remembers, and lets it not decide on a
-    result's type.
+    """Whether this was a plain number of Python's.
+
+    Torch remembers, and lets it not decide on a result's type.
     """
     small = torch.float16 if value.is_floating_point() else torch.int8
     zero = torch.zeros((), dtype=small, device=value.device)

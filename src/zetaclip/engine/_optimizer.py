@@ -11,8 +11,10 @@ from torch.optim import Optimizer
 from ._loop import PrivateLoop
 
 REFUSED = {
-    "LBFGS": "it evaluates the loss several times per step, each of which would be a further release",
-    "ZeroRedundancyOptimizer": "its state is sharded over the ranks; every rank takes the whole update here, so use the optimizer inside it",
+    "LBFGS": "it evaluates the loss several times per step, each of which would be a further "
+    "release",
+    "ZeroRedundancyOptimizer": "its state is sharded over the ranks; every rank takes the whole "
+    "update here, so use the optimizer inside it",
     "SparseAdam": "private gradients are dense, because the noise is; use Adam",
 }
 
@@ -120,8 +122,9 @@ class PrivateOptimizer(Optimizer):
         self._inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters of the module, between two batches; they are private from the next batch
-        on.
+        """Adds parameters of the module, between two batches.
+
+        They are private from the next batch on.
         """
         self._loop.check_may_grow()
         self._inner.add_param_group(param_group)

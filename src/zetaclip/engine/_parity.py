@@ -99,8 +99,9 @@ def select_rows(batch: Any, rows: Tensor) -> Any:
 
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:
-    """Indices of records, so many that their number equals no other dimension in sight; repeated if
-    need be.
+    """Indices of so many records that their number equals no other dimension in sight.
+
+    Records are repeated if there are too few.
     """
     taken = dimensions(module, batch)
     count = next(
@@ -118,8 +119,9 @@ def dimensions(module: nn.Module, batch: Any) -> set[int]:
 
 
 def _one_of_each(batch: Any) -> Tensor:
-    """All records, first one of each label: a loss that weighs classes looks like any other on
-    records of one class.
+    """All records, first one of each label.
+
+    On records of one class, a loss that weighs classes looks like any other.
     """
     rows = rows_of(batch)
     first: list[int] = []
@@ -170,8 +172,9 @@ def _backward(module: nn.Module, batch: Any, loss_fn: LossFn) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, with which cuDNN's recurrent layers have no backward: torch's own stand in
-    for them.
+    """Evaluation mode, with torch's own recurrent layers in place of cuDNN's.
+
+    cuDNN's have no backward in evaluation mode.
     """
     modes = [(part, part.training) for part in module.modules()]
     cudnn = torch.backends.cudnn.enabled
@@ -193,8 +196,9 @@ def check_parity(
     *,
     collate_fn: Collate | None = None,
 ) -> Parity:
-    """Compares the one-pass per-example gradients and their clipped sum with autograd, one example
-    at a time.
+    """Compares one-pass per-example gradients and their clipped sum with autograd.
+
+    Autograd takes one example at a time.
 
     ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given
     to ``make_private``. Works on a copy in evaluation mode, so that dropout does not blur the
@@ -271,8 +275,9 @@ def _one(module: nn.Module, example: Any, loss_fn: LossFn, layout: Layout) -> Te
 
 
 def _relative(found: Tensor, wanted: Tensor, everything: Tensor) -> float:
-    """Error over the size of the gradient; a layer that hardly matters is measured against a share
-    of the whole.
+    """Error relative to the size of the gradient.
+
+    A layer that hardly matters is measured against a share of the whole.
     """
     size = max(float(wanted.norm()), 1e-3 * float(everything.norm()))
     error = float((found - wanted).norm())
@@ -304,7 +309,10 @@ def _compare(
         layers.append(LayerParity(name, path, error, error <= tolerance and name not in outside))
     note = ""
     if outside:
-        note = f"used outside their layer's forward, so that autograd wrote .grad itself: {', '.join(outside)}"
+        note = (
+            "used outside their layer's forward, so that autograd wrote .grad itself: "
+            f"{', '.join(outside)}"
+        )
     elif padded and not all(layer.ok for layer in layers):
         note = f"{_PADDED}, unless the loss mixes records in another way"
     elif all(not layer.ok for layer in layers):
@@ -325,14 +333,14 @@ def reduction_problems(
     loss_fn: LossFn,
     reduction: str,
 ) -> Iterator[str]:
-    """Whether loss and gradients of a batch are the mean (or the sum) of those of its records, in
-    evaluation mode.
+    """Whether loss and gradients of a batch are the mean (or sum) of those of its records.
+
+    In evaluation mode.
 
     Both are looked at: a model that still says the same about every record has one loss for all of
     them, however they are weighed. Of the gradients the norms are compared, which need no memory to
     speak of.
     """
-
     dtype = torch.float32
 
     def looked_at(batch: Any, rows: int, scale: float) -> tuple[float, Tensor]:
@@ -376,7 +384,8 @@ def reduction_problems(
             f"with loss_reduction={reduction!r}: "
             + (
                 cause
-                or "the loss weighs records by what else is in the batch (class weights), or mixes them"
+                or "the loss weighs records by what else is in the batch (class weights), or "
+                "mixes them"
             )
         )
 
@@ -384,8 +393,9 @@ def reduction_problems(
 def misreduced(
     whole: float, own: list[float], reduction: str, cause: str = "", tolerance: float = 1e-3
 ) -> str:
-    """What is wrong with the loss of a batch, given those of its records alone; empty if nothing
-    is.
+    """What is wrong with the loss of a batch, given those of its records alone.
+
+    Empty if nothing is.
     """
     forms = {"mean": sum(own) / len(own), "sum": sum(own)}
 
@@ -396,13 +406,17 @@ def misreduced(
         return ""
     other = "sum" if reduction == "mean" else "mean"
     if near(other):
-        cause = f'it is their {other}: give make_private loss_reduction="{other}", or the loss reduction="{reduction}"'
+        cause = (
+            f'it is their {other}: give make_private loss_reduction="{other}", or the loss '
+            f'reduction="{reduction}"'
+        )
     return (
         f"the loss of {len(own)} records is {whole:.4g}, but loss_reduction={reduction!r} of their "
         f"own losses is {forms[reduction]:.4g}: "
         + (
             cause
-            or "it divides by something else (ignore_index, class weights, a mean over tokens) or mixes records. Use zetaclip.losses, or "
+            or "it divides by something else (ignore_index, class weights, a mean over tokens) "
+            "or mixes records. Use zetaclip.losses, or "
             'reduction="sum" with loss_reduction="sum"'
         )
     )
@@ -437,8 +451,9 @@ def dry_run(
 def _training_problems(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer, buffers: dict[str, Tensor]
 ) -> Iterator[str]:
-    """After a forward and a backward in training mode: gradients that did not come back, and
-    buffers that moved.
+    """Gradients that are missing and buffers that moved after a step in training mode.
+
+    The step is one forward and one backward.
     """
     for name, parameter in zip(layout.names, layout.parameters, strict=True):
         used, came = (
@@ -471,8 +486,9 @@ def _training_problems(
 def without_trace(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer
 ) -> Iterator[dict[str, Tensor]]:
-    """Inside, a private module may be run on any records: buffers and gradients are as before
-    afterwards.
+    """Lets a private module be run on any records.
+
+    Afterwards buffers and gradients are as before.
 
     Gives copies of the buffers by name.
     """

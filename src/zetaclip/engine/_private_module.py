@@ -107,8 +107,9 @@ class PrivateModule:
 
     @property
     def rounds_by_rows(self) -> bool:
-        """Whether gradients of a mean came back in half precision: how they are rounded depends on
-        the number of records.
+        """Whether gradients of a mean came back in half precision.
+
+        How they are rounded then depends on the number of records.
         """
         return self._mean and self.recorder.short
 

@@ -14,8 +14,9 @@ from ..randomness._forward import untouched
 
 
 def zero_row(loader: DataLoader) -> Any:
-    """One record of zeros, shaped as the loader's batches: what the model sees when a batch is
-    empty.
+    """One record of zeros, shaped as the loader's batches.
+
+    The model sees it when a batch is empty.
 
     **Edge cases.** Where workers read the data, a worker reads this record, too: a dataset that
     opens its file on first use would otherwise hold an open file here, which can't be sent to
@@ -55,8 +56,9 @@ def _first_record(loader: DataLoader) -> Any:
 
 
 def record_shapes(batch: Any, rows: int) -> list[tuple[int, ...] | None]:
-    """What one record looks like in each tensor of a batch: its shape without the records; None
-    where they have no dimension.
+    """The shape of one record in each tensor of a batch.
+
+    None where a tensor has no dimension of records.
     """
     found: list[tuple[int, ...] | None] = []
     for leaf in tree_flatten(batch)[0]:

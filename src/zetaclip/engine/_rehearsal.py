@@ -1,5 +1,6 @@
-"""A run, or a loss, tried on made-up records before the first batch: shapes come from the data,
-values never do.
+"""A run, or a loss, tried on made-up records before the first batch.
+
+Shapes come from the data, values never do.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _ONES = ("mask",)  # in the name of a field: a mask of zeros would hide the reco
 
 
 class MadeUp:
-    """A few records of the right shape: floats are normal, whole numbers are 0 or 1 (just 0 with
-    ``plain``).
+    """A few records of the right shape.
+
+    Floats are normal, whole numbers are 0 or 1 (just 0 with ``plain``).
     """
 
     padded = False
@@ -192,8 +194,9 @@ def check_criterion(
     reduction: str,
     warn: Callable[..., None],
 ) -> None:
-    """Raises ``LossError`` if ``criterion(outputs, targets)`` mixes records or is reduced otherwise
-    than declared.
+    """Tries ``criterion(outputs, targets)`` on made-up records.
+
+    Raises ``LossError`` if it mixes records, or is reduced otherwise than declared.
 
     Args:
         module: gives the shape of outputs, in evaluation mode, on made-up inputs.

@@ -52,8 +52,9 @@ class ReleaseLog:
         return Receipt(rows)
 
     def confirm(self, draw: Draw, released: Released) -> None:
-        """Lets a release out only if it is the one that was made before, where it was; and notes it
-        for a next time.
+        """Lets a release out, and notes it for a later replay.
+
+        Where it was made before, only if it is the same.
 
         Only the home journal is asked: what goes on elsewhere does not get into the others.
         """
@@ -83,8 +84,9 @@ class ReleaseLog:
         return True
 
     def watch(self, folder: Path) -> None:
-        """From now on every release is journaled in this folder, where a checkpoint of the run was
-        saved.
+        """From now on every release is also written to a journal in this folder.
+
+        A checkpoint of the run was saved there.
 
         The journal in the first folder is the run's home: whoever goes on from a checkpoint of this
         run writes there, too.
@@ -93,8 +95,9 @@ class ReleaseLog:
         self.home = self.home or journal
 
     def journal_in(self, folder: Path, name: str, whole: bool = False) -> Journal:
-        """The journal of the run ``name`` in a folder, which from now on hears of every release;
-        begun if it is not there.
+        """The journal of the run ``name`` in a folder, begun if it is not there.
+
+        From now on every release is written to it.
         """
         # Not as the user gave it: after a change of the working folder that would be another file.
         journal = Journal(Path(os.path.realpath(folder)) / name)
@@ -106,8 +109,9 @@ class ReleaseLog:
         return journal
 
     def home_from(self, folder: Path) -> str:
-        """The folder of the home journal, as a path from a checkpoint's folder: a tree of folders
-        can then be moved as a whole.
+        """The folder of the home journal, as a path from a checkpoint's folder.
+
+        So a tree of folders can be moved as a whole.
 
         A run that was never saved gets its home in that folder: call ``watch`` with it when the
         checkpoint is written.
@@ -116,8 +120,9 @@ class ReleaseLog:
         return os.path.relpath(here if self.home is None else self.home.path.parent, here)
 
     def go_on_as(self, name: str, home: Journal | None, expected: Iterable[Row]) -> None:
-        """The log of a run that was loaded: its name, its home, and what a replay will release
-        again.
+        """Makes this the log of a run that was loaded.
+
+        Its name, its home, and what a replay will release again.
 
         Name and home change together: a replay would ask another home than a stream's own in vain.
         """

@@ -44,7 +44,10 @@ class Update:
             )
 
     def apply(self, layout: Layout, released: Released, rate: float) -> None:
-        """Puts the private gradient into ``.grad`` and steps, with learning rates times ``rate``."""
+        """Puts the private gradient into ``.grad`` and steps.
+
+        Learning rates are multiplied by ``rate`` for this step.
+        """
         gradient, std = released.gradient, released.noise_std
         if self._decouple:
             gradient, std = gradient / released.sensitivity, std / released.sensitivity

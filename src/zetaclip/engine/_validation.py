@@ -1,5 +1,6 @@
-"""What can be told about a module before any batch: which parts can't be trained privately, and
-what to use instead.
+"""What can be said about a module before any batch.
+
+Which parts can't be trained privately, and what to use instead.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ class ValidationError(ValueError):
 
 
 _WRAPPERS = {
-    "DistributedDataParallel": "it would sum raw gradients over the ranks; the engine adds up clipped ones itself. Pass the module inside "
+    "DistributedDataParallel": "it would sum raw gradients over the ranks; the engine adds up "
+    "clipped ones itself. Pass the module inside "
     "it: make_private(module=ddp.module, ...)",
     "DataParallel": "it splits the batch over replicas; pass the module inside it (model.module)",
-    "FullyShardedDataParallel": "sharded parameters are not supported; pass the module before it is wrapped",
-    "OptimizedModule": "torch.compile of a private module is not supported; pass the module inside it (model._orig_mod)",
+    "FullyShardedDataParallel": "sharded parameters are not supported; pass the module before "
+    "it is wrapped",
+    "OptimizedModule": "torch.compile of a private module is not supported; pass the module "
+    "inside it (model._orig_mod)",
 }
 
 
@@ -52,9 +56,15 @@ def check_module(module: Any) -> None:
                 "copy for inference"
             )
         if reason is None and getattr(part, "_compiled_call_impl", None) is not None:
-            reason = "it was compiled in place (module.compile()), which is not supported; build it without compiling"
+            reason = (
+                "it was compiled in place (module.compile()), which is not supported; "
+                "build it without compiling"
+            )
         if reason is None and any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
-            reason = "it was sharded by fully_shard (FSDP2), which is not supported; make it private unsharded"
+            reason = (
+                "it was sharded by fully_shard (FSDP2), which is not supported; make it "
+                "private unsharded"
+            )
         if reason is not None:
             raise ValidationError(f"{name or 'the module'} ({type(part).__name__}): {reason}")
 

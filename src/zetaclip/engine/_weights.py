@@ -110,8 +110,9 @@ class Weights:
 
 
 def _lendable(parameters: Sequence[Tensor], module: nn.Module) -> bool:
-    """Whether no other tensor of the module, and no other process, would still see θ where a
-    parameter points elsewhere.
+    """Whether parameters can point elsewhere without anybody still seeing θ.
+
+    Another tensor of the module, or another process, could.
     """
     users = Counter(
         tensor.untyped_storage().data_ptr()

@@ -16,6 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
+    """Runs ``argv[2:]``, which ends when the process ``argv[1]`` ends."""
     parent, command = int(argv[1]), argv[2:]
     if sys.platform == "linux":
         if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:

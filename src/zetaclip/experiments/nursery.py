@@ -32,6 +32,7 @@ _SERVER = "zetaclip.cli.warm"
 
 
 def available() -> bool:
+    """Whether this system can do it."""
     return sys.platform == "linux"
 
 
@@ -74,6 +75,7 @@ class Nursery:
         return Fork(self, self._ask({"start": list(words), "log": log}))
 
     def poll(self, pid: int) -> int | None:
+        """The exit code of a fork; None while it runs."""
         code: int | None = self._ask({"poll": pid})
         return code
 
@@ -92,10 +94,12 @@ class Fork:
         self._code: int | None = None
 
     def poll(self) -> int | None:
+        """The exit code; None while it runs."""
         if self._code is None:
             self._code = self._nursery.poll(self.pid)
         return self._code
 
     def send_signal(self, number: int) -> None:
+        """Sends a signal, if it still runs."""
         if self.poll() is None:  # until it has been polled as ended nobody else can get its number
             os.kill(self.pid, number)

@@ -1,5 +1,6 @@
-"""Runs what is missing: finished runs are reused, cut ones resumed, failed ones reported while the
-rest goes on.
+"""Runs what is missing.
+
+Finished runs are reused, cut ones resumed, failed ones reported while the rest continues.
 
 Each run is a process of its own, ``zetaclip train --config FILE --out FOLDER``. The loop here only
 decides what starts next; where it starts is a backend's affair (this machine, or Ray).
@@ -132,15 +133,17 @@ def _train_words(config: str, folder: str, resume: bool) -> list[str]:
 
 
 def _begun(folder: str) -> bool:
-    """Whether there is something to resume: a training that was cut before it wrote this has to be
-    started, not resumed.
+    """Whether there is something to resume.
+
+    A training that was cut before it wrote this file has to be started again.
     """
     return (Path(folder) / "config.json").exists()
 
 
 def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
-    """Of a training: its threads, and where the runner found the data, unless they lie elsewhere on
-    this machine.
+    """The environment of a training: its threads, and where the data are.
+
+    If the runner's folder of data is not on this machine, this machine's own setting stays.
     """
     elsewhere = ENVIRONMENT in os.environ and data is not None and not Path(data).is_dir()
     told = {ENVIRONMENT: data} if data and not elsewhere else {}
@@ -177,8 +180,11 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
 class Training(Protocol):
     """A process, or a fork of the nursery."""
 
-    def poll(self) -> int | None: ...
-    def send_signal(self, number: int, /) -> None: ...
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Sends a signal, if it still runs."""
 
 
 class LocalBackend:
@@ -191,6 +197,7 @@ class LocalBackend:
         self._nursery: Nursery | None = None
 
     def start(self, job: Job) -> Training:
+        """Starts a training; by a fork of the nursery where there can be one."""
         if TRAIN_VARIABLE in os.environ or not nursery.available():
             return start_training(job)
         if self._nursery is None:
@@ -202,12 +209,15 @@ class LocalBackend:
         )
 
     def poll(self, handle: Training) -> int | None:
+        """The exit code; None while it runs."""
         return handle.poll()
 
     def stop(self, handles: Sequence[Training]) -> None:
+        """Stops trainings, which save what they have."""
         stop_processes(handles)
 
     def close(self) -> None:
+        """Ends the nursery."""
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None

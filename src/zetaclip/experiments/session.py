@@ -48,8 +48,9 @@ class Request:
 
 
 def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """``method=dp-sgd,ww-dp-sgd,seed=1``: what follows a comma is one more value of the same key,
-    unless it names another key.
+    """Reads ``method=dp-sgd,ww-dp-sgd,seed=1``.
+
+    What follows a comma is one more value of the same key, unless it names another key.
 
     Labels may hold commas and equal signs of their own, so the longest of the ``known`` ones is
     taken before a comma ends a value.
@@ -112,8 +113,9 @@ def select(plan: Plan, only: Mapping[str, Sequence[str]]) -> list[PlannedRun]:
 
 
 def command_line(request: Request) -> str:
-    """The command that runs this experiment whole. Of an absolute path the last part: a page is no
-    place for the rest.
+    """The command that runs this experiment whole.
+
+    Of an absolute path the last part: a page is no place for the rest.
     """
     words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
     out = Path(request.out)
@@ -122,8 +124,9 @@ def command_line(request: Request) -> str:
 
 
 def reproduce(request: Request) -> tuple[str, int]:
-    """Tunes, runs and writes tables; returns what to print and how much of it failed or was left
-    out.
+    """Tunes, runs and writes tables.
+
+    Returns what to print and how much of it failed or was left out.
     """
     store = open_store(request.out)
     with store.lock():
@@ -154,8 +157,9 @@ def tables_only(request: Request) -> str:
 
 
 def dry_run(request: Request) -> str:
-    """The runs that are missing and how long they may take. Only measured speeds are written, into
-    a folder that exists.
+    """The runs that are missing and how long they may take.
+
+    Only measured speeds are written, into a folder that exists.
     """
     store = open_store(request.out, create=False)
     plan, wanted, skipped = _prepare(request, store)
@@ -210,8 +214,9 @@ def _plan(request: Request, store: Store) -> Plan:
 
 
 def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
-    """The plan with the rates known so far, the wanted runs whose data are here, and what is
-    skipped.
+    """The plan with the rates known so far.
+
+    With it the wanted runs whose data are here, and what is skipped.
     """
     plan = _plan(request, store)
     wanted = select(plan, request.only)
@@ -248,7 +253,10 @@ def _tune(
 
 
 def _ready(plan: Plan, wanted: Sequence[PlannedRun]) -> tuple[list[PlannedRun], dict[str, str]]:
-    """The wanted runs with all that they need, and those that follow a run without a learning rate."""
+    """The wanted runs with all that they need.
+
+    And those that follow a run without a learning rate.
+    """
     ready, left_out = [], {}
     for run in wanted:
         needed = [
@@ -272,8 +280,9 @@ def _failures(runs: Mapping[str, PlannedRun], outcomes: Mapping[str, Outcome]) -
 
 
 def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
-    """Finished runs that the tables leave out, and why: they would look as if they had never been
-    run.
+    """Finished runs that the tables leave out, and why.
+
+    Without a line they would look as if they had never been run.
     """
     return [
         f"not used: {run.describe()}: {'; '.join(store.problems(run))}"
@@ -283,8 +292,9 @@ def _untrusted(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 
 
 def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
-    """Runs that failed when they were last tried: without a word they would look as if they never
-    had been.
+    """Runs that failed when they were last tried.
+
+    Without a line they would look as if they had never been run.
     """
     kept = store.failures()
     return [
@@ -297,8 +307,9 @@ def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 def _clock(
     experiment: Experiment, profile: str, store: Store, threads: int | None = None
 ) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
-    """Tells the seconds of one worker for some runs, and where the figure comes from; measures with
-    ``threads`` what is not known.
+    """The seconds of one worker for some runs, and where the figure comes from.
+
+    What is not known is measured with ``threads``.
     """
     costs = {
         str(method["set"]["method"]): float(method.get("cost", 1.0))

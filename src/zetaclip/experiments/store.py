@@ -96,15 +96,19 @@ class Store:
         return cls(path, verify or _verify)
 
     def folder(self, key: str) -> Path:
+        """The run folder of a key."""
         return self.out / "runs" / key
 
     def config_file(self, key: str) -> Path:
+        """The configuration that its training is given."""
         return self.out / "configs" / f"{key}.json"
 
     def log_file(self, key: str) -> Path:
+        """What its training printed."""
         return self.out / "logs" / f"{key}.log"
 
     def finished(self, key: str) -> bool:
+        """Whether the folder holds a result."""
         return (self.folder(key) / "result.json").exists()
 
     @cached_property
@@ -113,8 +117,9 @@ class Store:
         return records.read(self.out)
 
     def run(self, planned: PlannedRun) -> Run | None:
-        """A finished run: its folder if that can be trusted, or its record where there is no
-        folder.
+        """A finished run: its folder, or its record where there is no folder.
+
+        A folder counts if it can be trusted.
         """
         if not self.finished(planned.key):
             return self.records.get(planned.key)
@@ -126,8 +131,9 @@ class Store:
         records.write(self.out, [(planned, run) for planned, run in here if run is not None])
 
     def unfinished(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Those that have to be run: the ones with neither folder nor record, and any whose folder
-        such a one reads.
+        """Those that have to be run.
+
+        The ones with neither folder nor record, and any whose folder such a one reads.
         """
         by_key = {run.key: run for run in runs}
         todo: set[str] = set()
@@ -153,8 +159,9 @@ class Store:
         return file
 
     def materialise(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration as `zetaclip train` takes it: paths and numbers instead of
-        placeholders.
+        """The configuration as `zetaclip train` takes it.
+
+        Paths and numbers instead of placeholders.
         """
         filled = {key: self._filled(value) for key, value in config.items()}
         rate = filled.get("lr")
@@ -179,8 +186,9 @@ class Store:
         return value
 
     def problems(self, run: PlannedRun) -> list[str]:
-        """What is wrong with a finished run: an edited folder, or one that holds another
-        configuration.
+        """What is wrong with a finished run.
+
+        The folder was edited, or holds another configuration.
         """
         folder = self.folder(run.key)
         try:

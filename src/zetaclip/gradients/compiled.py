@@ -1,5 +1,6 @@
-"""The compiled part, ``_rows.c``. Where there was no compiler ``rows`` is None, and torch does the
-work.
+"""The compiled part, ``_rows.c``.
+
+Where there was no compiler ``rows`` is None, and torch does the work.
 """
 
 from __future__ import annotations

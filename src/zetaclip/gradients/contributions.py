@@ -7,9 +7,9 @@ the others store a layer's input and output gradient, which is usually far less.
 
 **Guarantee.** Values of different records are added only in float64, so a record is not lost beside
 others. One record's own gradient may be computed in float32. Its rounding errors depend on this
-record, and on how torch's kernels round a batch of that size (docs/sharp-edges.md). If a norm is unreliable, because it overflowed
-or lost precision by cancellation, it is NaN: the caller then computes that example again in
-float64.
+record, and on how torch's kernels round a batch of that size (docs/sharp-edges.md). If a norm is
+unreliable, because it overflowed or lost precision by cancellation, it is NaN: the caller then
+computes that example again in float64.
 """
 
 from __future__ import annotations

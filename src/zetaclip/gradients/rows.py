@@ -62,8 +62,9 @@ def norm_task(part: Contribution, rows: int) -> NormTask | None:
 def norms(
     tasks: list[NormTask], squares: Tensor | None, rows: int, lost: float, scale: float
 ) -> tuple[Tensor, bool]:
-    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64, and whether all are
-    finite.
+    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64.
+
+    And whether all are finite.
     """
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares.contiguous()
     largest = compiled.rows.norms(tasks, rows, array(out), squares is None, lost, scale)
@@ -82,8 +83,9 @@ def sum_task(part: Dense, task: NormTask, total: np.ndarray) -> WeighTask | None
 
 
 def scale_task(part: Single, task: NormTask) -> tuple[WeighTask, Tensor, Tensor]:
-    """Scales the rows of x or g, whichever is narrower. Then the weighted sum is the product leftᵀ
-    right.
+    """Scales the rows of x or g, whichever is narrower.
+
+    Then the weighted sum is the product leftᵀ right.
     """
     scaled = torch.empty(part.narrow.shape, dtype=torch.float64)
     x, g = task

@@ -1,5 +1,6 @@
-"""What a method is: one frozen composition of clip rule, controller, passes and update, and how a
-budget becomes noise.
+"""What a method is, and how a budget becomes noise.
+
+A method is one frozen composition of clip rule, controller, passes and update.
 
 Nothing here is an engine. The engine runs any composition; a new method is a new value of
 ``Method``.
@@ -194,8 +195,9 @@ class Method:
     def optimizer(
         self, params: Iterable[Any], lr: float | None = None, **options: Any
     ) -> Optimizer:
-        """The method's own optimizer; ``options`` are those of its family (momentum, betas,
-        weight_decay ...).
+        """The method's own optimizer.
+
+        ``options`` are those of its family (momentum, betas, weight_decay ...).
         """
         return build(self.family, params, self.lr if lr is None else lr, {**self.update, **options})
 
@@ -229,8 +231,9 @@ class Method:
         return completed, plan
 
     def multipliers(self, budget: NoiseBudget) -> dict[str, tuple[float, float]]:
-        """What each query would be noised with under this budget: query -> multipliers at the first
-        and last step.
+        """What each query would be noised with under this budget.
+
+        query -> multipliers at the first and last step.
         """
         method, plan = self.planned(budget)
         last = max(0, (budget.steps or 1) - 1)
@@ -249,8 +252,9 @@ class Method:
         return self.rule.extras(nothing, float(self.controller.init().clip))
 
     def beside(self) -> float | None:
-        """The multiplier of all own queries of the rule together, which stand beside each sum; None
-        if it has none.
+        """The multiplier of all own queries of the rule together.
+
+        They stand beside each sum; None if the rule has none.
         """
         own = [
             e.noise_multiplier or 0.0 for e in self._extras().values() if e.sensitivity is not None
@@ -285,8 +289,9 @@ class Method:
                 )
 
     def check_budgeted(self, budget: NoiseBudget) -> None:
-        """Refuses a rule whose own query would come on top of the budget, because the plan does not
-        know of it.
+        """Refuses a rule whose own query would come on top of the budget.
+
+        It would if the plan does not know of it.
         """
         own = [name for name, extra in self._extras().items() if extra.sensitivity is not None]
         if own and self.planned(budget)[1].rule is None:

@@ -29,8 +29,9 @@ def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSc
 
 
 def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -> Plan:
-    """A centred count (sensitivity 1/2, noise σ_b) beside the sum: z_sum = (z⁻² - (2
-    σ_b)⁻²)^(-1/2).
+    """A centred count (sensitivity 1/2, noise σ_b) beside the sum.
+
+    z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2).
 
     Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most
     3.3 %.
@@ -99,8 +100,9 @@ class Decay:
 
 
 def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
-    """A σ that falls from epoch to epoch, with its start solved so that the whole schedule fits the
-    budget.
+    """A σ that falls from epoch to epoch.
+
+    Its start is solved so that the whole schedule fits the budget.
     """
     assert budget.steps is not None and budget.steps_per_epoch is not None
     if callable(budget.noise_multiplier):
@@ -118,8 +120,9 @@ def decaying(budget: NoiseBudget, ratio: float, floor: float) -> Plan:
 
 
 def capped_rate(budget: NoiseBudget, cap: float, unsound: bool) -> Plan:
-    """Candidates drawn with q_max = cap * q, and accounted at q_max: the most that any record is
-    included.
+    """Candidates drawn with q_max = cap * q, and accounted at q_max.
+
+    That is the largest probability with which any record is included.
     """
     rate = cap * budget.sample_rate
     if rate > 1:

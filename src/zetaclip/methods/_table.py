@@ -30,9 +30,11 @@ from ._updates import AlongLast, Ascend, defaults
 MEANINGS = {
     "clip": "the clipping norm C, or where it starts",
     "rho": "how far the weights are perturbed",
-    "ascent_batch": '"fresh": a batch of its own for the ascent; "same": both gradients from one batch, with more noise',
+    "ascent_batch": '"fresh": a batch of its own for the ascent; "same": both gradients from '
+    "one batch, with more noise",
     "ascent_share": "the ascent's share of the precision, between 0 and 1",
-    "cap": "candidates are drawn with cap times the sampling rate; above 1 the noise is solved anew",
+    "cap": "candidates are drawn with cap times the sampling rate; above 1 the noise is solved "
+    "anew",
     "unsound": "the published form; no privacy is claimed for it",
     "ratio": "the noise multiplier is multiplied by this after every epoch",
     "sigma_min": "the noise multiplier stays at or above this",
@@ -77,7 +79,7 @@ class Entry:
     source: str
 
     def options(self) -> dict[str, tuple[Any, str]]:
-        """name -> (default, meaning)"""
+        """Name -> (default, meaning)."""
         found: dict[str, tuple[Any, str]] = {}
         for name, parameter in inspect.signature(self.make).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -254,7 +256,8 @@ def _dp_sat(clip: float = 1.0, rho: float = 0.05) -> Method:
 # -- another clip rule
 
 NO_NORM = {
-    "controller": "every gradient is stretched or shrunk to about one length, so C only scales the step"
+    "controller": "every gradient is stretched or shrunk to about one length, so C only scales "
+    "the step"
 }
 
 
@@ -309,8 +312,9 @@ def _adadpigu(
     cap_spread: bool = True,
     whiten: bool = True,
 ) -> Method:
-    """DP-SGD first, then only the coordinates whose released gradients were largest, scaled by
-    their spread.
+    """DP-SGD first, then only the coordinates whose released gradients were largest.
+
+    These are scaled by their spread.
     """
     _decays(beta1, beta2)
     check_inside("keep", keep, 0 < keep <= 1, "above 0 and at most 1")
@@ -475,8 +479,9 @@ def names(private: bool | None = None) -> list[str]:
 
 
 def get(name: str, **options: Any) -> Method:
-    """The method of that name with these options; an unknown name or option is an error that tells
-    the near ones.
+    """The method of that name with these options.
+
+    An unknown name or option is an error that names similar ones.
     """
     if name not in TABLE:
         raise ValueError(f"there is no method {name!r}; {_near(name, TABLE)}")

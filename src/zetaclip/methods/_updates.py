@@ -1,5 +1,6 @@
-"""What happens to a private gradient: torch's own SGD, Adam and AdamW, and Adam with the noise
-taken out of its scale.
+"""What happens to a private gradient.
+
+torch's own SGD, Adam and AdamW, and Adam with the noise taken out of its scale.
 
 Everything here works on released values, so it is post-processing and costs no privacy.
 """
@@ -22,9 +23,7 @@ from ..control import Released
 
 @runtime_checkable
 class NoiseAware(Protocol):
-    """An optimizer that is told, before each step, the noise in the gradient that it is about to
-    get.
-    """
+    """An optimizer that is told, before each step, how noisy the next gradient is."""
 
     def set_noise_std(self, std: float) -> None:
         """``std`` is that of each coordinate."""
@@ -63,7 +62,7 @@ class AdamBC(Optimizer):
         )
 
     def set_noise_std(self, std: float) -> None:
-        """The standard deviation of the noise in each coordinate of the gradient that comes next."""
+        """Sets the standard deviation of the noise in each coordinate of the next gradient."""
         self._noise_std = std
 
     @torch.no_grad()
@@ -156,8 +155,9 @@ def build(family: str, params: Iterable[Any], lr: float, options: dict[str, Any]
 
 
 def _fusible(given: Any) -> bool:
-    """Plain tensors that torch's fused kernels take; groups and named parameters go the ordinary
-    way.
+    """Plain tensors that torch's fused kernels take.
+
+    Groups and named parameters go the ordinary way.
     """
     if not isinstance(given, Tensor):
         return False

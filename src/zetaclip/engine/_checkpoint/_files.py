@@ -77,8 +77,9 @@ def load(
 def restore(
     loop: PrivateLoop, public: dict[str, Any], folder: Path, hidden: Path | None
 ) -> dict[str, Any] | None:
-    """Goes on from the public half of a checkpoint that lies in ``folder``; with the secrets in
-    ``hidden``, exactly.
+    """Continues from the public part of a checkpoint in ``folder``.
+
+    With the secrets in ``hidden``, exactly.
 
     For one process, and for frameworks that keep checkpoints their own way. Everything is checked
     before anything is changed.

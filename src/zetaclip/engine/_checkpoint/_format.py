@@ -22,8 +22,9 @@ _FORMAT = 4
 
 
 def own_part(loop: PrivateLoop) -> dict[str, Any]:
-    """What each process has for itself: torch's public streams, and the surroundings that its sums
-    depend on.
+    """What each process has for itself.
+
+    torch's public streams, and the settings that its sums depend on.
     """
     return {"public_streams": loop.public_streams(), **surroundings(loop)}
 

@@ -90,8 +90,9 @@ def _replayable(
     home: Journal,
     parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The secrets of this checkpoint, if a replay would be exact; otherwise an error that names
-    what differs.
+    """The secrets of this checkpoint, if a replay would be exact.
+
+    Otherwise an error that names what differs.
     """
     place = place_of_home(public)
     if public["home"] is None or not home.covers(public["stream"]):

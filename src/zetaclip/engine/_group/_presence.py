@@ -185,8 +185,9 @@ class Presence:
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _watch(self) -> tuple[list[int], dict[int, float]]:
-        """Who has ended; and for how many seconds each other rank has shown no sign of life, as far
-        as this one has watched.
+        """Which ranks have ended, and for how many seconds each other rank was silent.
+
+        Silence is counted from when this rank began to watch.
         """
         found = self.read("lost")
         if found:
@@ -227,7 +228,10 @@ class Presence:
         names = ", ".join(
             f"rank {rank} ({self.read(f'who/{rank}') or 'never started'})" for rank in ranks
         )
-        text = f"{names} {how}: lost during {what}. Nothing of an unfinished batch was released; what was executed is in the ledger"
+        text = (
+            f"{names} {how}: lost during {what}. Nothing of an unfinished batch was "
+            "released; what was executed is in the ledger"
+        )
         # The first to find out tells the others, who would otherwise name each other as they stop.
         raise RankError(self.store.compare_set("lost", "", text).decode() or text)
 

@@ -90,8 +90,9 @@ class Ranks:
         return subkey(key, f"{purpose} of rank {self.rank} of {self.count}")
 
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
-        """This rank's part of a Poisson batch: coins of its own for records of its own, each with
-        the declared rate.
+        """This rank's part of a Poisson batch.
+
+        Coins of its own for records of its own, each with the declared rate.
         """
         return self.rows[poisson_indices(self.own_key(key, "records"), len(self.rows), sample_rate)]
 
@@ -194,8 +195,9 @@ class Ranks:
     def conclude(
         self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
     ) -> ToldClip | None:
-        """Rank 0 uses the release first, and says that it stands and which C comes next; only then
-        the others use it.
+        """Rank 0 uses the release first; the others follow when it has said that it stands.
+
+        With that, rank 0 tells which C comes next.
 
         Rank 0 alone has journals. If the others did not wait for its word, a release that it
         refuses would have moved their weights. They need that message for the next batch anyway, so
@@ -214,8 +216,9 @@ class Ranks:
         return None
 
     def _close(self, said: tuple[float, float] | None, what: str) -> ToldClip:
-        """The end of a release: rank 0 says that it stands, and which C and rate of learning come
-        next; None: it does not.
+        """The end of a release: whether it stands, and the next C and learning rate factor.
+
+        Rank 0 says so; None means that the release does not stand.
         """
         clip, rate = said or (0.0, 0.0)
         message = torch.tensor([float(said is not None), clip, rate], dtype=torch.float64)
