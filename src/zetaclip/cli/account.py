@@ -9,8 +9,8 @@ from typing import Any
 from ..errors import CommandError
 
 DESCRIPTION = (
-    "Compute the ε of T steps of DP-SGD with sampling rate q and noise multiplier σ. With --epsilon:"
-    " compute the σ that is needed. Neighbours differ by adding or removing one record."
+    "Compute the ε of T steps of DP-SGD with sampling rate q and noise multiplier σ. With "
+    "--epsilon: compute the σ that is needed. Neighbours differ by adding or removing one record."
 )
 EPILOG = """examples:
   zetaclip account --sigma 1.1 --batch-size 256 --num-examples 60000 --epochs 8 --delta 1e-5

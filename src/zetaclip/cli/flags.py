@@ -1,5 +1,6 @@
-"""Messages of the library in the words of the command line: ``--num-examples``, not
-``num_examples=``.
+"""Messages of the library in the words of the command line.
+
+``--num-examples``, not ``num_examples=``.
 """
 
 from __future__ import annotations

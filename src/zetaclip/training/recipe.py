@@ -163,8 +163,8 @@ def _own_method(config: Config) -> Method:
             raise ConfigError(f"method {config.method!r}: {error}") from error
     elif options:
         raise ConfigError(
-            f"method {config.method!r} is an object, so {', '.join(options)} can't be set here; give"
-            " a function that takes them and returns a Method"
+            f"method {config.method!r} is an object, so {', '.join(options)} can't be set here; "
+            "give a function that takes them and returns a Method"
         )
     if not isinstance(found, Method):
         raise ConfigError(
