@@ -14,6 +14,7 @@ PAGES = [
     "docs/sharp-edges.md",
     "docs/data.md",
     "docs/methods.md",
+    "docs/using.md",
     "docs/guides/scikit-learn.md",
     "docs/guides/from-opacus.md",
 ]

@@ -21,7 +21,7 @@ FLOORS = [
     {"data"},
     {"models"},
     {"training"},
-    {"integrations", "experiments"},
+    {"inference", "integrations", "experiments"},
     {"report", "sklearn"},
     {"cli"},
     {"__main__", "__init__"},

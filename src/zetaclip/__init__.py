@@ -24,6 +24,7 @@ _HOMES = {
         "PrivacyLeakWarning",
     ),
     "gradients": ("layer_rule",),
+    "inference": ("load_run",),
     "integrations.opacus": ("attach_spectral",),
     "methods": ("Method", "Pass", "Plan"),
 }
@@ -52,6 +53,7 @@ __all__ = [
     "attach_spectral",
     "check_parity",
     "layer_rule",
+    "load_run",
     "losses",
     "methods",
 ]
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         PrivacyLeakWarning,
     )
     from .gradients import layer_rule
+    from .inference import load_run
     from .integrations.opacus import attach_spectral
     from .methods import Method, Pass, Plan
 

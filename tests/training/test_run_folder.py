@@ -31,8 +31,8 @@ def result_of(folder):
 def test_the_files_are_there_and_the_secrets_are_gone(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {
-        "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "ledger.jsonl",
-        "model.safetensors", "result.json",
+        "config.json", "model.json", "status.json", "metrics.jsonl", "probes.jsonl",
+        "ledger.jsonl", "model.safetensors", "result.json", "MODEL_CARD.md",
     }  # fmt: skip
     assert json.loads((finished / "status.json").read_text())["state"] == "finished"
 

@@ -16,6 +16,7 @@ from ..errors import CommandError
 # Name: one line for the list of commands. The module has the same name.
 COMMANDS: dict[str, str] = {
     "train": "train a private model",
+    "predict": "predict with a trained run: a table or a folder of pictures",
     "verify": "recompute ε and every clipping norm of a finished run",
     "account": "compute ε from noise, or noise from ε, with each accountant",
     "data": "list and download data sets, write schemas for your own files",

@@ -206,8 +206,10 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
                 begun=lambda: live.open(out) if arguments.watch else None,
             )
     except Interrupted as stop:
+        left = f"; {stop.left}" if stop.left else ""
         print(
-            f"\nstopped by {stop}; continue with: {RunFolder(out).resume_command}", file=sys.stderr
+            f"\nstopped by {stop}{left}; continue with: {RunFolder(out).resume_command}",
+            file=sys.stderr,
         )
         return 128 + signal.Signals(stop.number)
     except KeyboardInterrupt:  # before the first step, or a second time

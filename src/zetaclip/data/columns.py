@@ -1,5 +1,9 @@
 """From columns of text to columns of numbers, by declared ranges and vocabularies only.
 
+Each type of column is a frozen class with the same members, listed in ``TYPES``: ``entry`` is the
+column as a schema declares it, ``from_entry`` reads it back, ``names`` and ``encode`` give its
+columns of numbers.
+
 **Guarantee.** The encoding of a row depends on no other row, so preparing the data releases
 nothing.
 """
@@ -9,12 +13,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..errors import InputError
 
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
+Lines = Sequence[int] | None
+
+
+class Column(Protocol):
+    """One column of a table, and how it becomes numbers."""
+
+    kind: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The column in the table."""
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns that ``encode`` returns."""
+
+    def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
+        """Fields as float32, one row per record.
+
+        Args:
+            fields: Fields as text.
+            lines: The line of each record in its file, for error messages.
+
+        Raises:
+            InputError: A field can't be read as what was declared.
+        """
+
+    def entry(self) -> dict[str, Any]:
+        """The column as a schema declares it."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +64,77 @@ class Numeric:
         flag_missing: Add a column that is 1 where the value is missing.
     """
 
+    kind: ClassVar[str] = "numeric"
     name: str
     low: float
     high: float
     log: bool = False
     flag_missing: bool = False
 
+    def names(self) -> tuple[str, ...]:
+        """See ``Column``."""
+        return (self.name, f"{self.name}: missing") if self.flag_missing else (self.name,)
+
+    def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
+        """See ``Column``."""
+        values = numbers(fields, self.name, lines)
+        parts = [_scaled(values, self)]
+        if self.flag_missing:
+            parts.append(np.isnan(values).astype(np.float32))
+        return np.stack(parts, axis=1)
+
+    def entry(self) -> dict[str, Any]:
+        """See ``Column``."""
+        more: dict[str, Any] = {"log": True} if self.log else {}
+        if self.flag_missing:
+            more["missing"] = "flag"
+        return {"type": self.kind, "bounds": [self.low, self.high], **more}
+
+    @classmethod
+    def from_entry(cls, name: str, entry: Mapping[str, Any]) -> Numeric:
+        """The column that ``entry`` describes."""
+        low, high = entry["bounds"]
+        flag = entry.get("missing") == "flag"
+        return cls(name, float(low), float(high), bool(entry.get("log", False)), flag)
+
 
 @dataclass(frozen=True)
 class Categorical:
     """A word from a declared vocabulary, as one-hot columns.
 
-    A missing or unknown word is all zeros.
+    A missing or unknown word is all zeros. A number counts as the same word however it is written:
+    1.0 is found as 1.
 
     Attributes:
         name: The column.
         values: The vocabulary.
     """
 
+    kind: ClassVar[str] = "categorical"
     name: str
     values: tuple[str, ...]
 
+    def names(self) -> tuple[str, ...]:
+        """See ``Column``."""
+        return tuple(f"{self.name}={value}" for value in self.values)
 
-Column = Numeric | Categorical
+    def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
+        """See ``Column``."""
+        found = positions(fields, self.values)
+        return (found[:, None] == np.arange(len(self.values))).astype(np.float32)
+
+    def entry(self) -> dict[str, Any]:
+        """See ``Column``."""
+        return {"type": self.kind, "values": list(self.values)}
+
+    @classmethod
+    def from_entry(cls, name: str, entry: Mapping[str, Any]) -> Categorical:
+        """The column that ``entry`` describes."""
+        return cls(name, tuple(str(value) for value in entry["values"]))
+
+
+# The types by the word that a schema uses.
+TYPES: dict[str, Any] = {cls.kind: cls for cls in (Numeric, Categorical)}
 
 
 def is_missing(text: str) -> bool:
@@ -62,9 +143,7 @@ def is_missing(text: str) -> bool:
 
 
 def encode(
-    columns: Sequence[Column],
-    table: Mapping[str, Sequence[str]],
-    lines: Sequence[int] | None = None,
+    columns: Sequence[Column], table: Mapping[str, Sequence[str]], lines: Lines = None
 ) -> np.ndarray:
     """Encodes a table.
 
@@ -79,33 +158,26 @@ def encode(
     Raises:
         InputError: A number is expected and the field is something else.
     """
-    parts: list[np.ndarray] = []
-    for column in columns:
-        fields = table[column.name]
-        if isinstance(column, Numeric):
-            values = numbers(fields, column.name, lines)
-            parts.append(_scaled(values, column)[:, None])
-            if column.flag_missing:
-                parts.append(np.isnan(values).astype(np.float32)[:, None])
-        else:
-            places = {value: i for i, value in enumerate(column.values)}
-            found = np.array([places.get(field.strip(), -1) for field in fields], np.int64)
-            parts.append((found[:, None] == np.arange(len(column.values))).astype(np.float32))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([column.encode(table[column.name], lines) for column in columns], axis=1)
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
     """The names of the columns that ``encode`` returns."""
-    names: list[str] = []
-    for column in columns:
-        if isinstance(column, Numeric):
-            names += [column.name] + ([f"{column.name}: missing"] if column.flag_missing else [])
-        else:
-            names += [f"{column.name}={value}" for value in column.values]
-    return tuple(names)
+    return tuple(name for column in columns for name in column.names())
 
 
-def numbers(fields: Sequence[str], name: str, lines: Sequence[int] | None = None) -> np.ndarray:
+def positions(fields: Sequence[str], values: Sequence[str]) -> np.ndarray:
+    """The place of each field in a vocabulary; -1 where it is missing or unknown."""
+    places = {value: i for i, value in enumerate(values)}
+    numeric = {number(value): i for value, i in places.items() if math.isfinite(number(value))}
+    found = np.empty(len(fields), np.int64)
+    for i, field in enumerate(fields):
+        word = field.strip()
+        found[i] = places[word] if word in places else numeric.get(number(word), -1)
+    return found
+
+
+def numbers(fields: Sequence[str], name: str, lines: Lines = None) -> np.ndarray:
     """Fields as numbers.
 
     Args:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .inputs import Input
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Dataset:
             whole group follows by composition, not from the run's ε alone.
         group: What a group is (a trip, a person); empty if there are none.
         features: Names of the columns of ``x``.
+        target: Name of the column that is predicted; empty for pictures.
+        inputs: How raw records became the rows of ``x``; None if raw records can't be prepared one
+            by one. Constants only, nothing of the records.
+        feature_map: Settings of a frozen module that was applied to the prepared records, so that
+            ``x`` holds its outputs; None if there is none. ``training.description`` rebuilds it.
     """
 
     name: str
@@ -67,6 +75,9 @@ class Dataset:
     records_per_group: int = 1
     group: str = ""
     features: tuple[str, ...] = ()
+    target: str = ""
+    inputs: Input | None = None
+    feature_map: Mapping[str, Any] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

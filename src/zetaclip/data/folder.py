@@ -16,6 +16,7 @@ from .dataset import Dataset, Split
 from .files import cached
 from .holdout import held_out
 from .images import looked_at, scaled
+from .inputs import ImageInput
 from .places import Place
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -189,6 +190,7 @@ def _dataset(
         # ImageNet's statistics are private statistics only if the records are ImageNet's.
         private_statistics=looked_at(scaling) if public else (),
         nominal_size=len(train[1]) if public else None,
+        inputs=ImageInput(train[0].shape[1:], scaling, "imagenet"),
     )
 
 
@@ -212,6 +214,11 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return classes
 
 
+def picture_files(folder: Path) -> list[Path]:
+    """The picture files in a folder and in the folders inside it, in order of their names."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in _ENDINGS)
+
+
 def _read(
     folder: Path, classes: tuple[str, ...], size: int, channels: int, cache: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -223,42 +230,51 @@ def _read(
     labels: list[int] = []
     for label, name in enumerate(classes):
         inside = folder / name
-        found = (
-            sorted(p for p in inside.rglob("*") if p.suffix.lower() in _ENDINGS)
-            if inside.is_dir()
-            else []
-        )
+        found = picture_files(inside) if inside.is_dir() else []
         files += found
         labels += [label] * len(found)
     if not files:
         raise InputError(f"{folder} has no images (of {', '.join(_ENDINGS)})")
-    decode = partial(_decode, files, size, channels)
+    decode = partial(decode_pictures, files, (channels, size, size))
     pixels = (
         cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
     )
     return pixels, np.array(labels, np.int64)
 
 
-def _decode(files: Sequence[Path], size: int, channels: int) -> np.ndarray:
-    pixels = np.empty((len(files), channels, size, size), np.uint8)
+def decode_pictures(files: Sequence[Path], shape: tuple[int, int, int]) -> np.ndarray:
+    """Picture files as pixels.
+
+    Args:
+        files: The files.
+        shape: Channels, height and width: pictures are scaled, and cut to their middle.
+
+    Returns:
+        An array (n, channels, height, width) of values from 0 to 255.
+
+    Raises:
+        InputError: A file can't be read; the message names it.
+    """
+    pixels = np.empty((len(files), *shape), np.uint8)
 
     def one(i: int) -> None:
-        pixels[i] = _image(files[i], size, channels)
+        pixels[i] = _image(files[i], shape)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
         list(pool.map(one, range(len(files))))
     return pixels
 
 
-def _image(path: Path, size: int, channels: int) -> np.ndarray:
-    """The middle square of an image, channels first."""
+def _image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """The middle of an image, channels first."""
     from PIL import Image, ImageOps
 
+    channels, height, width = shape
     try:
         with Image.open(path) as image:
-            image.draft("RGB", (2 * size, 2 * size))  # a JPEG decoder can skip unneeded detail
+            image.draft("RGB", (2 * width, 2 * height))  # a JPEG decoder can skip unneeded detail
             upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
-            square = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+            square = np.asarray(ImageOps.fit(upright, (width, height), Image.Resampling.BICUBIC))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read the image {path}: {error}") from error
     return square[None] if channels == 1 else square.transpose(2, 0, 1)

@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import InputError
 from .dataset import Dataset, Split
 from .files import read_bytes, read_idx
+from .inputs import ImageInput
 from .places import Place
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def image_dataset(
         notes=notes,
         private_statistics=looked_at(scaling),
         nominal_size=len(train[1]),
+        inputs=ImageInput(train[0].shape[1:], scaling, constants or name, white),
     )
 
 

@@ -17,6 +17,7 @@ from ..errors import InputError, OwnerWarning, PrivacyLeakWarning
 from .columns import encode, feature_names, is_missing, numbers
 from .dataset import Dataset, Split
 from .holdout import held_out
+from .inputs import TableInput
 from .schema import Schema, complete, read_schema
 
 _DELIMITERS = ",;\t|"
@@ -86,21 +87,26 @@ def own_table(
         private_statistics=meaning.inferred,
         target_range=meaning.target_range,
         features=feature_names(meaning.columns),
+        target=meaning.target,
+        inputs=TableInput(meaning.columns, meaning.ignored),
     )
 
 
-def read_table(path: Path, delimiter: str | None = None) -> tuple[dict[str, list[str]], list[int]]:
+def read_table(
+    path: Path, delimiter: str | None = None, fewest: int = _FEWEST
+) -> tuple[dict[str, list[str]], list[int]]:
     """Reads a table as text.
 
     Args:
         path: The file.
         delimiter: Field separator of a text file; guessed from the first line if not given.
+        fewest: The least number of records.
 
     Returns:
         The fields by column, and the line of each record.
 
     Raises:
-        InputError: The file cannot be read, or has fewer than 10 records.
+        InputError: The file cannot be read, or has too few records.
     """
     names = "".join(path.suffixes[-2:]).lower()
     if names.endswith((".parquet", ".pq")):
@@ -112,8 +118,8 @@ def read_table(path: Path, delimiter: str | None = None) -> tuple[dict[str, list
         raise InputError(f"{path} is not a .csv, .csv.gz, .tsv, .txt or .parquet file")
     if not lines:
         raise InputError(f"{path} has no records")
-    if len(lines) < _FEWEST:
-        raise InputError(f"{path} has {len(lines)} records; at least {_FEWEST} are needed")
+    if len(lines) < fewest:
+        raise InputError(f"{path} has {len(lines)} records; at least {fewest} are needed")
     return table, lines
 
 

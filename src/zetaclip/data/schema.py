@@ -46,6 +46,7 @@ class Schema:
         target_range: Bounds of a regression's target.
         inferred: What was inferred from the data, in words.
         notes: Treatments to be stated in the result.
+        ignored: Columns that are not used.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Schema:
     target_range: tuple[float, float] | None = None
     inferred: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -140,8 +142,16 @@ def complete(
         raise InputError("no column is left to predict from")
     task = task or declared.get("task")
     task, classes, target_range = _target(target, table[target], task, declared, inferred)
+    used = {column.name for column in columns}
     return Schema(
-        target, task, tuple(columns), classes, target_range, tuple(inferred), tuple(notes)
+        target,
+        task,
+        tuple(columns),
+        classes,
+        target_range,
+        tuple(inferred),
+        tuple(notes),
+        tuple(name for name in table if name != target and name not in used),
     )
 
 
@@ -358,9 +368,14 @@ def _range(fields: Sequence[str], name: str) -> tuple[float, float]:
 
 
 def _no_column(name: str, table: Table) -> str:
+    return f"{near_column(name, table)} The file has {', '.join(table)}"
+
+
+def near_column(name: str, table: Table) -> str:
+    """That a column is missing, and which one may be meant."""
     near = difflib.get_close_matches(name, table, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    return f"there is no column {name!r}.{guess} The file has {', '.join(table)}"
+    return f"there is no column {name!r}.{guess}"
 
 
 def _quoted(text: str) -> str:

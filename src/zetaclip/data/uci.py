@@ -11,6 +11,7 @@ from ..errors import InputError
 from .columns import Categorical, Column, Numeric, encode, feature_names, is_missing
 from .dataset import Dataset, Split
 from .files import read_bytes, words
+from .inputs import TableInput
 from .places import CLINICS, Place
 
 # Vocabularies as in adult.names. Ranges: the survey asks people above 16 and top-codes age at 90,
@@ -120,6 +121,8 @@ def adult(place: Place) -> Dataset:
         notes=("a missing value ('?') is a group of zeros",),
         nominal_size=len(train),
         features=feature_names(ADULT),
+        target="income",
+        inputs=TableInput(ADULT),
     )
 
 

@@ -21,8 +21,10 @@ from typing import IO
 import numpy as np
 
 from ..errors import InputError
+from .columns import Numeric
 from .dataset import Dataset, Split
 from .files import cached
+from .inputs import TableInput
 from .places import Place
 
 SECONDS = 60
@@ -150,6 +152,8 @@ def ved(
         records_per_group=segments_per_trip,
         group="trip",
         features=tuple(name for name, _, _ in FEATURES),
+        target="mean fuel rate [g/s]",
+        inputs=TableInput(tuple(Numeric(*feature) for feature in FEATURES)),
     )
 
 

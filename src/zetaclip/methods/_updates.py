@@ -249,11 +249,16 @@ class WeightAverage:
             yield
             return
         kept = [p.detach().clone() for p in self.parameters]
-        self._put([total / (1 - self.decay**self.steps) for total in self._sums])
+        self.fix()
         try:
             yield
         finally:
             self._put(kept)
+
+    def fix(self) -> None:
+        """Puts the average into the parameters for good, if there was an update."""
+        if self.steps:
+            self._put([total / (1 - self.decay**self.steps) for total in self._sums])
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:

@@ -1,9 +1,10 @@
 """The folder of a run, written so that a process killed at any moment leaves it usable.
 
-Public: config.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl, ledger.jsonl,
-model.safetensors, result.json, and during the run checkpoint/ (weights, optimizer, ledger and
-journal of releases: nothing that was not released). Secret: private/ (mode 0700), the keys of
-sampling and noise. Both folders are deleted when the run is finished.
+Public: config.json, model.json, status.json, metrics.jsonl, probes.jsonl, clips.jsonl,
+ledger.jsonl, model.safetensors, result.json, MODEL_CARD.md, and during the run checkpoint/
+(weights, optimizer, ledger and journal of releases: nothing that was not released). Secret:
+private/ (mode 0700), the keys of sampling and noise. Both folders are deleted when the run is
+finished, except private/input.json: what was inferred from private data to prepare the records.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ class RunFolder:
     def secrets(self) -> Path:
         """The secret random streams."""
         return self.path / "private" / "streams.json"
+
+    @property
+    def hidden(self) -> Path:
+        """What was inferred from private data to prepare the records, if anything was."""
+        return self.path / "private" / "input.json"
 
     @property
     def finished(self) -> bool:
@@ -155,9 +161,14 @@ class RunFolder:
         Secret keys are overwritten first, as far as the file system allows.
         """
         for path in (self.path / "private").glob("*"):
-            _blank(path)
-        for name in ("private", "checkpoint"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != self.hidden:
+                _blank(path)
+                path.unlink()
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        with suppress(OSError):  # something is left in it
+            (self.path / "private").rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -191,6 +202,11 @@ class RunFolder:
         """Writes a file; a reader sees the old or the new content, never a part."""
         with replace_file(self.path / name) as file:
             file.write(text.encode())
+
+    def write_hidden(self, values: dict[str, Any]) -> None:
+        """Writes private/input.json, readable by its owner only."""
+        with replace_file(self.hidden, mode=0o600) as file:
+            file.write(json.dumps(values, indent=2, ensure_ascii=False).encode())
 
     def append(self, name: str, lines: Iterable[dict[str, Any]]) -> None:
         """Adds lines in one write, so that only the last line of a file can be incomplete."""
@@ -228,8 +244,9 @@ class RunFolder:
 
 
 _FILES = (
-    "config.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl",
-    "diagnostics.jsonl", "ledger.jsonl", "model.safetensors", "result.json", "report.html",
+    "config.json", "model.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl",
+    "diagnostics.jsonl", "ledger.jsonl", "model.safetensors", "result.json", "MODEL_CARD.md",
+    "report.html",
 )  # fmt: skip
 
 

@@ -6,21 +6,20 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AccountingError
+from . import card, description, weights
 from .config import Config, ConfigError
 from .evaluate import outputs_of
-from .folder import FolderError, RunFolder, Status
+from .folder import FolderError, RunFolder, Status, finite
 from .progress import Display
 from .result import clip_lines_every, compose, describe_probe
 from .signals import Interrupted, Signals
 from .steps import SAVE, PrivateSteps, Steps
+from .weights import save_weights
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..data import Dataset
 
 # The least seconds between two checkpoints, and the largest share of the time to write them.
@@ -143,6 +142,12 @@ class Training:
             ) from error
         self.seconds.update(trainer["seconds"])
         self.resumed = trainer["resumed"] + 1
+        for name in (
+            weights.NAME,
+            card.NAME,
+            "ledger.jsonl",
+        ):  # of the moment when the run was stopped
+            (self.folder / name).unlink(missing_ok=True)
         self.zeta, self.epsilon = trainer["zeta"], trainer["epsilon"]
         self.folder.cut_back(self.steps.done)
         lines = self.folder.read_lines("metrics.jsonl")
@@ -270,11 +275,9 @@ class Training:
         return self.epsilon
 
     def _finish(self, stop: int) -> dict[str, Any]:
-        from safetensors.torch import save_file
-
         steps = self.steps
         with nullcontext() if steps.average is None else steps.average.applied():
-            _save_weights(steps.model, self.folder / "model.safetensors", save_file)
+            self._save_weights()
             reliability = None
             if not self.config.no_eval and self.dataset.test is not None:
                 outputs = outputs_of(steps.model, self.dataset.test, steps.device)
@@ -294,7 +297,54 @@ class Training:
             stop,
         )
         self.folder.write_json("result.json", result)
+        self._write_card(result)
         return result
+
+    def _save_weights(self) -> None:
+        facts: dict[str, Any] = {"steps": self.steps.done, "planned_steps": self.steps.total}
+        if self.epsilon is not None:
+            facts |= {"epsilon": self.epsilon, "delta": self.config.delta}
+        save_weights(self.steps.model, self.folder / weights.NAME, facts)
+
+    def _write_card(self, result: dict[str, Any]) -> None:
+        public = description.public(self.config, self.dataset)
+        self.folder.write_text(card.NAME, card.compose_card(public, finite(result)))
+
+    def leave(self) -> str:
+        """Writes weights, ledger and card of a run that was stopped.
+
+        Returns:
+            What was left and what it has cost, in words; empty if there was no update.
+        """
+        steps = self.steps
+        if not steps.done:
+            return ""
+        try:
+            self.epsilon = steps.epsilon()
+        except AccountingError:  # the card lists what the other accountants say
+            self.epsilon = None
+        with nullcontext() if steps.average is None else steps.average.applied():
+            self._save_weights()
+        if isinstance(steps, PrivateSteps):
+            steps.engine.ledger.to_jsonl(self.folder / "ledger.jsonl")
+        standing = compose(
+            self.config,
+            self.dataset,
+            steps,
+            self.folder,
+            {},
+            self.seconds,
+            None,
+            self.resumed,
+            steps.total,
+        )
+        self._write_card({**standing, "finished": None})
+        cost = (
+            f"at ε = {self.epsilon:.3g}, δ = {self.config.delta:.3g}"
+            if self.epsilon is not None
+            else "and no ε is claimed for them"
+        )
+        return f"{weights.NAME} has the weights after {steps.done} of {steps.total} updates, {cost}"
 
     # -- progress
 
@@ -350,20 +400,3 @@ def _in_flags(error: Exception, private: bool) -> str:
         f"{reason}. Its weights {weights}, and --rekey does not help.{counted}Start a new run in"
         " another folder"
     )
-
-
-def _save_weights(model: nn.Module, path: Path, save_file: Callable[..., None]) -> None:
-    import os
-
-    from safetensors import SafetensorError
-
-    state = {
-        name: value.detach().cpu().clone().contiguous()
-        for name, value in model.state_dict().items()
-    }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(state, temporary)
-    except SafetensorError as error:  # a full disk is not reported as an OSError
-        raise OSError(f"{path.name}: {error}") from error
-    os.replace(temporary, path)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Files whose digests are in result.json.
 SEALED = (
     "config.json",
+    "model.json",
     "metrics.jsonl",
     "probes.jsonl",
     "clips.jsonl",

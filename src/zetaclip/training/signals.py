@@ -18,6 +18,7 @@ class Interrupted(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+        self.left = ""  # which weights the run has left, and what they cost
 
 
 class Signals:

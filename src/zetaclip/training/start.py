@@ -16,6 +16,7 @@ from torch import nn
 
 from ..engine._group import ranks
 from ..errors import AccountingError, LedgerError, NoGuarantee
+from . import description
 from .config import Config, ConfigError
 from .folder import FolderError, RunFolder, Status
 from .loop import Training
@@ -165,6 +166,7 @@ def _run(
         status = Status(folder)
         with _failures_noted(folder, status, None if going_on else before):
             folder.write_text("config.json", config.to_json())
+            description.write(folder, config, dataset)
             status.write(state="running", message="setting up")
             if begun is not None:
                 begun()
@@ -184,6 +186,8 @@ def _run(
             try:
                 result = run.train()
             except Interrupted as stop:
+                with suppress(OSError):  # the checkpoint has been written
+                    stop.left = run.leave()
                 status.write(state="stopped", message=f"stopped by {stop}", **run.standing())
                 raise
             if not keep_state:
