@@ -69,7 +69,7 @@ def cifar10(place: Place, *, scaling: str = "symmetric") -> Dataset:
 
     Args:
         place: The files that were found.
-        scaling: See ``images.scaled``.
+        scaling: See ``pixels.scaled``.
 
     Returns:
         A classification.
@@ -94,7 +94,7 @@ def cifar100(place: Place, *, scaling: str = "symmetric", labels: str = "fine") 
 
     Args:
         place: The files that were found.
-        scaling: See ``images.scaled``.
+        scaling: See ``pixels.scaled``.
         labels: "fine" for a hundred classes, "coarse" for twenty.
 
     Returns:

@@ -15,8 +15,9 @@ from ..errors import InputError, OwnerWarning
 from .dataset import Dataset, Split
 from .files import cached
 from .holdout import held_out
-from .images import looked_at, scaled
+from .images import looked_at
 from .inputs import ImageInput
+from .pixels import scaled
 from .places import Place
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -31,7 +32,7 @@ def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> 
     Args:
         place: The folders that were found.
         size: Side of the images in pixels.
-        scaling: See ``images.scaled``.
+        scaling: See ``pixels.scaled``.
 
     Returns:
         A classification.
@@ -51,7 +52,7 @@ def imagenet_sample(place: Place, *, size: int = 64, scaling: str = "symmetric")
     Args:
         place: The folders that were found.
         size: Side of the images in pixels.
-        scaling: See ``images.scaled``.
+        scaling: See ``pixels.scaled``.
 
     Returns:
         A classification.
@@ -88,7 +89,7 @@ def own_folder(
         path: The folder.
         size: Side of the images in pixels: they are scaled, and cut to a square.
         channels: 1 for grey, 3 for colour.
-        scaling: See ``images.scaled``; "statistics" are those of ImageNet.
+        scaling: See ``pixels.scaled``; "statistics" are those of ImageNet.
         test_share: Expected share of the images that is held out for testing, if there is no
             folder for it (test, val, valid or validation). Each image is chosen by its content and
             the public seed.

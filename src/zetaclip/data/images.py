@@ -10,23 +10,12 @@ from ..errors import InputError
 from .dataset import Dataset, Split
 from .files import read_bytes, read_idx
 from .inputs import ImageInput
+from .pixels import scaled
 from .places import Place
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALINGS = ("symmetric", "unit", "statistics")
-
-# Mean and standard deviation of the training pixels, as published in tutorials. They are statistics
-# of the records that a run protects, so they are used only on request, and the result states it.
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion-mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    # These are statistics of the whole of ImageNet, a larger public set.
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
 _FASHION = (
     "T-shirt/top",
     "Trouser",
@@ -41,36 +30,6 @@ _FASHION = (
 )
 _LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 _DIGITS = tuple("0123456789")
-
-
-def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) -> Tensor:
-    """Images as float32.
-
-    Args:
-        pixels: Shape (n, channels, height, width), values from 0 to ``white``.
-        scaling: "symmetric" maps to [-1, 1], "unit" to [0, 1], "statistics" uses the set's
-            published mean and standard deviation.
-        name: Entry of ``STATISTICS``.
-        white: The largest pixel value.
-
-    Returns:
-        A tensor of the same shape.
-
-    Raises:
-        InputError: The set has no such scaling.
-    """
-    import torch
-
-    x = torch.from_numpy(pixels.astype(np.float32, order="C"))
-    if scaling == "symmetric":
-        return x.mul_(2.0 / white).sub_(1.0)
-    if scaling == "unit":
-        return x.div_(white)
-    if scaling == "statistics" and name in STATISTICS:
-        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in STATISTICS[name])
-        return x.div_(white).sub_(mean).div_(deviation)
-    known = [s for s in SCALINGS if s != "statistics" or name in STATISTICS]
-    raise InputError(f"{name} has no scaling {scaling!r}; choose one of {', '.join(known)}")
 
 
 def looked_at(scaling: str) -> tuple[str, ...]:
@@ -100,7 +59,7 @@ def image_dataset(
         train: Pixels (n, channels, height, width) and labels for training.
         test: The same for testing.
         classes: Names of the classes.
-        scaling: See ``scaled``.
+        scaling: See ``pixels.scaled``.
         white: The largest pixel value.
         constants: Entry of ``STATISTICS``, if it is not ``name``.
         notes: Treatments to be stated in the result.
@@ -137,7 +96,7 @@ def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
     """scikit-learn's 1,797 digits of 8x8 pixels with values 0 to 16; a public fifth is for testing.
 
     Args:
-        scaling: See ``scaled``.
+        scaling: See ``pixels.scaled``.
         seed: Public seed of the split.
 
     Returns:
@@ -183,7 +142,7 @@ def emnist(place: Place, *, scaling: str = "symmetric") -> Dataset:
     Args:
         place: The files that were found: the published Letters split, or a subset made from the
             test files of two other splits.
-        scaling: See ``scaled``.
+        scaling: See ``pixels.scaled``.
 
     Returns:
         A classification with 26 classes.

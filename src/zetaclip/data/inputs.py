@@ -81,8 +81,8 @@ class ImageInput:
 
     Attributes:
         shape: Channels, height and width.
-        scaling: See ``images.scaled``.
-        constants: Entry of ``images.STATISTICS`` for the scaling "statistics".
+        scaling: See ``pixels.scaled``.
+        constants: Entry of ``pixels.STATISTICS`` for the scaling "statistics".
         white: The largest pixel value of an array of pixels.
     """
 
@@ -104,7 +104,7 @@ class ImageInput:
         Raises:
             InputError: The pictures have another shape.
         """
-        from .images import scaled
+        from .pixels import scaled
 
         given = tuple(pixels.shape)
         channels, height, width = self.shape
