@@ -21,7 +21,7 @@ from zetaclip.training import Config, description, train
 
 
 def by_hand(folder, rows):
-    """Probabilities of "well", from the weights and the schema, without the library's preparation."""
+    """Probabilities of "well", from weights and schema, without the library's preparation."""
     weights = load_file(folder / "model.safetensors")
     x = []
     for age, dose, ward, *_ in rows:
@@ -249,7 +249,9 @@ def test_frozen_features_come_before_the_network(table_run, tmp_path, monkeypatc
 
 def test_a_network_of_ones_own_is_built_again(table_run, tmp_path, monkeypatch):
     (tmp_path / "nets_of_mine.py").write_text(
-        "import torch\ndef net(input_shape, outputs):\n    return torch.nn.Linear(*input_shape, outputs)\n"
+        "import torch\n"
+        "def net(input_shape, outputs):\n"
+        "    return torch.nn.Linear(*input_shape, outputs)\n"
     )
     monkeypatch.chdir(tmp_path)
     train(settings(table_run[1], model="nets_of_mine:net", steps=2), tmp_path / "run")

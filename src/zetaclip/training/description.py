@@ -1,6 +1,6 @@
 """model.json: how a run's network is built again, and how new records are prepared for it.
 
-    raw records ── input ──▶ x ── features (optional, frozen) ──▶ network ──▶ outputs ── target ──▶ answer
+    raw records ─ input ─▶ x ─ features (optional, frozen) ─▶ network ─▶ outputs ─ target ─▶ answer
 
 Everything in it is a public constant: names, shapes, declared ranges and vocabularies. What was
 inferred from private data instead of declared is kept apart, in private/input.json.
