@@ -172,8 +172,8 @@ class Run:
             )
         if self._about["input"] is None:
             raise InputError(
-                f"the records of {self.result.get('data', 'this set')} can't be prepared one by one;"
-                " give a tensor as zetaclip.data.load makes it"
+                f"records of {self.result.get('data', 'this data set')} can't be prepared one by"
+                " one; give a tensor as zetaclip.data.load makes it"
             )
         return prepared(inputs.from_description(self._about["input"]), rows)
 
