@@ -21,7 +21,7 @@ FLOORS = [
     {"data"},
     {"models"},
     {"training"},
-    {"inference", "integrations", "experiments"},
+    {"audit", "inference", "integrations", "experiments"},
     {"report", "sklearn"},
     {"cli"},
     {"__main__", "__init__"},

@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "train": "train a private model",
     "predict": "predict with a trained run: a table or a folder of pictures",
     "verify": "recompute ε and every clipping norm of a finished run",
+    "audit": "attack a configuration on purpose, and compare with its ε",
     "account": "compute ε from noise, or noise from ε, with each accountant",
     "data": "list and download data sets, write schemas for your own files",
     "methods": "list the private methods, what they release and how much noise they add",

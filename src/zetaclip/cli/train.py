@@ -42,8 +42,8 @@ _GROUPS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options: one for each setting of ``Config``, and those of the run."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each setting of ``Config``, and those that give several at once."""
     group: Any = parser
     for option in dataclasses.fields(Config):
         if option.name in _GROUPS:
@@ -65,10 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(
                 flag, type=kind, choices=choices, metavar=None if choices else name, **settings
             )
-    group = parser.add_argument_group("the run")
-    group.add_argument(
-        "--out", metavar="DIR", help="the run's folder (default: a new one under runs/)"
-    )
+    group = parser.add_argument_group("settings from elsewhere")
     group.add_argument(
         "--config", metavar="FILE", help="settings from a .toml or .json file; flags override it"
     )
@@ -76,6 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="settings",
         help="any setting, also one in a table: spectral.gain=0.2, method_options.rho=0.1",
     )  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options: one for each setting of ``Config``, and those of the run."""
+    add_settings(parser)
+    group = parser.add_argument_group("the run")
+    group.add_argument(
+        "--out", metavar="DIR", help="the run's folder (default: a new one under runs/)"
+    )
     group.add_argument(
         "--resume",
         action="store_true",
@@ -114,9 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.out is None:
         raise CommandError("--resume needs --out, the folder of the run to continue")
     try:
-        asked = _asked(arguments)
-        saved = _saved(arguments)
-        config = Config.from_mapping(merge(saved, asked))
+        config = Config.from_mapping(merge(_saved(arguments), asked(arguments)))
         check_names(config)
         from ..training.start import check_device
 
@@ -235,7 +239,7 @@ def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]
     return lambda kind, line: writers[kind](line)
 
 
-def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+def asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of the command line and of its file, without defaults."""
     flags = {
         option.name: value

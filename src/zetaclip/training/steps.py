@@ -149,21 +149,21 @@ class _Steps:
             group["lr"] = rate
         return rate
 
-    def backward(self, x: Tensor, y: Tensor, divisor: int = 1) -> None:
+    def backward(self, *batch: Tensor, divisor: int = 1) -> None:
         """Backpropagates the loss summed over these records.
 
         A sum keeps each record's gradient bit-identical whatever the batch size.
 
         Args:
-            x: The inputs.
-            y: The targets.
+            batch: The arguments of ``loss``.
             divisor: Divides the loss.
         """
-        loss = self.loss(x, y)
+        loss = self.loss(*batch)
         (loss if divisor == 1 else loss / divisor).backward()
         if self.diagnostics is not None:
-            self.diagnostics.losses.append(loss.item() / len(y))
-            self.diagnostics.sizes.append(len(y))
+            rows = len(batch[0])
+            self.diagnostics.losses.append(loss.item() / rows)
+            self.diagnostics.sizes.append(rows)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss summed over these records, weighted by class if weights were declared."""
@@ -230,9 +230,7 @@ class PrivateSteps(_Steps):
         if self.diagnostics is not None:
             method = _noting(method, self.diagnostics)
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
-        loader = DataLoader(
-            TensorDataset(dataset.train.x, dataset.train.y), batch_size=config.batch_size
-        )
+        loader = DataLoader(TensorDataset(*self.tensors(dataset)), batch_size=config.batch_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _, self.optimizer, self.loader = self.engine.make_private(
@@ -259,7 +257,7 @@ class PrivateSteps(_Steps):
             else:
                 self.notes.append(str(warning.message))
         rehearse(
-            self.engine._private(), self._made_up(dataset), lambda model, batch: self.loss(*batch)
+            self.engine._private(), self.made_up(dataset), lambda model, batch: self.loss(*batch)
         )
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
@@ -267,7 +265,11 @@ class PrivateSteps(_Steps):
             planned = (self.engine.planned_events(0, self.total), config.delta, config.accountant)
             on_first_rank(lambda: epsilon(*planned), "the computation of the planned ε")
 
-    def _made_up(self, dataset: Dataset) -> MadeUp:
+    def tensors(self, dataset: Dataset) -> tuple[Tensor, ...]:
+        """The training records, one tensor for each argument of ``loss``."""
+        return dataset.train.x, dataset.train.y
+
+    def made_up(self, dataset: Dataset) -> MadeUp:
         """Made-up records of the right shape, with targets of every kind."""
         made = MadeUp(self.loader.blank(), 5)
         numbers = torch.arange(made.rows)
@@ -303,10 +305,10 @@ class PrivateSteps(_Steps):
 
     def updates(self, until: int) -> Iterator[int]:
         """Trains to the end of the epoch or to ``until`` updates; yields after each update."""
-        for x, y in self.loader:
+        for batch in self.loader:
             self.set_rate(self.optimizer)
             self.optimizer.zero_grad()
-            self.backward(x, y)
+            self.backward(*batch)
             clip = self.optimizer.clip
             if self.engine.ranks is not None:
                 # Requests are sent with the sum, so that all ranks act after the same update.
@@ -411,7 +413,7 @@ class PlainSteps(_Steps):
             self.set_rate(self.optimizer)
             self.optimizer.zero_grad()
             for part in batch.split(rows):
-                self.backward(self.x[part], self.y[part], len(batch))
+                self.backward(self.x[part], self.y[part], divisor=len(batch))
             self.optimizer.step()
             self.moved()
             yield self.done
