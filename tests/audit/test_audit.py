@@ -164,9 +164,15 @@ def test_what_claims_nothing_is_not_audited():
         audit(one_step(epsilon=None, sigma=0.0))
 
 
+def command(words):
+    return main(["audit", *words.split()])
+
+
+PLAIN = "--data digits --method dp-sgd --model mlp --epsilon 8 --steps 1 --batch-size 1437 --seed 1"
+
+
 def test_the_command_prints_json(capsys):
-    words = "audit --data digits --method dp-sgd --model mlp --epsilon 8 --steps 1".split()
-    assert main([*words, "--batch-size", "1437", "--seed", "1", "--json"]) == 0
+    assert command(f"{PLAIN} --json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"epsilon_claimed", "epsilon_found", "confidence", "bound", "canaries"} <= set(found)
     counts = found["scores"]["included"], found["scores"]["excluded"]
@@ -175,22 +181,19 @@ def test_the_command_prints_json(capsys):
 
 
 def test_the_command_audits_two_data_sets_and_says_so(capsys):
-    words = "audit --data digits --method dp-sgd --epsilon 8 --steps 1 --batch-size 1437".split()
-    assert main([*words, "--seed", "1", "--attacker", "pair", "--runs", "100"]) == 0
+    assert command(f"{PLAIN} --attacker pair --runs 100") == 0
     out = capsys.readouterr().out
     assert "ε claimed 7.99" in out and "200 runs" in out and "nothing contradicts" in out
 
 
 def test_the_command_fails_where_the_claim_is_broken(capsys):
-    words = "audit --data digits --method dp-sgd --epsilon 8 --steps 1 --batch-size 1437".split()
-    code = main([*words, "--seed", "1", "--attacker", "pair", "--runs", "400", "--normalize", "realized"])  # fmt: skip
-    assert code == 1
+    assert command(f"{PLAIN} --attacker pair --runs 400 --normalize realized") == 1
     assert "MORE THAN CLAIMED" in capsys.readouterr().out
 
 
 def test_long_pairs_and_spectral_methods_are_refused_with_a_way_out(capsys):
-    words = "audit --data digits --attacker pair --epsilon 8".split()
-    assert main([*words, "--method", "ww-dp-sgd", "--steps", "1"]) == 2
+    pair = "--data digits --attacker pair --epsilon 8"
+    assert command(f"{pair} --method ww-dp-sgd --steps 1") == 2
     assert "--attacker transcript" in capsys.readouterr().err
-    assert main([*words, "--method", "dp-sgd", "--steps", "500"]) == 2
+    assert command(f"{pair} --method dp-sgd --steps 500") == 2
     assert "--steps 1" in capsys.readouterr().err
