@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import CommandError
 from ..training.config import Config, ConfigError
+from ..training.names import check_names
 from .train import add_settings, asked
 
 DESCRIPTION = (
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         config = Config.from_mapping(asked(arguments))
+        check_names(config)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
                 f"warning: {message}", file=sys.stderr
