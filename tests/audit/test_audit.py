@@ -1,4 +1,4 @@
-"""Audits of real trainings: tight where they can be, never above the claim, and loud on mistakes."""
+"""Audits of real trainings: tight where they can be, never above the claim, loud on mistakes."""
 
 import json
 

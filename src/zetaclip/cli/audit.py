@@ -132,6 +132,7 @@ def _text(found: dict[str, Any]) -> str:
     return (
         f"ε claimed {shown}, δ = {found['delta']:g}\n"
         f"ε found   {found['epsilon_found']:.3f} or more, at {100 * found['confidence']:g} %"
-        f" confidence ({found['bound']} bound; {counted})\n"
+        f" confidence (bound: {found['bound']})\n"
+        f"{counted}\n"
         f"{verdict}"
     )
