@@ -19,7 +19,7 @@ FLOORS = [
     {"mechanism", "methods"},
     {"engine"},
     {"data"},
-    {"models"},
+    {"features", "models"},
     {"training"},
     {"audit", "inference", "integrations", "experiments"},
     {"report", "sklearn"},

@@ -180,12 +180,34 @@ class Perceptron(nn.Module):
         return self.get_submodule(self.layers[-1])(x)
 
 
+class Linear(nn.Module):
+    """One linear layer, ``fc``, that starts at zero: a head for fixed features.
+
+    From zero the first gradients don't depend on chance, and no noise is spent on undoing it.
+
+    Args:
+        input_shape: Shape of one record.
+        outputs: Number of output columns.
+    """
+
+    def __init__(self, input_shape: Shape, outputs: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(math.prod(input_shape), outputs)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (rows, outputs) for records of shape (rows, ...)."""
+        return self.fc(x.flatten(1))
+
+
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": Cnn,
     "cnn-large": CnnLarge,
     "resnet-small": lambda shape, outputs: ResNet(shape, outputs, (16, 32, 64), (1, 1, 1)),
     "resnet18": lambda shape, outputs: ResNet(shape, outputs, (64, 128, 256, 512), (2, 2, 2, 2)),
     "resnet34": lambda shape, outputs: ResNet(shape, outputs, (64, 128, 256, 512), (3, 4, 6, 3)),
+    "linear": Linear,
     "mlp": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[3]),
     "mlp-2": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[2]),
     "mlp-3": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[3]),

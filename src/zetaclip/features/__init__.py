@@ -1,6 +1,6 @@
 """Fixed features for pictures: nothing in them was learned from real records.
 
-    module = patches((3, 32, 32))          # frozen; made once from synthetic pictures, then cached
+    module = patches((3, 32, 32))           # frozen; made once from synthetic pictures, then cached
     features = precompute(dataset, module)  # the data set with features in place of pictures
 
 A head that is trained privately on such features needs far less privacy than a whole network.
@@ -8,8 +8,76 @@ A head that is trained privately on such features needs far less privacy than a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import InputError
 from ._precompute import features_of, precompute
-from .patches import Patches, patches
+from .patches import Patches, fits, patches
 from .scattering import Scattering, scattering
 
-__all__ = ["Patches", "Scattering", "features_of", "patches", "precompute", "scattering"]
+Fixed = Patches | Scattering
+KINDS = ("patches", "scattering")
+
+__all__ = [
+    "KINDS",
+    "Fixed",
+    "Patches",
+    "Scattering",
+    "build",
+    "features_of",
+    "fits",
+    "patches",
+    "precompute",
+    "rebuilt",
+    "scattering",
+]
+
+
+def build(
+    kind: str,
+    shape: tuple[int, ...],
+    options: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Fixed:
+    """Features by name.
+
+    Args:
+        kind: One of ``KINDS``.
+        shape: (channels, height, width) of the pictures.
+        options: Options of that kind; patches have ``mirror``.
+        say: Told when constants are made, which takes seconds to minutes.
+
+    Raises:
+        InputError: There are no such features, or not for such a shape, or not with such an option.
+    """
+    given = dict(options or {})
+    mirror = given.pop("mirror", None) if kind == "patches" else None
+    if given:
+        has = "it has mirror" if kind == "patches" else "it has none"
+        raise InputError(f"{kind} has no option {', '.join(given)}; {has}")
+    if mirror not in (None, True, False):
+        raise InputError(f"mirror is true or false, not {mirror!r}")
+    if kind == "patches":
+        return patches(shape, mirror=mirror, say=say)
+    if kind == "scattering":
+        return scattering(shape)
+    raise InputError(f"there are no features {kind!r}; there are: {', '.join(KINDS)}")
+
+
+def rebuilt(description: Mapping[str, Any]) -> Fixed:
+    """The features that ``describe()`` told of.
+
+    Raises:
+        InputError: This version makes other features from these settings.
+    """
+    kind = str(description["kind"])
+    shape = tuple(int(side) for side in description["shape"])
+    options = {"mirror": description["mirror"]} if kind == "patches" else {}
+    made = build(kind, shape, options)
+    if made.describe().get("digest") != description.get("digest"):
+        raise InputError(
+            f"the {kind} features of this model were made by another version of zetaclip; use that"
+            " version, or train the head again"
+        )
+    return made

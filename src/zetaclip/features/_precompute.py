@@ -73,4 +73,11 @@ def precompute(
         for name in ("train", "test")
         if (split := getattr(dataset, name)) is not None
     }
-    return dataclasses.replace(dataset, **splits, features=())
+    described = module.describe()
+    note = (
+        f"fixed in advance, not trained: {described['kind']} features, {module.columns} columns,"
+        f" {module.made_from}; trained privately: the head on them"
+    )
+    return dataclasses.replace(
+        dataset, **splits, features=(), feature_map=described, notes=(*dataset.notes, note)
+    )

@@ -57,6 +57,16 @@ class Settings:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def fits(shape: tuple[int, ...]) -> bool:
+    """Whether there are settings for pictures of this shape."""
+    return (
+        len(shape) == 3
+        and shape[0] in (1, 3)
+        and min(shape[1:]) >= _LEAST
+        and max(shape[1:]) <= _MOST
+    )
+
+
 def settings_for(shape: tuple[int, ...], *, mirror: bool | None = None) -> Settings:
     """The settings for pictures of a shape.
 
@@ -123,6 +133,8 @@ class Patches(nn.Module):
         blocks: The blocks with their constants.
     """
 
+    made_from = "made from synthetic pictures, no real one"
+
     def __init__(self, settings: Settings, blocks: list[BlockModule]) -> None:
         super().__init__()
         self.settings = settings
@@ -144,6 +156,7 @@ class Patches(nn.Module):
         own = self.settings
         return {
             "kind": "patches",
+            "shape": list(own.shape),
             "columns": self.columns,
             "blocks": len(own.blocks),
             "mirror": own.blocks[0].mirror,

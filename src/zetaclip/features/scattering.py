@@ -25,6 +25,7 @@ class Scattering(nn.Module):
         shape: (channels, height, width), at least 8x8 pixels.
     """
 
+    made_from = "made of wavelets"
     low: Tensor
     waves: Tensor
 
@@ -78,6 +79,7 @@ class Scattering(nn.Module):
         """What was fixed in advance, for the result of a run."""
         return {
             "kind": "scattering",
+            "shape": list(self.shape),
             "columns": self.columns,
             "scales": _SCALES,
             "directions": _DIRECTIONS,

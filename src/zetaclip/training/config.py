@@ -93,6 +93,16 @@ class Config:
         "a network by name, or package.module:callable (default: depends on the data set)",
         kind=str,
     )
+    features: str = _option(
+        "auto",
+        "fixed features before the network, which is then a head on them: patches (from synthetic"
+        " pictures alone), scattering, none; auto: patches for pictures unless a model is named",
+        kind=str,
+        choices=("auto", "patches", "scattering", "none"),
+    )
+    features_options: dict[str, Any] = _option(
+        {}, "options of the features (patches: mirror, whether mirror images mean the same)"
+    )
     # -- method and training
     method: str = _option(
         "ww-dp-sgd",
@@ -253,7 +263,7 @@ def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []
 
 
-_TABLES = ("data_options", "method_options", "spectral")
+_TABLES = ("data_options", "features_options", "method_options", "spectral")
 _CHOICES = {
     f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata
 }

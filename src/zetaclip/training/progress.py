@@ -57,7 +57,7 @@ class Display:
             self._write(text)
 
     @contextmanager
-    def bar(self, done: int, total: int) -> Iterator[_Bar]:
+    def bar(self, done: int, total: int, unit: str = "step") -> Iterator[_Bar]:
         """Shows a bar inside the block, if the stream is a terminal."""
         if self._quiet or not self._stream.isatty():
             yield _Bar(None)
@@ -67,7 +67,7 @@ class Display:
         self._bar = tqdm(
             total=total,
             initial=done,
-            unit="step",
+            unit=unit,
             file=self._stream,
             dynamic_ncols=True,
             leave=False,

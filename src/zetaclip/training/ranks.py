@@ -13,6 +13,7 @@ import torch
 
 from ..errors import RankError
 from .config import Config
+from .fixed import applied, frozen
 from .folder import RunFolder
 from .recipe import build_method, build_model, load_data
 from .signals import Interrupted, Signals
@@ -88,7 +89,10 @@ def follow(ranks: Ranks) -> dict[str, Any]:
 def _follow(config: Config, folder: RunFolder, going_on: bool, rekey: bool) -> None:
     dataset = load_data(config)
     method = build_method(config)
-    model = build_model(config, dataset)
+    fixed = frozen(config, dataset)
+    model = build_model(config, dataset, fixed)
+    if fixed is not None:
+        dataset = applied(fixed, dataset)
     steps = PrivateSteps(config, dataset, method, model)
     signals = Signals()
     steps.wish = lambda: signals.asked

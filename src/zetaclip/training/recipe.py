@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ConfigError
+from .fixed import choose, head_defaults
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..data import Dataset
+    from ..features import Fixed
     from ..methods import Method
 
 # Default of expected batch size and epochs: the paper's if stated, else chosen for the set's size.
@@ -190,8 +192,8 @@ def check_choices(config: Config, method: Method) -> None:
         build_clipping(config, method)
 
 
-def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, on its device.
+def build_model(config: Config, dataset: Dataset, fixed: Fixed | None = None) -> nn.Module:
+    """The network, on its device; a head if it gets fixed features.
 
     Raises:
         ConfigError: There is no such network, or it can't be built.
@@ -199,8 +201,9 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     from ..models import build
 
     assert config.model is not None
+    shape = tuple(dataset.train.x.shape[1:]) if fixed is None else (fixed.columns,)
     try:
-        model = build(config.model, tuple(dataset.train.x.shape[1:]), dataset.outputs)
+        model = build(config.model, shape, dataset.outputs)
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(f"model {config.model!r}: {error}") from error
     return model.to(config.device)
@@ -223,8 +226,9 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     size, _ = nominal_size(config, dataset)
     batch, epochs = _LENGTHS.get(dataset.name, (min(256, max(16, size // 40)), 20.0))
     paper = config.recipe == "paper"
+    config = config.changed(features=choose(config, dataset))
     chosen: dict[str, Any] = {
-        "model": default_for(dataset),
+        "model": default_for(dataset) if config.features == "none" else "linear",
         "batch_size": min(batch, size),
         "lr": _paper_rate(dataset, method) if paper else method.lr,
         "schedule": "constant" if paper else "linear",
@@ -238,6 +242,8 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
         chosen["epochs"] = epochs
     if config.epsilon is None and config.sigma is None and method.private:
         chosen["epsilon"] = DEFAULT_EPSILON
+    if config.features != "none" and not paper:
+        chosen |= head_defaults(config, method, size)
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:

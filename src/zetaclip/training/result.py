@@ -134,6 +134,7 @@ def compose(
         "method": config.method,
         "model": config.model,
         "parameters": sum(p.numel() for p in steps.model.parameters() if p.requires_grad),
+        "features": None if dataset.feature_map is None else dict(dataset.feature_map),
         "data": dataset.name,
         "task": dataset.task,
         "clip": None,

@@ -18,6 +18,7 @@ from ..engine._group import ranks
 from ..errors import AccountingError, LedgerError, NoGuarantee
 from . import description
 from .config import Config, ConfigError
+from .fixed import applied, frozen
 from .folder import FolderError, RunFolder, Status
 from .loop import Training
 from .progress import Display
@@ -151,7 +152,8 @@ def _run(
         torch.seed()
     else:
         torch.manual_seed(config.seed)
-    model = build_model(config, dataset)
+    fixed = frozen(config, dataset, display.say)
+    model = build_model(config, dataset, fixed)
     replaced = not going_on and folder.begun
     before = folder.listed()
     try:
@@ -174,6 +176,8 @@ def _run(
                 "finding the noise" if method.private and config.sigma is None else "setting up"
             )
             leader.start(config, folder.path, going_on and folder.executed, rekey)
+            if fixed is not None:
+                dataset = applied(fixed, dataset, display)
             kind = PrivateSteps if method.private else PlainSteps
             try:
                 steps: Steps = kind(config, dataset, method, model)
