@@ -100,7 +100,7 @@ def settings_for(shape: tuple[int, ...], *, mirror: bool | None = None) -> Setti
     side = min(size)
     if side < 12:
         kinds = tuple((kind, count // 2) for kind, count in kinds)
-        blocks = [Block(size, 1, 4, 1, 256, 3, 1024, 100, same)]
+        blocks = [Block(size, 1, 4, 1, 128, 3, 768, 100, same)]
     elif side < 24:
         blocks = [
             Block(size, 1, 5, 1, 512, 2, 1536, 300, same),
