@@ -96,7 +96,8 @@ class Config:
     features: str = _option(
         "auto",
         "fixed features before the network, which is then a head on them: patches (from synthetic"
-        " pictures alone), scattering, none; auto: patches for pictures unless a model is named",
+        " pictures alone), scattering, none; auto: patches for pictures, unless a model is"
+        " named or the method reads spectra",
         kind=str,
         choices=("auto", "patches", "scattering", "none"),
     )

@@ -26,7 +26,10 @@ NAME = "model.json"
 _VERSION = 1
 # Feature modules by the "kind" of their settings: (module of this package, function). The function
 # gets the settings and returns the frozen module; it raises InputError if it can't build the same.
-FEATURES: dict[str, tuple[str, str]] = {}
+FEATURES: dict[str, tuple[str, str]] = {
+    "patches": ("features", "rebuilt"),
+    "scattering": ("features", "rebuilt"),
+}
 # Parts that may hold what was inferred from the records.
 _PREPARATION = ("input", "target")
 

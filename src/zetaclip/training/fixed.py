@@ -28,7 +28,9 @@ def choose(config: Config, dataset: Dataset) -> str:
 
     shape = dataset.input_shape
     if config.features == "auto":
-        own_network = config.model is not None or config.recipe == "paper"
+        # A spectral probe needs a network with wide layers, and a head has none.
+        spectral = config.clipping == "spectral" or config.method == "ww-dp-sgd" or config.spectral
+        own_network = config.model is not None or config.recipe == "paper" or spectral
         return "none" if own_network or not fits(shape) or _rescaled(config) else "patches"
     if config.features != "none":
         if len(shape) != 3:

@@ -168,7 +168,6 @@ def _run(
         status = Status(folder)
         with _failures_noted(folder, status, None if going_on else before):
             folder.write_text("config.json", config.to_json())
-            description.write(folder, config, dataset)
             status.write(state="running", message="setting up")
             if begun is not None:
                 begun()
@@ -178,6 +177,7 @@ def _run(
             leader.start(config, folder.path, going_on and folder.executed, rekey)
             if fixed is not None:
                 dataset = applied(fixed, dataset, display)
+            description.write(folder, config, dataset)
             kind = PrivateSteps if method.private else PlainSteps
             try:
                 steps: Steps = kind(config, dataset, method, model)
