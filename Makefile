@@ -2,10 +2,11 @@
 # make demo            trains a private model on bundled data in two minutes, and reports on it
 # make test            lint, format check, types and tests: what CI runs
 # make test-full       the slow tests too, and the C parts under sanitizers
-# make test-extras     installs Lightning, transformers and Ray, and tests the layers for them
+# make test-extras     installs Lightning, transformers, Ray and MkDocs, and tests what needs them
 # make test-mutation   breaks the lines that carry the guarantee, and checks that tests notice
 # make test-sanitize   the C parts under AddressSanitizer and UndefinedBehaviorSanitizer
 # make dist            sdist and wheel, installed into a fresh environment and tried out
+# make docs            builds the documentation into site/
 # make bench           the measurements behind the figures in README and docs
 
 PYTHON ?= python3
@@ -16,7 +17,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src/zetaclip/randomness/_chacha.c src/zetaclip/gradients/_rows.c
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
-.PHONY: setup demo test test-full test-extras test-mutation test-sanitize dist bench format clean
+.PHONY: setup demo test test-full test-extras test-mutation test-sanitize dist docs \
+	bench format clean
 
 setup: $(VENV)/.ready
 
@@ -45,7 +47,7 @@ test-extras: $(VENV)/.extras
 	$(BIN)/python -m pytest tests/experiments/test_ray.py tests/ranks/test_ranks_ray.py
 
 $(VENV)/.extras: $(VENV)/.ready
-	$(PIP) -c $(CONSTRAINTS) -e '.[dev,lightning,transformers,ray]'
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev,docs,lightning,transformers,ray]'
 	touch $@
 
 test-mutation: setup
@@ -59,6 +61,13 @@ dist: setup
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python .ci/check_dist.py dist
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev,docs]'
+	touch $@
+
 bench: setup
 	$(BIN)/python bench/run_all.py
 
@@ -67,4 +76,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

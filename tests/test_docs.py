@@ -1,6 +1,9 @@
 """The code in README and docs runs as it stands there."""
 
+import json
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,12 @@ import torch
 from helpers import ROOT, code_of, private
 from torch import nn
 
+from zetaclip.cli import main
+
 PAGES = [
     "README.md",
     "docs/architecture.md",
+    "docs/getting-started.md",
     "docs/sharp-edges.md",
     "docs/data.md",
     "docs/methods.md",
@@ -18,10 +24,12 @@ PAGES = [
     "docs/guides/scikit-learn.md",
     "docs/guides/from-opacus.md",
 ]
-GUIDES = [
-    "docs/guides/lightning.md",
-    "docs/guides/transformers.md",
-]  # their code runs in tests/extras
+# The code of docs/guides/lightning.md and transformers.md, and the notebooks, run in tests/extras.
+TEXTS = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "results/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
+)
 
 
 @pytest.mark.filterwarnings(
@@ -49,37 +57,85 @@ def test_the_slow_container_is_slow_and_the_advice_helps():
     ]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *PAGES,
-        *GUIDES,
-        "docs/privacy.md",
-        "docs/spectral-control.md",
-        "docs/paper-vs-code.md",
-        "docs/reports.md",
-        "docs/guides/distributed.md",
-        "docs/guides/ray.md",
-        "CONTRIBUTING.md",
-    ],
-)
+def prose(page):
+    """The text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-") for words in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
 def test_files_that_pages_name_exist(page):
-    text = (ROOT / page).read_text()
-    named = set(re.findall(r"`((?:tests|bench|docs|src)/[\w./-]+\.(?:py|md))`", text))
-    named |= {str(Path(page).parent / link) for link in re.findall(r"\]\(([\w./-]+\.md)\)", text)}
-    missing = [name for name in named if not (ROOT / name).exists()]
-    assert not missing
+    named = re.findall(
+        r"`((?:tests|bench|docs|examples|src)/[\w./-]+\.(?:py|md))`", (ROOT / page).read_text()
+    )
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_lines_of_pages_are_short():
-    """At most 100 columns, but for tables of measurements and what a command has written."""
-    generated = {ROOT / "docs/reproduction.md"}
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    long = [
-        f"{page.relative_to(ROOT)}:{number}"
-        for page in pages
-        if page not in generated
-        for number, line in enumerate(page.read_text().splitlines(), 1)
-        if len(line) > 100 and not (page.name == "README.md" and line.startswith("|"))
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = link.partition("#")
+        if re.match(r"\w+:", path):
+            continue  # elsewhere on the web
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (
+            anchor and (target.suffix != ".md" or anchor not in anchors(target))
+        ):
+            broken.append(link)
+    assert not broken
+
+
+def test_a_link_to_a_missing_heading_is_noticed():
+    assert "threat-model" in anchors("docs/privacy.md")
+    assert "δ" in anchors("docs/choosing-epsilon.md")
+    assert "no-such-heading" not in anchors("docs/privacy.md")
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if page.startswith("docs/")])
+def test_nested_lists_are_lists_on_the_site_too(page):
+    """Python-Markdown takes four spaces for a nested list; GitHub takes two as well."""
+    assert not re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*$", prose(page), re.MULTILINE)
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = re.findall(r"([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    docs = ROOT / "docs"
+    pages = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
+    assert sorted(menu) == sorted(str(page.relative_to(docs).with_suffix("")) for page in pages)
+
+
+def test_the_figures_of_the_page_on_epsilon(capsys):
+    page = "docs/choosing-epsilon.md"
+    exec(compile(code_of(page), page, "exec"), {"__name__": "docs"})
+    rows = [
+        re.findall(r"[\d.]+", row)
+        for row in re.findall(r"^\| [\d.]+ \|.*[\d %]+\|$", prose(page), re.MULTILINE)
+        if " to " not in row
     ]
-    assert len(pages) > 10 and not long
+    printed = [re.findall(r"[\d.]+", line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 8 and rows == printed
+
+
+def test_the_commands_of_getting_started(tmp_path, monkeypatch, capsys):
+    """From a table to a finished run, in an empty folder, as a new user would type it."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/getting-started.md").read_text()
+    lines = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)).splitlines()
+    assert len(lines) >= 4
+    for line in lines:
+        command, *words = shlex.split(line)
+        if command == "python":
+            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+            schema = re.search(r"```toml\n# patients.toml\n(.*?)```", text, re.DOTALL)[1]
+            assert schema == Path("patients.toml").read_text()
+        else:
+            assert command == "zetaclip" and main(words) == 0, (line, capsys.readouterr())
+    assert Path("runs/patients/report.html").exists()
+    result = json.loads(Path("runs/patients/result.json").read_text())
+    assert result["epsilon"] <= 3 and "preprocessing looked at" not in str(result)

@@ -77,7 +77,8 @@ class Spectral(Controller):
             and ``read``.
         period: updates between probes (the paper's K).
         smoothing: β of the moving average, one step per probe.
-        center, radius: the healthy zone, ζ* and r.
+        center: ζ*, the middle of the healthy zone.
+        radius: r, half of its width.
         gain: κ, the largest move of log C per probe.
         bounds: (C_min, C_max), or None for no clamp.
         fit: "rank", "hill" or "ks".
@@ -94,7 +95,8 @@ class Spectral(Controller):
             less.
         signal: None; "random" feeds a uniform draw from the zone, "shuffled" the reading of the
             same weights in random order. Controllers fed a wrong ζ, to compare with.
-        integral_gain, derivative_gain: weights of the two terms of "pi" and "pid".
+        integral_gain: weight of the sum in "pi" and "pid".
+        derivative_gain: weight of the change in "pid".
         signal_seed: of "random".
     """
 

@@ -1,6 +1,5 @@
-"""A trained run in use: load it, predict with it, export it."""
+"""A trained run in use: load it, and predict with it."""
 
-from ._export import ENDINGS, FORMATS, export
 from ._run import Run, load_run
 
-__all__ = ["ENDINGS", "FORMATS", "Run", "export", "load_run"]
+__all__ = ["Run", "load_run"]
