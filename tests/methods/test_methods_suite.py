@@ -98,7 +98,8 @@ def evolved(case, updates=5):
 def release(run, rows, key=b"k" * 32, phase=0):
     """What the run's own mechanism makes of these per-example gradients, and its ledger rows."""
     run.state = dataclasses.replace(run.state, phase=phase)
-    mechanism = run._mechanism(Drawn(phase, run.state.batch, b"", key, b"", b""))
+    drawn = Drawn(phase, run.state.batch, b"", key, b"", b"")
+    mechanism = run.batches.mechanism(run.state, drawn, run.model.layout)
     if len(rows):
         received, start = {}, 0
         for p in run.model.layout.parameters:

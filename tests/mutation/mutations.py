@@ -151,8 +151,8 @@ _add(
     "the ledger row is written after the noise",
     "engine/_loop.py",
     {
-        "from ..mechanism import Draw, Mechanism\n": (
-            "from ..mechanism import Draw, Mechanism, Receipt\n"
+        "from ..methods import Method, Plan\n": (
+            "from ..mechanism import Receipt\nfrom ..methods import Method, Plan\n"
         ),
         "receipt = self.log.write(batch.declare())": "receipt = Receipt(batch.declare())",
         "        released = mechanism.release(receipt, self.group, divisor)\n": (
@@ -627,7 +627,7 @@ _add(
 _add(
     "gradients are accumulated by hand",
     ENGINE,
-    "self.batch is not None and self.batch.waits:",
+    "self.batch is not None and self.batch.stage in _OUT:",
     "False:",
     "test_engine.py::test_accumulating_by_hand_is_refused",
 )

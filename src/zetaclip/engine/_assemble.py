@@ -91,7 +91,7 @@ def _assembled(
     )
     return PrivateLoop(
         model=model,
-        batches=Batches(dataset, settings, method.passes, group, digest),
+        batches=Batches(dataset, settings, method, plan, planned_steps, group, digest),
         log=log,
         update=Update(optimizer, settings.decouple_lr, rereads),
         control=control,
@@ -99,5 +99,4 @@ def _assembled(
         method=method,
         plan=plan,
         state=state,
-        planned_steps=planned_steps,
     )

@@ -1,52 +1,53 @@
-"""The source of logical batches: which records each one has, and the keys that belong to it."""
+"""The source of logical batches: which records each one has, its keys and its numbers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ..methods import Pass
+from ..control.base import check_clip
+from ..gradients import Layout
+from ..ledger import Event
+from ..mechanism import Draw, Mechanism
+from ..methods import Method, Plan, at
 from ..randomness import drawn_and_next, subkey
+from ..randomness._forward import users_streams
 from ._data_digest import digest_of
 from ._group import Group
+from ._open_batch import Drawn, OpenBatch
+from ._order import OrderError
 from ._settings import Settings
 from ._state import RunState
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The keys of one logical batch, and where the two secret streams stand after it."""
-
-    phase: int
-    number: int  # passes over the same records share it, and compose as one Gaussian
-    key: bytes = field(repr=False)  # a second pass on the same records draws them again from it
-    noise_key: bytes | None = field(repr=False)
-    sampling: bytes = field(repr=False)
-    noise: bytes | None = field(repr=False)
-
-
 class Batches:
-    """Draws logical batches from the secret streams of a ``RunState``.
+    """Opens logical batches from the secret streams of a ``RunState``.
 
     **Guarantee.** ``draw`` is the only code that draws: what workers read ahead is what will be
     handed out. It moves nothing; a run moves on when the batch is released. Every batch takes one
-    draw of the noise stream, however often it is tried.
+    draw of the noise stream, however often it is tried. C, σ, q and L are read once per try, into
+    one frozen ``Draw``.
     """
 
     def __init__(
         self,
         dataset: Any,
         settings: Settings,
-        passes: Sequence[Pass],
+        method: Method,
+        plan: Plan,
+        planned_steps: int | None,
         group: Group,
         digest: str | None = None,
     ) -> None:
         self.dataset, self.group = dataset, group
-        self._settings, self._passes = settings, passes
+        self._settings, self._method, self._plan = settings, method, plan
+        # That the noise was chosen for: a plan may refuse any further one, other methods only warn.
+        self.planned_steps = planned_steps if plan.steps is None else plan.steps
         self._digest = digest
         self._process = os.getpid()
 
@@ -62,9 +63,17 @@ class Batches:
         """This process owns the streams from now on: they were made here."""
         self._process = os.getpid()
 
+    def open(self, state: RunState, layout: Layout, room: Tensor) -> OpenBatch:
+        """The batch that follows a state: its records are drawn and its numbers are read."""
+        self._check_planned(state)
+        drawn = self.draw(state)
+        mechanism = self.mechanism(state, drawn, layout, room)
+        rows = self.chunks(drawn.key)
+        return OpenBatch(drawn, rows, mechanism, users_streams(layout.device))
+
     def draw(self, state: RunState) -> Drawn:
-        """The batch that follows a state."""
-        fresh = self._passes[state.phase].batch == "fresh"
+        """The keys of the batch that follows a state."""
+        fresh = self._method.passes[state.phase].batch == "fresh"
         key, sampling = state.same_batch, state.sampling
         if fresh or key is None:
             key, sampling = drawn_and_next(sampling)
@@ -74,7 +83,7 @@ class Batches:
 
     def after(self, state: RunState, drawn: Drawn) -> RunState:
         """The state once that batch is released: its draws are used up, and the next pass comes."""
-        phase = (drawn.phase + 1) % len(self._passes)
+        phase = (drawn.phase + 1) % len(self._method.passes)
         return replace(
             state,
             sampling=drawn.sampling,
@@ -104,7 +113,63 @@ class Batches:
         size = self._settings.physical_batch_size
         return [rows] if size is None or len(rows) <= size else list(rows.split(size))
 
-    def key_of_try(self, drawn: Drawn, tries: int) -> bytes:
+    # -- numbers
+
+    def _check_planned(self, state: RunState) -> None:
+        if self.planned_steps is None or state.step < self.planned_steps:
+            return
+        if self._plan.steps is not None:
+            raise OrderError(
+                f"the noise of method {self._method.name!r} was planned for {self.planned_steps} "
+                "updates, and they are done; a further one would cost more than the plan. Call "
+                "make_private with more epochs="
+            )
+        warnings.warn(
+            f"the {self.planned_steps} updates that the noise was chosen for are done; every "
+            "further one costs more than was planned (engine.get_epsilon says what)",
+            stacklevel=5,
+        )
+        self.planned_steps = None
+
+    def moved(self, state: RunState) -> tuple[Tensor, float] | None:
+        """Where the pass that follows a state takes its gradient: direction and distance."""
+        perturb = self._method.passes[state.phase].perturb
+        moved = None if perturb is None else perturb(state.releases, state.memory)
+        if moved is not None and not isinstance(moved, tuple):
+            raise TypeError(
+                f"perturb of method {self._method.name!r} must give (vector, distance) or None, "
+                f"not {type(moved).__name__}"
+            )
+        return moved
+
+    def noise_multiplier(self, state: RunState) -> float:
+        """σ of the sum that follows a state."""
+        return at(self._plan.noise_multipliers[state.phase], state.step)
+
+    def mechanism(
+        self, state: RunState, drawn: Drawn, layout: Layout, room: Tensor | None = None
+    ) -> Mechanism:
+        """For one try of a batch; it has summed nothing yet."""
+        settings, passes = self._settings, self._method.passes
+        query = "sum" if len(passes) == 1 else f"{passes[state.phase].name} sum"
+        if state.tries:
+            query = f"{query}, try {state.tries + 1}"
+        draw = Draw(
+            step=state.step,
+            phase=state.phase,
+            query=query,
+            batch=drawn.number,
+            clip=check_clip(state.control.clip),
+            noise_multiplier=self.noise_multiplier(state),
+            sample_rate=settings.sample_rate,
+            divisor=settings.expected_batch_size,
+            noise_key=self._key_of_try(drawn, state.tries),
+            stream=state.stream,
+        )
+        rule = self._method.rule
+        return Mechanism(layout, rule, draw, rule.transform(state.rule), room)
+
+    def _key_of_try(self, drawn: Drawn, tries: int) -> bytes:
         """The key of this try's noise and coins.
 
         Processes without noise toss coins of their own.
@@ -116,6 +181,12 @@ class Batches:
         if drawn.noise_key is None:
             return self.group.own_key(drawn.key, f"coins of pass {drawn.phase}, try {tries}")
         return subkey(drawn.noise_key, f"try {tries}") if tries else drawn.noise_key
+
+    def planned_events(self, start: int, stop: int) -> list[Event]:
+        """What updates will release."""
+        rate, method = self._plan.sample_rate, self._method
+        rate = self._settings.sample_rate if rate is None else rate
+        return self._plan.events(method.passes, method.beside(), rate, start, stop)
 
     def digest(self) -> str:
         """Of the records, computed once. Secret."""

@@ -24,6 +24,10 @@ class ControlLoop:
         self.observer: Callable[[Any, Any, Any], None] | None = None
         self.seconds = 0.0  # spent on reading and on moving C
 
+    def rate(self, state: Any) -> float:
+        """The factor on the learning rates."""
+        return float(self.controller.rate(state))
+
     def move(
         self, module: nn.Module, released: Released, step: int, state: Any, history: list[tuple]
     ) -> Any:

@@ -260,8 +260,7 @@ class PrivacyEngine:
     @property
     def planned_updates(self) -> int | None:
         """How many updates the noise was chosen for; None if any number."""
-        loop = self._private()
-        return loop.planned_steps if loop.plan.steps is None else loop.plan.steps
+        return self._private().batches.planned_steps
 
     @property
     def controller(self) -> Any:
@@ -275,7 +274,7 @@ class PrivacyEngine:
 
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What the updates from number ``start`` up to before ``stop`` will release, as planned."""
-        return self._private().planned_events(start, stop)
+        return self._private().batches.planned_events(start, stop)
 
     def describe(self) -> Description:
         """Which path the per-example gradients of each parameter take."""

@@ -22,24 +22,13 @@ from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
+from ._order import FORKED, OrderError
 
 # Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
 # up to so many bytes are compared at every step; all others, which would take longer than that is
 # worth, for so many steps.
 COMPARED_BYTES = 1 << 14
 COMPARED_STEPS = 3
-
-
-# One draw of noise on two different sums cancels by subtraction.
-FORKED = (
-    "this process is a fork of the one that owns the private run, and both would draw the same "
-    "noise and the same batches. Call make_private in each process, or load a checkpoint there "
-    "(engine.load(path) takes fresh streams)"
-)
-
-
-class OrderError(RuntimeError):
-    """The loop, the module or the optimizer did something out of order; nothing was released."""
 
 
 class _Memory(NamedTuple):

@@ -1,7 +1,8 @@
-"""A logical batch from its first chunk to its release."""
+"""A logical batch from its keys to its release."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 from torch import Tensor
@@ -9,7 +10,18 @@ from torch import Tensor
 from ..gradients import Chunk
 from ..ledger import Row
 from ..mechanism import Mechanism
-from ._batches import Drawn
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The keys of one logical batch, and where the two secret streams stand after it."""
+
+    phase: int
+    number: int  # passes over the same records share it, and compose as one Gaussian
+    key: bytes = field(repr=False)  # a second pass on the same records draws them again from it
+    noise_key: bytes | None = field(repr=False)
+    sampling: bytes = field(repr=False)
+    noise: bytes | None = field(repr=False)
 
 
 class Stage(Enum):
@@ -44,11 +56,6 @@ class OpenBatch:
         self.done = 0  # chunks that are in the sum
         self.stage = Stage.READY
         self.used = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether ``step()`` must be called, or the batch begun again, before the next chunk."""
-        return self.stage in (Stage.OUT, Stage.SPOILED)
 
     def absorb(self, chunk: Chunk) -> None:
         """Adds the records of the chunk that is out; ``close_chunk`` says that all of them are in.

@@ -14,7 +14,7 @@ from ..control import Released
 from ..ledger import Key, Ledger, Row
 from ..ledger._journal import Journal
 from ..mechanism import Draw, Receipt
-from ._guard import OrderError
+from ._order import OrderError
 
 
 class ReleaseLog:

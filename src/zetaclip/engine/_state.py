@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -51,3 +51,17 @@ class RunState:
     phase: int = 0
     position: int = 0
     tries: int = 0
+
+    def updated(self) -> RunState:
+        """After an update: the first pass of the next one comes."""
+        return replace(self, step=self.step + 1, position=self.position + 1, phase=0, releases=())
+
+    def tried(self) -> RunState:
+        """After the next batch was begun and put back: its next try has noise of its own."""
+        return replace(self, tries=self.tries + 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the method and the clip rule remember, which all processes must have alike."""
+        rule = self.rule if isinstance(self.rule, dict) else {}
+        found = {f"memory of {name}": value for name, value in self.memory.items()}
+        return found | {f"rule's {name}": t for name, t in rule.items() if isinstance(t, Tensor)}

@@ -43,6 +43,18 @@ def check_multiplier(noise_multiplier: NoiseSchedule) -> None:
         )
 
 
+# Noted, and warned of, when the first such gradient comes back.
+HALF_MEAN_NOTE = (
+    "not covered: means over a batch in half precision, whose rounding depends on the number of "
+    "records"
+)
+HALF_MEAN = (
+    "gradients come back in half precision, of a loss that is a mean over the batch: how each one "
+    "is rounded depends on the number of records, which the ledger does not cover. Use "
+    'reduction="sum" in the loss, and loss_reduction="sum" in make_private'
+)
+
+
 def header(
     settings: Settings, declared: bool, method: Method, accountant: str, seeded: bool
 ) -> Header:

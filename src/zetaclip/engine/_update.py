@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ..control import Released
 from ..gradients import Layout
 from ..methods._updates import NoiseAware, scaled_rates
-from ._guard import OrderError
+from ._order import OWN_OPTIMIZER, OrderError
 
 
 class Update:
@@ -37,11 +37,7 @@ class Update:
 
     def _check(self, *_: Any) -> None:
         if not self._open:
-            raise OrderError(
-                "step() of the optimizer that was given to make_private: it would move the weights "
-                "by gradients without clipping or noise. Use the optimizer and the loader that "
-                "make_private returned; engine.detach() ends private training"
-            )
+            raise OrderError(OWN_OPTIMIZER)
 
     def apply(self, layout: Layout, released: Released, rate: float) -> None:
         """Puts the private gradient into ``.grad`` and steps.

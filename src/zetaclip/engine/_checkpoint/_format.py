@@ -13,8 +13,8 @@ from torch import Tensor
 from ...control import Released
 from ...ledger import Header
 from .._configuration import described
-from .._guard import FORKED, OrderError
 from .._loop import PrivateLoop
+from .._order import FORKED, OrderError
 from .._state import RunState
 from ._errors import CheckpointError
 
