@@ -10,11 +10,15 @@ FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 SOURCES = {
     "zetaclip.randomness._chacha": "src/zetaclip/randomness/_chacha.c",
     "zetaclip.gradients._rows": "src/zetaclip/gradients/_rows.c",
+    "zetaclip.gradients._products": "src/zetaclip/gradients/_products.c",
 }
+
+# Products may be fused: they are made and used on one machine, by one code.
+FUSED = {"zetaclip.gradients._products": ["-ffp-contract=fast"]}
 
 setup(
     ext_modules=[
-        Extension(name, [source], extra_compile_args=FLAGS, optional=True)
+        Extension(name, [source], extra_compile_args=FLAGS + FUSED.get(name, []), optional=True)
         for name, source in SOURCES.items()
     ]
 )

@@ -81,7 +81,7 @@ def test_cancellation_in_the_gram_form_is_flagged_not_believed():
     x[:, 1] = x[:, 0]
     g = torch.randn(3, 2, 50)
     g[0, 1] = -g[0, 0] * (1 + 1e-4)
-    norms = gram_norms(x, g)
+    norms = gram_norms(x, g, TRUSTED)
     exact = torch.bmm(g.double().transpose(1, 2), x.double()).flatten(1).norm(dim=1)
     assert torch.isnan(norms[0]) and exact[0] < TRUSTED * 2 * x[0, 0].norm() * g[0, 0].norm()
     torch.testing.assert_close(norms[1:], exact[1:], rtol=1e-12, atol=0)

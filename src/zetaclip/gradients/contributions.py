@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from . import compiled
+from . import compiled, products
 
 # A float that passes through memory (written, read for the norm, read for the sum) costs about as
 # much as this many multiply-adds of a matrix product; `bench/kernels.py` measures it. This affects
@@ -37,8 +37,9 @@ SUM_FLOATS = 1 << 18
 # float64, costs less than a float64 product over the positions of all records; `bench/kernels.py`
 # measures it. This affects only speed.
 LONG_SEQUENCE = 24
-# A float64 multiply-add costs about as much as this many in float32. This affects only speed.
-DOUBLE_COST = 2.5
+# A float64 multiply-add costs about as much as this many in float32, by torch's kernels and beside
+# the compiled ones. This affects only speed.
+DOUBLE_COST, DOUBLE_BESIDE_COMPILED = 2.5, 4
 # Gram matrices are not used for longer sequences: the float32 gradient of such a record may have
 # lost too many digits beside the terms that it is the sum of.
 LONGEST_GRAM = 160
@@ -59,7 +60,12 @@ class Contribution(Protocol):
         """The norm of each example's gradient; not finite if it is unreliable."""
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
-        """``out += Σ_i factors[i] * gradient_i`` in float64; ``out`` has the shape of the block."""
+        """``out += Σ_i factors[i] * gradient_i`` in float64.
+
+        Args:
+            out: In the shape of the block, and contiguous.
+            factors: One float64 number per example.
+        """
 
     def dense(self) -> Tensor:
         """The gradients, with shape (examples, *parameter or block)."""
@@ -216,50 +222,64 @@ class Dense:
         return replace(self, stored=self.stored.double(), known=None)
 
 
-def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
+def gram_is_cheaper(positions: int, inputs: int, outputs: int, compiled: bool) -> bool:
     """Whether norms by float64 Gram matrices (T x T) cost less than computing the gradients.
 
     Args:
         positions: T.
         inputs: Width of the layer's input.
         outputs: Width of the layer's output.
+        compiled: Whether compiled code would compute the gradients.
 
     Returns:
         An estimate from shapes only, so that a replay makes the same choice.
     """
-    gram = DOUBLE_COST * positions * positions * (inputs + outputs)
-    return positions <= LONGEST_GRAM and gram <= (MEMORY_COST + positions) * inputs * outputs
+    gram = positions * positions * (inputs + outputs)
+    made = positions * inputs * outputs
+    if compiled:
+        return positions <= LONGEST_GRAM and DOUBLE_BESIDE_COMPILED * gram <= made
+    return positions <= LONGEST_GRAM and DOUBLE_COST * gram <= made + MEMORY_COST * inputs * outputs
 
 
-def gram_norms(x: Tensor, g: Tensor) -> Tensor:
+def gram_share(positions: int, made: bool) -> float:
+    """The share of its value without cancellation that a norm by Gram matrices must have.
+
+    Args:
+        positions: T.
+        made: Whether the sum gets gradients that were made in float32. Each is then the sum of T
+            float32 terms, which is off by T 2^-24 of the value without cancellation.
+    """
+    return max(TRUSTED, positions * 2.0**-13) if made else TRUSTED
+
+
+def gram_norms(x: Tensor, g: Tensor, share: float) -> Tensor:
     """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from two float64 Gram matrices.
 
-    **Guarantee.** A norm is at most 2^-11 below the length of what ``Outer.add_to`` adds. Gram
-    matrices in float32 could give half of it: where the gradients of two positions cancel, the
-    terms that remain may be too small to change a float32 sum.
+    **Guarantee.** With the ``share`` of ``gram_share`` a norm is at most 2^-11 below the length of
+    what the sum gets. Gram matrices in float32 could give half of it: where the gradients of two
+    positions cancel, the terms that remain may be too small to change a float32 sum.
     **Edge cases.** If the norm is too small compared with its largest possible value, it is NaN.
     """
-    positions = x.shape[1]
-    share = TRUSTED
-    if x.dtype == torch.float32 and positions >= LONG_SEQUENCE:
-        # ``add_to`` sums T float32 terms, which is off by T 2^-24 of the largest value.
-        share = max(share, positions * 2.0**-13)
-    some = max(1, 4 * SUM_FLOATS // max(1, positions * (x.shape[2] + g.shape[2])))
-    return torch.cat(
-        [
-            _gram_norms(a.double(), b.double(), share)
-            for a, b in zip(x.split(some), g.split(some), strict=True)
-        ]
-    )
+    some = max(1, 4 * SUM_FLOATS // max(1, x.shape[1] * (x.shape[2] + g.shape[2])))
+    parts = zip(x.split(some), g.split(some), strict=True)
+    widths = x.shape[2], g.shape[2]
+    return torch.cat([norms_of_grams(gram(a), gram(b), *widths, share) for a, b in parts])
 
 
-def _gram_norms(x: Tensor, g: Tensor, share: float) -> Tensor:
-    gram_x = torch.bmm(x, x.transpose(1, 2))
-    gram_g = torch.bmm(g, g.transpose(1, 2))
+def gram(rows: Tensor) -> Tensor:
+    """The float64 Gram matrices of (B, T, width)."""
+    wide = rows.double()
+    return torch.bmm(wide, wide.transpose(1, 2))
+
+
+def norms_of_grams(
+    gram_x: Tensor, gram_g: Tensor, inputs: int, outputs: int, share: float
+) -> Tensor:
+    """Norms of Σ_t g_t x_tᵀ from the Gram matrices; NaN if they are below ``share``."""
     squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
-    return trusted(squares.sqrt_(), lengths_x, lengths_g, x.shape[2], g.shape[2], share)
+    return trusted(squares.sqrt_(), lengths_x, lengths_g, inputs, outputs, share)
 
 
 def trusted(
@@ -316,6 +336,9 @@ class Single:
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         """Adds the sum of the gradients times ``factors``, in float64."""
+        if products.takes(self.x, self.g):
+            products.add_outer(self.x, self.g, factors, out)
+            return
         scaled = self.narrow.double() * factors.unsqueeze(1)
         if self.narrow is self.x:
             out.addmm_(self.g.double().t(), scaled)
@@ -357,22 +380,25 @@ class Outer:
     g: Tensor
     block: slice | None = None
 
-    @property
-    def _gram(self) -> bool:
-        return gram_is_cheaper(self.x.shape[1], self.x.shape[2], self.g.shape[2])
-
     def norms(self) -> Tensor:
         """The norm of each example's gradient; NaN if it is unreliable."""
-        if self._gram:
-            return gram_norms(self.x, self.g)
+        positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
+        fast = products.takes(self.x, self.g)
+        if gram_is_cheaper(positions, inputs, outputs, fast):
+            made_later = fast or (positions >= LONG_SEQUENCE and self.x.dtype == torch.float32)
+            return gram_norms(self.x, self.g, gram_share(positions, made_later))
         # The same numbers as in ``add_to``: no rounding error can come between norm and sum.
-        floats = self.x.shape[2] * self.g.shape[2]
-        return torch.cat([part.norms() for _, part in made(self, len(self.x), floats)])
+        if fast:
+            return products.norms(self.x, self.g, products.sequence(self.x, self.g))
+        return torch.cat([part.norms() for _, part in made(self, len(self.x), inputs * outputs)])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         """Adds the sum of the gradients times ``factors``, in float64."""
         positions, inputs, outputs = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        if positions >= LONG_SEQUENCE or not self._gram:
+        if products.takes(self.x, self.g):
+            products.add(self.x, self.g, products.sequence(self.x, self.g), factors, out)
+            return
+        if positions >= LONG_SEQUENCE or not gram_is_cheaper(positions, inputs, outputs, False):
             for rows, part in made(self, len(factors), inputs * outputs):
                 part.add_to(out, factors[rows])
             return

@@ -1,5 +1,6 @@
-"""Per-example weight gradients of a convolution, by the cheapest of three kernels.
+"""Per-example weight gradients of a convolution, by the cheapest kernel.
 
+- *compiled*: in float32 on the CPU, by ``products``.
 - *folded*: one grouped ``convolution_backward`` with the batch folded into groups. Best for few
   channels, and the only one for grouped, depthwise and 3d convolutions.
 - *shifted*: the image is unfolded along its width only; every kernel row is then a strided window
@@ -9,11 +10,13 @@
   ``ConvGram``. For layers whose gradients are cheap to compute and expensive to store, see
   ``ConvPieces``.
 
-The choice depends on shapes only, never on timings, so that a replayed run rounds in the same way.
+The choice depends on shapes and types only, never on timings, so that a replayed run rounds in the
+same way.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -21,13 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import products
 from .contributions import (
+    LONG_SEQUENCE,
     SUM_FLOATS,
     Contribution,
     Dense,
     Outer,
+    gram,
     gram_is_cheaper,
     gram_norms,
+    gram_share,
+    norms_of_grams,
 )
 
 # From this many weights per kernel position on, matrix products are faster than the grouped
@@ -38,6 +46,9 @@ GRAM_FROM = 1 << 16
 # Gradients that need more than this many times the memory of input and output gradient are not
 # stored until the sum. The folded kernel needs their memory twice while it runs.
 HELD_FOLDED, HELD_SHIFTED = 2.25, 6.0
+# Compiled, gradients over fewer positions are cheaper to compute twice than to store: fresh memory
+# costs about as much as this many multiply-adds a float.
+STORED_FROM = 512
 # Floats in one piece of the unfolded image: it stays in the cache between its two uses.
 PIECE = 1 << 18
 
@@ -76,24 +87,62 @@ def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contri
     """
     inputs, outputs = x.shape[1], g.shape[1]
     area = _product(geometry.kernel)
+    positions = _product(g.shape[2:])
     weights = inputs // geometry.groups * area * outputs
+    held = _product(x.shape[1:]) + _product(g.shape[1:])
+    if _compilable(x, g, geometry):
+        if positions >= STORED_FROM and weights <= HELD_SHIFTED * held:
+            return _gradients(x, g, geometry)
+        # If the kernel moves by one, its Gram matrices are sums of those of single places.
+        width = inputs if _dense_stride(geometry) else inputs * area
+        few = gram_is_cheaper(positions, width, outputs, True)
+        return (ConvGram if few else ConvPieces)(x, g, geometry)
     if (
         geometry.groups == 1
         and len(geometry.kernel) <= 2
         and weights >= GRAM_FROM
-        and gram_is_cheaper(_product(g.shape[2:]), inputs * area, outputs)
+        and gram_is_cheaper(positions, inputs * area, outputs, False)
     ):
         return ConvGram(x, g, geometry)
-    held = HELD_SHIFTED if _shiftable(geometry, inputs, outputs) else HELD_FOLDED
-    if weights > held * (_product(x.shape[1:]) + _product(g.shape[1:])):
+    most = HELD_SHIFTED if _shiftable(geometry, inputs, outputs) else HELD_FOLDED
+    if weights > most * held:
         return ConvPieces(x, g, geometry)
     return _gradients(x, g, geometry)
 
 
+def _compilable(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
+    return geometry.groups == 1 and len(geometry.kernel) <= 2 and products.takes(x, g)
+
+
+def _dense_stride(geometry: Geometry) -> bool:
+    return all(step == 1 for step in geometry.stride)
+
+
+def _sizes(x: Tensor, g: Tensor, geometry: Geometry) -> products.Sizes:
+    """The convolution as ``products`` takes it; in one dimension, of images of height 1."""
+    twice = (geometry.kernel, geometry.stride, geometry.padding, geometry.dilation)
+    flat = x.dim() == 3
+    return (
+        *(len(x), x.shape[1], *((1,) if flat else ()), *x.shape[2:]),
+        *(g.shape[1], *((1,) if flat else ()), *g.shape[2:]),
+        *(
+            value
+            for pair, one in zip(twice, (1, 1, 0, 1), strict=True)
+            for value in ((one, *pair) if flat else pair)
+        ),
+        0,
+    )
+
+
 def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Dense:
-    """The per-example gradients, by the faster of two kernels."""
+    """The per-example gradients, by the fastest kernel that makes all of them."""
     inputs, outputs = x.shape[1], g.shape[1]
     shape = torch.Size((outputs, inputs // geometry.groups, *geometry.kernel))
+    if _compilable(x, g, geometry):
+        stored = x.new_empty(len(x), shape.numel())
+        norms = products.norms(x, g, _sizes(x, g, geometry), stored)
+        unpack = functools.partial(products.unpack, shape=shape) if inputs % 16 == 0 else None
+        return Dense(stored, shape, unpack, known=norms)
     if _shiftable(geometry, inputs, outputs):
         return _shifted(x, g, geometry, shape)
     return Dense(_folded(x, g, geometry, shape), shape)
@@ -270,14 +319,38 @@ class ConvGram:
 
     def norms(self) -> Tensor:
         """The norm of each example's gradient; NaN if it is unreliable."""
-        sequence = self._sequence()
-        return gram_norms(sequence.x, sequence.g)
+        positions = _product(self.g.shape[2:])
+        made = _compilable(self.x, self.g, self.geometry) or (
+            positions >= LONG_SEQUENCE and self.x.dtype == torch.float32
+        )
+        share = gram_share(positions, made)
+        if not _dense_stride(self.geometry):
+            sequence = self._sequence()
+            return gram_norms(sequence.x, sequence.g, share)
+        inputs, outputs = self.shape[1:].numel(), self.g.shape[1]
+        places = max(_product(self.x.shape[2:]), positions)
+        some = max(1, 4 * SUM_FLOATS // (places * (places + self.x.shape[1] + outputs)))
+        return torch.cat(
+            [
+                norms_of_grams(
+                    _window_grams(x, g, self.geometry),
+                    gram(g.flatten(2).transpose(1, 2)),
+                    inputs,
+                    outputs,
+                    share,
+                )
+                for x, g in zip(self.x.split(some), self.g.split(some), strict=True)
+            ]
+        )
 
     def _sequence(self) -> Outer:
         return Outer(self._unfolded(), self.g.flatten(2).transpose(1, 2))
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         """Adds the sum of the gradients times ``factors``, in float64."""
+        if _compilable(self.x, self.g, self.geometry):
+            products.add(self.x, self.g, _sizes(self.x, self.g, self.geometry), factors, out)
+            return
         weights = self.shape.numel()
         some = max(1, SUM_FLOATS // (weights // self.g.shape[1]))
         for first in range(0, len(factors), some):
@@ -301,6 +374,31 @@ class ConvGram:
         return replace(self, x=self.x.double(), g=self.g.double())
 
 
+def _window_grams(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """Gram matrices of the windows of a convolution with stride 1, in float64: (B, T, T).
+
+    The product of two windows is the sum, over the places of the kernel, of products of two pixels.
+    So the Gram matrix of all pixels is enough, and the image is not unfolded.
+    """
+    if x.dim() == 3:
+        x, g = x.unsqueeze(2), g.unsqueeze(2)
+    sides, out = x.shape[2:], g.shape[2:]
+    pixels = gram(x.flatten(2).transpose(1, 2)).view(len(x), *sides, *sides)
+    windows = pixels.new_zeros(len(x), *out, *out)
+    kernel, dilation = _as_2d(geometry.kernel), _as_2d(geometry.dilation)
+    padding = geometry.padding if len(geometry.padding) == 2 else (0, *geometry.padding)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            to, of = [], []
+            for place, axis in ((i, 0), (j, 1)):
+                offset = place * dilation[axis] - padding[axis]
+                low, high = _inside(offset, 1, sides[axis], out[axis])
+                to.append(slice(low, high))
+                of.append(slice(low + offset, high + offset))
+            windows[:, to[0], to[1], to[0], to[1]] += pixels[:, of[0], of[1], of[0], of[1]]
+    return windows.view(len(x), out.numel(), out.numel())
+
+
 @dataclass(frozen=True)
 class ConvPieces(ConvGram):
     """Input and output gradient of a convolution whose gradients are computed a few at a time.
@@ -317,10 +415,15 @@ class ConvPieces(ConvGram):
 
     def norms(self) -> Tensor:
         """The norm of each example's gradient."""
+        if _compilable(self.x, self.g, self.geometry):
+            return products.norms(self.x, self.g, _sizes(self.x, self.g, self.geometry))
         return torch.cat([part.norms() for _, part in self._made()])
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         """Adds the sum of the gradients times ``factors``, in float64."""
+        if _compilable(self.x, self.g, self.geometry):
+            super().add_to(out, factors)
+            return
         for rows, part in self._made():
             part.add_to(out, factors[rows])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import compiled
 from . import rows as small
-from .contributions import Contribution, Dense, Single, combine, floor
+from .contributions import Contribution, Dense, combine, floor
 
 # A norm of at least this counts as not finite: its factor would be a denormal number, which has too
 # little precision for a bound.
@@ -171,15 +171,14 @@ class Chunk:
 
     def add_weighted_sum(self, total: Tensor, factors: Tensor) -> None:
         """``total += Σ_i factors[i] * gradient_i``, all in float64."""
-        layout, weight = self.layout, self.scale
+        layout = self.layout
+        scaled = factors * self.scale
         together = small.weighable(factors, total, self.rows)
         memory = compiled.array(total) if together else None
         tasks: list[small.WeighTask] = []
-        products: list[tuple[Tensor, Tensor, Tensor]] = []  # out += leftᵀ right, after the tasks
-        scaled: Tensor | None = None
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
-                task = self._tasks[id(part)] if together else None
+                task = self._tasks[id(part)]
                 if task is not None and memory is not None and type(part) is Dense:
                     own = memory[place[2] : place[2] + parameter.numel()]
                     added = small.sum_task(part, task, own)
@@ -187,19 +186,9 @@ class Chunk:
                         tasks.append(added)
                         continue
                 view = total.as_strided(*place)
-                out = view if part.block is None else view[part.block]
-                if task is not None and type(part) is Single:
-                    found, left, right = small.scale_task(part, task)
-                    tasks.append(found)
-                    products.append((out, left, right))
-                    continue
-                if scaled is None:
-                    scaled = factors * weight
-                part.add_to(out, scaled)
+                part.add_to(view if part.block is None else view[part.block], scaled)
         if tasks:
-            small.weigh(tasks, factors, weight)
-        for out, left, right in products:
-            out.addmm_(left.t(), right)
+            small.weigh(tasks, scaled)
         for row, gradient in self.rescued.items():
             total.add_(gradient * factors[row])
 

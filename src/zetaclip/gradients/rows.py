@@ -54,7 +54,7 @@ def norm_task(part: Contribution, rows: int) -> NormTask | None:
     if type(part) is Single:
         if fits(part.x, rows) and fits(part.g, rows):
             return array(part.x), array(part.g)
-    elif type(part) is Dense and fits(part.stored, rows):
+    elif type(part) is Dense and part.known is None and fits(part.stored, rows):
         return None, array(part.stored)
     return None
 
@@ -82,19 +82,6 @@ def sum_task(part: Dense, task: NormTask, total: np.ndarray) -> WeighTask | None
     return None
 
 
-def scale_task(part: Single, task: NormTask) -> tuple[WeighTask, Tensor, Tensor]:
-    """Scales the rows of x or g, whichever is narrower.
-
-    Then the weighted sum is the product leftᵀ right.
-    """
-    scaled = torch.empty(part.narrow.shape, dtype=torch.float64)
-    x, g = task
-    assert x is not None
-    if part.narrow is part.x:
-        return (x, array(scaled), None), part.g.double(), scaled
-    return (g, array(scaled), None), scaled, part.x.double()
-
-
 def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     """Whether ``weigh`` can take these factors, and add to this vector."""
     return (
@@ -102,9 +89,9 @@ def weighable(factors: Tensor, total: Tensor, rows: int) -> bool:
     )
 
 
-def weigh(tasks: list[WeighTask], factors: Tensor, by: float) -> None:
-    """Works off the tasks with the weights ``by * factors``."""
-    compiled.rows.weigh(tasks, factors.shape[0], array(factors), by)
+def weigh(tasks: list[WeighTask], factors: Tensor) -> None:
+    """Works off the tasks with these weights."""
+    compiled.rows.weigh(tasks, factors.shape[0], array(factors), 1.0)
 
 
 # -- what a clip rule needs of norms, by torch: compiled, it saved less than 0.3 % of a step

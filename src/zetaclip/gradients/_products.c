@@ -1,0 +1,537 @@
+/* Per-record gradients of matrices and convolutions, made in registers: their lengths, and their
+ * weighted sum.
+ *
+ * A record's gradient is G[o][j] = sum over positions t of g[t][o] * x[t][j], where x[t] is what
+ * the layer saw at position t: an input vector, or the window of a convolution. A few rows of G
+ * are made at a time, in float32 and always in the same order. So `norms` measures the very numbers
+ * that `add` sums, and no gradient passes through memory. `add` multiplies them by the record's
+ * factor and adds records up in float64; `add_outer` does so for layers with one position, whose
+ * products are taken in float64 altogether. gradients/products.py says which layers come here.
+ *
+ * A record's numbers depend on that record alone: neither on the number of records nor on their
+ * order, and not on the thread.
+ *
+ * Everything is passed as a buffer, whose type and length are checked here.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NR 3          /* vectors of a tile */
+#define BLOCK 6       /* vectors, and panels of outputs, whose sums stay in the cache */
+#define PANELS 2
+#define DEPTH 128     /* records of one turn of add_outer */
+#define ALIGNED 64
+#define UNIT 16       /* channels of an image are read as vectors if they are a multiple of this */
+
+/* A convolution, or (with a kernel of one) a matrix that multiplied every position. */
+typedef struct {
+    Py_ssize_t records, channels, height, width, outputs, out_height, out_width;
+    Py_ssize_t kernel[2], stride[2], padding[2], dilation[2];
+    int last; /* x is (records, positions, channels) and g likewise, not the other way round */
+} shape;
+
+typedef struct {
+    size_t outputs, positions, columns, vectors;
+    size_t x_floats, g_floats; /* of one packed record */
+    ptrdiff_t *where, *at;     /* offsets of positions and of vectors in a packed record */
+    size_t *to, spread;        /* first column of each vector, and the way from one to the next */
+} job;
+
+#define JOIN(a, b) a##b
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_X86 1
+#define TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")))
+#define NAME(x) JOIN(x, _512)
+#define LANES 16
+#define MR 8
+#include "_tiles.h"
+#undef TARGET
+#undef NAME
+#undef LANES
+#undef MR
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(x) JOIN(x, _256)
+#define LANES 8
+#define MR 4
+#include "_tiles.h"
+#undef TARGET
+#undef NAME
+#undef LANES
+#undef MR
+#endif
+#define TARGET
+#define NAME(x) JOIN(x, _128)
+#define LANES 4
+#define MR 4
+#include "_tiles.h"
+#undef TARGET
+#undef NAME
+#undef LANES
+#undef MR
+
+typedef struct {
+    const char *name;
+    size_t lanes, rows;
+    double (*one_record)(const job *, const float *, const float *, float *);
+    void (*add_panels)(const job *, const float *, const float *, size_t, const double *, size_t,
+                       size_t, size_t, double *);
+    void (*add_outer)(const double *, const double *, size_t, double *, size_t, size_t, size_t);
+} kernels;
+
+static const kernels all[] = {
+    {"128", 4, 4, one_record_128, add_panels_128, add_outer_128},
+#ifdef HAS_X86
+    {"256", 8, 4, one_record_256, add_panels_256, add_outer_256},
+    {"512", 16, 8, one_record_512, add_panels_512, add_outer_512},
+#endif
+};
+
+static const kernels *chosen = all;
+
+static void choose(void)
+{
+#ifdef HAS_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) chosen = all + 1;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("fma"))
+        chosen = all + 2;
+#endif
+}
+
+static size_t up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+static void *room(size_t bytes)
+{
+    void *found = NULL;
+    return posix_memalign(&found, ALIGNED, bytes ? up(bytes, ALIGNED) : ALIGNED) ? NULL : found;
+}
+
+/* Whether the window of an image is read in place, channels last; otherwise it is unfolded. */
+static int in_place(const shape *s) { return !s->last && s->channels % UNIT == 0; }
+
+static void forget(job *j)
+{
+    free(j->where);
+    free(j->at);
+    free(j->to);
+}
+
+static int plan(const shape *s, job *j)
+{
+    const size_t lanes = chosen->lanes, channels = s->channels;
+    j->outputs = s->outputs;
+    j->positions = s->out_height * s->out_width;
+    j->columns = channels * s->kernel[0] * s->kernel[1];
+    j->vectors = up(j->columns, lanes) / lanes;
+    const size_t wide = s->width + 2 * s->padding[1], high = s->height + 2 * s->padding[0];
+    const size_t step = j->vectors * lanes;
+    j->x_floats = up(in_place(s) ? high * wide * channels : j->positions * step, UNIT);
+    j->g_floats = up(up(s->outputs, chosen->rows) * j->positions, UNIT);
+    j->where = malloc((j->positions + 1) * sizeof *j->where);
+    j->at = malloc((j->vectors + NR) * sizeof *j->at);
+    j->to = malloc((j->vectors + NR) * sizeof *j->to);
+    if (j->where == NULL || j->at == NULL || j->to == NULL) {
+        forget(j);
+        return 0;
+    }
+    const size_t area = s->kernel[0] * s->kernel[1];
+    j->spread = in_place(s) ? area : 1;
+    for (size_t t = 0; t < j->positions; t++) {
+        size_t row = t / s->out_width * s->stride[0], column = t % s->out_width * s->stride[1];
+        j->where[t] = in_place(s) ? (row * wide + column) * channels : t * step;
+    }
+    for (size_t v = 0; v < j->vectors; v++) {
+        j->at[v] = j->to[v] = v * lanes;
+        if (!in_place(s)) continue;
+        /* UNIT channels at a time, and for these all places of the kernel. */
+        size_t place = v * lanes / UNIT % area, row = place / s->kernel[1];
+        size_t channel = v * lanes / UNIT / area * UNIT + v * lanes % UNIT;
+        size_t column = place % s->kernel[1];
+        j->at[v] = (row * s->dilation[0] * wide + column * s->dilation[1]) * channels + channel;
+        j->to[v] = channel * area + place;
+    }
+    return 1;
+}
+
+typedef float four __attribute__((vector_size(16), aligned(4)));
+typedef int order __attribute__((vector_size(16)));
+
+/* to[column][row] = from[row][column], in squares of four. */
+static void transpose(const float *restrict from, size_t rows, size_t columns, size_t from_step,
+                      float *restrict to, size_t to_step)
+{
+    size_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float *own = from + r * from_step;
+        size_t c = 0;
+        for (; c + 4 <= columns; c += 4) {
+            four a = *(const four *)(own + c), b = *(const four *)(own + from_step + c);
+            four d = *(const four *)(own + 2 * from_step + c);
+            four e = *(const four *)(own + 3 * from_step + c);
+            four ab = __builtin_shuffle(a, b, (order){0, 4, 1, 5});
+            four AB = __builtin_shuffle(a, b, (order){2, 6, 3, 7});
+            four de = __builtin_shuffle(d, e, (order){0, 4, 1, 5});
+            four DE = __builtin_shuffle(d, e, (order){2, 6, 3, 7});
+            float *here = to + c * to_step + r;
+            *(four *)here = __builtin_shuffle(ab, de, (order){0, 1, 4, 5});
+            *(four *)(here + to_step) = __builtin_shuffle(ab, de, (order){2, 3, 6, 7});
+            *(four *)(here + 2 * to_step) = __builtin_shuffle(AB, DE, (order){0, 1, 4, 5});
+            *(four *)(here + 3 * to_step) = __builtin_shuffle(AB, DE, (order){2, 3, 6, 7});
+        }
+        for (; c < columns; c++)
+            for (size_t i = r; i < r + 4; i++) to[c * to_step + i] = from[i * from_step + c];
+    }
+    for (; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) to[c * to_step + r] = from[r * from_step + c];
+}
+
+/* One record's x as the tiles read it. What lies in the padding must be zero already. */
+static void pack_x(const shape *s, const job *j, const float *restrict x, float *restrict to)
+{
+    const size_t channels = s->channels, step = up(j->columns, chosen->lanes);
+    if (s->last) {
+        for (size_t t = 0; t < j->positions; t++)
+            memcpy(to + t * step, x + t * channels, channels * sizeof(float));
+        return;
+    }
+    const size_t area = s->height * s->width;
+    if (in_place(s)) {
+        const size_t wide = s->width + 2 * s->padding[1];
+        for (Py_ssize_t row = 0; row < s->height; row++)
+            transpose(x + row * s->width, channels, s->width, area,
+                      to + ((row + s->padding[0]) * wide + s->padding[1]) * channels, channels);
+        return;
+    }
+    size_t column = 0;
+    for (size_t c = 0; c < channels; c++)
+        for (Py_ssize_t i = 0; i < s->kernel[0]; i++)
+            for (Py_ssize_t k = 0; k < s->kernel[1]; k++, column++)
+                for (Py_ssize_t r = 0; r < s->out_height; r++) {
+                    Py_ssize_t row = r * s->stride[0] + i * s->dilation[0] - s->padding[0];
+                    if (row < 0 || row >= s->height) continue;
+                    const float *from = x + c * area + row * s->width;
+                    float *own = to + (size_t)(r * s->out_width) * step + column;
+                    for (Py_ssize_t q = 0; q < s->out_width; q++) {
+                        Py_ssize_t place = q * s->stride[1] + k * s->dilation[1] - s->padding[1];
+                        if (place >= 0 && place < s->width) own[q * step] = from[place];
+                    }
+                }
+}
+
+/* One record's g as panels of a few outputs. What lies beyond the last output must be zero. */
+static void pack_g(const shape *s, const job *j, const float *restrict g, float *restrict to)
+{
+    const size_t rows = chosen->rows, step = rows * j->positions;
+    if (!s->last) {
+        for (size_t o = 0; o < j->outputs; o += rows, to += step)
+            transpose(g + o * j->positions, j->outputs - o < rows ? j->outputs - o : rows,
+                      j->positions, j->positions, to, rows);
+        return;
+    }
+    for (size_t t = 0; t < j->positions; t++, to += rows, g += j->outputs) {
+        size_t o = 0;
+        float *own = to;
+        for (; o + rows <= j->outputs; o += rows, own += step) {
+            memcpy(own, g + o, 4 * sizeof(float));
+            if (rows == 8) memcpy(own + 4, g + o + 4, 4 * sizeof(float));
+        }
+        for (; o < j->outputs; o++) *own++ = g[o];
+    }
+}
+
+/* Takes a contiguous buffer of one type of number, "f" or "d", and an exact count of them. */
+static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
+{
+    const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
+    if (PyObject_GetBuffer(object, view,
+                           PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
+        return 0;
+    if (view->format == NULL || view->format[0] != type || view->format[1] ||
+        (size_t)view->itemsize != size)
+        PyErr_Format(PyExc_TypeError, "the values must be float%d", (int)(8 * size));
+    else if ((size_t)view->len / size != count)
+        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
+                     count);
+    else
+        return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+static int read_shape(PyObject *tuple, shape *s)
+{
+    Py_ssize_t reach[2], size[2], out[2];
+    if (!PyArg_ParseTuple(tuple, "nnnnnnnnnnnnnnnp", &s->records, &s->channels, &s->height,
+                          &s->width, &s->outputs, &s->out_height, &s->out_width, s->kernel,
+                          s->kernel + 1, s->stride, s->stride + 1, s->padding, s->padding + 1,
+                          s->dilation, s->dilation + 1, &s->last))
+        return 0;
+    const Py_ssize_t most = (Py_ssize_t)1 << 40;
+    int fine = s->records >= 0 && s->channels > 0 && s->outputs > 0 && s->height > 0 &&
+               s->width > 0 && s->out_height > 0 && s->out_width > 0;
+    size[0] = s->height, size[1] = s->width, out[0] = s->out_height, out[1] = s->out_width;
+    for (int i = 0; fine && i < 2; i++) {
+        fine = s->kernel[i] > 0 && s->stride[i] > 0 && s->padding[i] >= 0 && s->dilation[i] > 0 &&
+               size[i] < most && s->padding[i] < most && s->dilation[i] < most &&
+               s->kernel[i] < most / s->dilation[i] && s->stride[i] < most;
+        if (!fine) break;
+        reach[i] = size[i] + 2 * s->padding[i] - s->dilation[i] * (s->kernel[i] - 1) - 1;
+        fine = reach[i] >= 0 && out[i] == reach[i] / s->stride[i] + 1;
+    }
+    if (fine && s->last)
+        fine = s->kernel[0] * s->kernel[1] == 1 && s->padding[0] + s->padding[1] == 0 &&
+               s->stride[0] * s->stride[1] == 1;
+    if (!fine) PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
+    return fine;
+}
+
+/* Reads x, g and their shape; what follows is released by the caller. */
+static int read_layer(PyObject *given_x, PyObject *given_g, PyObject *sizes, shape *s, Py_buffer *x,
+                      Py_buffer *g)
+{
+    if (!read_shape(sizes, s)) return 0;
+    if (!take(given_x, x, 'f', 0, s->records * s->channels * s->height * s->width)) return 0;
+    if (take(given_g, g, 'f', 0, s->records * s->outputs * s->out_height * s->out_width)) return 1;
+    PyBuffer_Release(x);
+    return 0;
+}
+
+static PyObject *norms(PyObject *self, PyObject *args)
+{
+    PyObject *given_x, *given_g, *sizes, *given_squares, *given_stored;
+    Py_ssize_t first, stop;
+    Py_buffer x, g, squares, stored = {0};
+    shape s;
+    job j;
+    if (!PyArg_ParseTuple(args, "OOOOOnn", &given_x, &given_g, &sizes, &given_squares,
+                          &given_stored, &first, &stop))
+        return NULL;
+    if (!read_layer(given_x, given_g, sizes, &s, &x, &g)) return NULL;
+    int fine = take(given_squares, &squares, 'd', 1, s.records);
+    if (fine && given_stored != Py_None) {
+        fine = take(given_stored, &stored, 'f', 1,
+                    s.records * s.outputs * s.channels * s.kernel[0] * s.kernel[1]);
+        if (!fine) PyBuffer_Release(&squares);
+    }
+    if (!fine) {
+        PyBuffer_Release(&x);
+        PyBuffer_Release(&g);
+        return NULL;
+    }
+    float *memory = NULL;
+    if (first < 0 || stop > s.records || first > stop)
+        PyErr_SetString(PyExc_ValueError, "there are no such records");
+    else if (!plan(&s, &j))
+        PyErr_NoMemory();
+    else {
+        memory = room((j.x_floats + j.g_floats) * sizeof(float));
+        if (memory == NULL) PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            const size_t in = s.channels * s.height * s.width, out = j.outputs * j.positions;
+            memset(memory, 0, (j.x_floats + j.g_floats) * sizeof(float));
+            for (Py_ssize_t i = first; i < stop; i++) {
+                pack_x(&s, &j, (const float *)x.buf + i * in, memory);
+                pack_g(&s, &j, (const float *)g.buf + i * out, memory + j.x_floats);
+                float *to =
+                    stored.obj ? (float *)stored.buf + i * j.outputs * j.columns : NULL;
+                ((double *)squares.buf)[i] =
+                    chosen->one_record(&j, memory, memory + j.x_floats, to);
+            }
+            Py_END_ALLOW_THREADS
+        }
+        free(memory);
+        forget(&j);
+    }
+    PyBuffer_Release(&x);
+    PyBuffer_Release(&g);
+    PyBuffer_Release(&squares);
+    PyBuffer_Release(&stored);
+    if (memory == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *add(PyObject *self, PyObject *args)
+{
+    PyObject *given_x, *given_g, *sizes, *given_factors, *given_total;
+    Py_ssize_t first, stop;
+    Py_buffer x, g, factors, total;
+    shape s;
+    job j;
+    if (!PyArg_ParseTuple(args, "OOOOOnn", &given_x, &given_g, &sizes, &given_factors,
+                          &given_total, &first, &stop))
+        return NULL;
+    if (!read_layer(given_x, given_g, sizes, &s, &x, &g)) return NULL;
+    int fine = take(given_factors, &factors, 'd', 0, s.records);
+    if (fine) {
+        fine = take(given_total, &total, 'd', 1,
+                    s.outputs * s.channels * s.kernel[0] * s.kernel[1]);
+        if (!fine) PyBuffer_Release(&factors);
+    }
+    if (!fine) {
+        PyBuffer_Release(&x);
+        PyBuffer_Release(&g);
+        return NULL;
+    }
+    float *memory = NULL;
+    if (first < 0 || stop > s.outputs || first > stop || first % chosen->rows)
+        PyErr_SetString(PyExc_ValueError, "there are no such outputs");
+    else if (!plan(&s, &j))
+        PyErr_NoMemory();
+    else {
+        /* The sums pass through the cache once for so many records. */
+        const size_t own = j.x_floats + j.g_floats;
+        size_t some = 4 * (size_t)(stop - first) * j.columns / own + 4;
+        if (some > (size_t)s.records) some = s.records;
+        memory = room(some * own * sizeof(float));
+        if (memory == NULL) PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            const size_t in = s.channels * s.height * s.width, out = j.outputs * j.positions;
+            memset(memory, 0, some * own * sizeof(float));
+            for (size_t begin = 0; begin < (size_t)s.records; begin += some) {
+                size_t count = s.records - begin < some ? s.records - begin : some;
+                for (size_t i = 0; i < count; i++) {
+                    pack_x(&s, &j, (const float *)x.buf + (begin + i) * in, memory + i * own);
+                    pack_g(&s, &j, (const float *)g.buf + (begin + i) * out,
+                           memory + i * own + j.x_floats);
+                }
+                for (size_t o = first; o < (size_t)stop; o += PANELS * chosen->rows) {
+                    size_t end = o + PANELS * chosen->rows;
+                    if (end > (size_t)stop) end = stop;
+                    chosen->add_panels(&j, memory, memory + j.x_floats, own,
+                                       (const double *)factors.buf + begin, count, o, end,
+                                       total.buf);
+                }
+            }
+            Py_END_ALLOW_THREADS
+        }
+        free(memory);
+        forget(&j);
+    }
+    PyBuffer_Release(&x);
+    PyBuffer_Release(&g);
+    PyBuffer_Release(&factors);
+    PyBuffer_Release(&total);
+    if (memory == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+static void outer(const float *x, const float *g, const double *factors, size_t records,
+                  size_t inputs, size_t outputs, size_t first, size_t stop, double *total,
+                  double *memory)
+{
+    const size_t rows = chosen->rows, width = NR * chosen->lanes / 2;
+    double *panel = memory, *scaled = memory + DEPTH * width;
+    for (size_t begin = 0; begin < records; begin += DEPTH) {
+        size_t count = records - begin < DEPTH ? records - begin : DEPTH;
+        for (size_t o = first; o < stop; o += rows) {
+            size_t some = stop - o < rows ? stop - o : rows;
+            double *to = scaled + (o - first) * DEPTH;
+            for (size_t i = 0; i < count; i++) {
+                double factor = factors[begin + i];
+                const float *from = g + (begin + i) * outputs + o;
+                for (size_t m = 0; m < rows; m++)
+                    to[i * rows + m] = m < some ? factor * from[m] : 0.0;
+            }
+        }
+        for (size_t c = 0; c < inputs; c += width) {
+            size_t some = inputs - c < width ? inputs - c : width;
+            for (size_t i = 0; i < count; i++) {
+                const float *from = x + (begin + i) * inputs + c;
+                double *to = panel + i * width;
+                for (size_t k = 0; k < some; k++) to[k] = from[k];
+                for (size_t k = some; k < width; k++) to[k] = 0.0;
+            }
+            for (size_t o = first; o < stop; o += rows)
+                chosen->add_outer(scaled + (o - first) * DEPTH, panel, count,
+                                  total + o * inputs + c, inputs,
+                                  stop - o < rows ? stop - o : rows, some);
+        }
+    }
+}
+
+static PyObject *add_outer(PyObject *self, PyObject *args)
+{
+    PyObject *given_x, *given_g, *given_factors, *given_total;
+    Py_ssize_t records, inputs, outputs, first, stop;
+    Py_buffer x, g, factors, total;
+    if (!PyArg_ParseTuple(args, "OOOOnnnnn", &given_x, &given_g, &given_factors, &given_total,
+                          &records, &inputs, &outputs, &first, &stop))
+        return NULL;
+    if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > outputs) {
+        PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (!take(given_x, &x, 'f', 0, records * inputs)) return NULL;
+    if (take(given_g, &g, 'f', 0, records * outputs)) {
+        if (take(given_factors, &factors, 'd', 0, records)) {
+            if (take(given_total, &total, 'd', 1, inputs * outputs)) {
+                size_t wide = up(stop - first, chosen->rows) + NR * chosen->lanes / 2;
+                double *memory = room(DEPTH * wide * sizeof(double));
+                if (memory == NULL) PyErr_NoMemory();
+                else {
+                    Py_BEGIN_ALLOW_THREADS
+                    outer(x.buf, g.buf, factors.buf, records, inputs, outputs, first, stop,
+                          total.buf, memory);
+                    Py_END_ALLOW_THREADS
+                    free(memory);
+                    result = Py_NewRef(Py_None);
+                }
+                PyBuffer_Release(&total);
+            }
+            PyBuffer_Release(&factors);
+        }
+        PyBuffer_Release(&g);
+    }
+    PyBuffer_Release(&x);
+    return result;
+}
+
+static PyObject *width(PyObject *self, PyObject *args)
+{
+    int bits = 0;
+    if (!PyArg_ParseTuple(args, "|i", &bits)) return NULL;
+    if (bits) { /* for tests: a narrower set of instructions than the widest */
+        choose();
+        const kernels *widest = chosen;
+        for (const kernels *k = all; k <= widest; k++)
+            if (atoi(k->name) == bits) chosen = k;
+    }
+    return PyLong_FromSize_t(chosen->lanes * 32);
+}
+
+static PyMethodDef methods[] = {
+    {"norms", norms, METH_VARARGS,
+     "norms(x, g, shape, squares, stored, first, stop)\n\n"
+     "Squared lengths of the gradients of records first to stop, and the gradients themselves\n"
+     "where `stored` is not None. Shape: records, channels, height, width, outputs, their height\n"
+     "and width, then kernel, stride, padding, dilation (two each), and whether channels come\n"
+     "last. Stored columns are in the order of the parameter, or, if channels come first and are\n"
+     "a multiple of 16: 16 channels at a time, with (row, column of the kernel, channel) inside."},
+    {"add", add, METH_VARARGS,
+     "add(x, g, shape, factors, total, first, stop)\n\n"
+     "Adds factor * gradient of all records to rows first to stop of the float64 total."},
+    {"add_outer", add_outer, METH_VARARGS,
+     "add_outer(x, g, factors, total, records, inputs, outputs, first, stop)\n\n"
+     "total += factor_i * g_i x_i^T for all records, in float64, rows first to stop."},
+    {"width", width, METH_VARARGS,
+     "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_products", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__products(void)
+{
+    choose();
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,136 @@
+"""Per-record gradients of float32 matrices and convolutions on the CPU, made in registers.
+
+``_products.c`` makes a record's gradient a few rows at a time, for its norm and again for the sum,
+so that it never passes through memory. Other types and devices, and installations without a
+compiler, use torch's kernels.
+
+**Guarantee.** ``norms`` and ``add`` compute the same numbers for a record, from this record alone:
+neither the other records nor the number of threads change a bit of them. Records are added up in
+float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+compiled: Any
+try:
+    from . import _products as compiled
+except ImportError:  # built where there was no C compiler
+    compiled = None
+
+# Multiply-adds from which on several threads are worth starting. This affects only speed.
+SHARED = 1 << 26
+# Rows of a sum are dealt to threads in multiples of this, the most rows of a tile.
+ROWS = 8
+
+Sizes = tuple[int, ...]
+"""Records, channels, height, width, outputs, their height and width, then kernel, stride, padding
+and dilation, two each, and whether channels come last."""
+
+
+def source() -> str:
+    """Who makes per-record gradients here; part of what an exact replay depends on."""
+    return "torch" if compiled is None else f"compiled {compiled.width()}"
+
+
+def takes(x: Tensor, g: Tensor) -> bool:
+    """Whether the compiled part can take a layer with this input and output gradient."""
+    return (
+        compiled is not None
+        and x.dtype is torch.float32
+        and g.dtype is torch.float32
+        and x.is_cpu
+        and g.is_cpu
+        and x.numel() > 0
+        and g.numel() > 0
+    )
+
+
+def sequence(x: Tensor, g: Tensor) -> Sizes:
+    """The sizes of a matrix that multiplied every position: x (B, T, I), g (B, T, O)."""
+    records, positions, inputs = x.shape
+    return (records, inputs, 1, positions, g.shape[2], 1, positions, *(1, 1) * 2, 0, 0, 1, 1, 1)
+
+
+def norms(x: Tensor, g: Tensor, sizes: Sizes, stored: Tensor | None = None) -> Tensor:
+    """The norm of each record's gradient in float64; not finite if float32 can't hold its square.
+
+    Args:
+        x: Inputs.
+        g: Output gradients.
+        sizes: Of the layer.
+        stored: Where to put the gradients themselves, (records, weights); None to drop them.
+            They are in the order of ``unpack``.
+    """
+    squares = torch.empty(len(x), dtype=torch.float64)
+    at_x, at_g, to = _array(x), _array(g), squares.numpy()
+    kept = None if stored is None else stored.numpy()
+    _deal(
+        len(x),
+        1,
+        _work(sizes),
+        lambda first, stop: compiled.norms(at_x, at_g, sizes, to, kept, first, stop),
+    )
+    return squares.sqrt_()
+
+
+def unpack(stored: Tensor, shape: torch.Size) -> Tensor:
+    """What ``norms`` stored for a convolution, in the order of its weight: (records, *shape)."""
+    outputs, inputs, *kernel = shape
+    if inputs % 16:
+        return stored.view(-1, *shape)
+    apart = stored.view(-1, outputs, inputs // 16, *kernel, 16)
+    return apart.movedim(-1, 3).reshape(-1, *shape)
+
+
+def add(x: Tensor, g: Tensor, sizes: Sizes, factors: Tensor, total: Tensor) -> None:
+    """``total += Σ_i factors[i] * gradient_i``; ``total`` is float64 in the shape of the weight."""
+    at_x, at_g, own, to = _array(x), _array(g), _array(factors), total.numpy()
+    _deal(
+        sizes[4],
+        ROWS,
+        _work(sizes),
+        lambda first, stop: compiled.add(at_x, at_g, sizes, own, to, first, stop),
+    )
+
+
+def add_outer(x: Tensor, g: Tensor, factors: Tensor, total: Tensor) -> None:
+    """``total += Σ_i factors[i] * g_i x_iᵀ`` with products in float64: x (B, I), g (B, O)."""
+    (records, inputs), outputs = x.shape, g.shape[1]
+    at_x, at_g, own, to = _array(x), _array(g), _array(factors), total.numpy()
+    _deal(
+        outputs,
+        ROWS,
+        records * inputs * outputs,
+        lambda first, stop: compiled.add_outer(
+            at_x, at_g, own, to, records, inputs, outputs, first, stop
+        ),
+    )
+
+
+def _array(tensor: Tensor) -> Any:
+    """The memory of a tensor, or of a contiguous copy."""
+    return tensor.detach().contiguous().resolve_neg().numpy()
+
+
+def _work(sizes: Sizes) -> int:
+    records, channels, _, _, outputs, height, width, rows, columns, *_ = sizes
+    return records * channels * outputs * height * width * rows * columns
+
+
+def _deal(count: int, step: int, work: int, call: Callable[[int, int], None]) -> None:
+    """Calls ``call(first, stop)`` for all of range(count), in as many threads as torch uses."""
+    threads = 1 if work < SHARED else torch.get_num_threads()
+    share = -(-count // (threads * step)) * step
+    if share >= count:
+        call(0, count)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        starts = range(0, count, share)
+        list(pool.map(lambda first: call(first, min(first + share, count)), starts))
