@@ -18,7 +18,13 @@ FUSED = {"zetaclip.gradients._products": ["-ffp-contract=fast"]}
 
 setup(
     ext_modules=[
-        Extension(name, [source], extra_compile_args=FLAGS + FUSED.get(name, []), optional=True)
+        Extension(
+            name,
+            [source],
+            extra_compile_args=FLAGS + FUSED.get(name, []),
+            depends=["src/zetaclip/gradients/_tiles.h"],
+            optional=True,
+        )
         for name, source in SOURCES.items()
     ]
 )

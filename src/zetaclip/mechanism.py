@@ -20,7 +20,7 @@ from torch import Tensor
 from .clipping import Affine, ClipRule, Extra
 from .clipping._base import check_columns, check_factors
 from .control import Released
-from .gradients import Chunk, Layout, rows
+from .gradients import Chunk, Layout
 from .gradients.contributions import Dense
 from .grid import spacing, widened
 from .ledger import Row
@@ -252,7 +252,7 @@ class Mechanism:
                         "noise_multiplier"
                     )
                 check_columns(extra.columns, extra.sensitivity, f"{self.rule.name}: {name}")
-            totals = rows.sums(extra.columns)
+            totals = extra.columns.sum(0, dtype=torch.float64).tolist()
             before = self._extras.get(name)
             self._extras[name] = (
                 totals if before is None else [a + b for a, b in zip(before, totals, strict=True)]

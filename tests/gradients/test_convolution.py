@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from zetaclip.gradients import convolution
+from zetaclip.gradients import convolution, products
 from zetaclip.gradients.contributions import TRUSTED, Dense, gram_norms
 from zetaclip.gradients.convolution import (
     ConvGram,
@@ -60,7 +60,9 @@ def test_all_kernels_agree(monkeypatch, piece):
             torch.testing.assert_close(total, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_the_choice_depends_on_shapes_alone():
+def test_the_choice_depends_on_shapes_alone(monkeypatch):
+    monkeypatch.setattr(products, "compiled", None)
+
     def chosen(channels, size, groups=1):
         x = torch.randn(2, channels, size, size)
         geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups)

@@ -10,13 +10,21 @@ import torch
 from helpers import assert_parity, mean_loss, recorded
 from torch import nn
 
-from zetaclip.clipping._base import check_columns, check_factors
+from zetaclip.clipping._base import (
+    check_columns,
+    check_factors,
+    farthest,
+    flat_factors,
+    longest,
+)
+from zetaclip.clipping._rules import halves, slots
 from zetaclip.engine._weights import Weights
-from zetaclip.gradients import Layout, compiled, rows
+from zetaclip.gradients import Layout, products, rows
 from zetaclip.gradients.contributions import Dense, Outer, Single
+from zetaclip.gradients.reduce import _as_stored, _matrices
 
 needs_compiler = pytest.mark.skipif(
-    compiled.rows is None, reason="zetaclip was built without a C compiler"
+    rows.compiled is None, reason="zetaclip was built without a C compiler"
 )
 
 
@@ -24,8 +32,9 @@ needs_compiler = pytest.mark.skipif(
 def way(request, monkeypatch):
     """Each test that asks for this runs with and without the compiled part."""
     if request.param == "torch":
-        monkeypatch.setattr(compiled, "rows", None)
-    elif compiled.rows is None:
+        monkeypatch.setattr(rows, "compiled", None)
+        monkeypatch.setattr(products, "compiled", None)
+    elif rows.compiled is None:
         pytest.skip("zetaclip was built without a C compiler")
     return request.param
 
@@ -44,11 +53,17 @@ class Spy:
         return call
 
 
-library = compiled.rows
+library = rows.compiled
 
 
 def values(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def task(part, count):
+    """What the compiled part gets for a contribution."""
+    (found,) = rows.norm_tasks([_matrices(part)], count)
+    return found
 
 
 def mlp():
@@ -66,7 +81,7 @@ def batch(count=9):
 @pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 105, 2048, 2049, 5003])
 def test_norms_agree_with_float64(width):
     x, g = values(5, width), values(5, 3, seed=1)
-    tasks = [rows.norm_task(Single(x, g), 5), rows.norm_task(Dense(g, g.shape[1:]), 5)]
+    tasks = [task(Single(x, g), 5), task(Dense(g, g.shape[1:]), 5)]
     found, finite = rows.norms(tasks, None, 5, 0.0, 2.0)
     lengths = x.double().norm(dim=1), g.double().norm(dim=1)
     assert finite
@@ -80,7 +95,7 @@ def test_norms_add_to_the_squares_of_other_layers():
     g = values(4, 6)
     squares = torch.tensor([0.0, 1.0, 4.0, 9.0], dtype=torch.float64)
     expected = 3 * (0.5 + (squares + g.double().square().sum(1)).sqrt())
-    found, _ = rows.norms([rows.norm_task(Dense(g, g.shape[1:]), 4)], squares, 4, 0.5, 3.0)
+    found, _ = rows.norms([task(Dense(g, g.shape[1:]), 4)], squares, 4, 0.5, 3.0)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
@@ -90,8 +105,8 @@ def test_two_matrices_at_one_address_are_told_apart():
     part = whole.flatten()[:12].view(4, 3)
     assert part.data_ptr() == whole.data_ptr()
     tasks = [
-        rows.norm_task(Dense(whole, whole.shape[1:]), 4),
-        rows.norm_task(Dense(part, part.shape[1:]), 4),
+        task(Dense(whole, whole.shape[1:]), 4),
+        task(Dense(part, part.shape[1:]), 4),
     ]
     found, _ = rows.norms(tasks, None, 4, 0.0, 1.0)
     torch.testing.assert_close(
@@ -104,7 +119,7 @@ def test_two_matrices_at_one_address_are_told_apart():
 def test_a_norm_that_float32_cannot_hold_is_reported(bad):
     x, g = values(3, 40), values(3, 2, seed=1)
     x[1, 39] = bad
-    found, finite = rows.norms([rows.norm_task(Single(x, g), 3)], None, 3, 0.0, 1.0)
+    found, finite = rows.norms([task(Single(x, g), 3)], None, 3, 0.0, 1.0)
     assert not finite and torch.isfinite(found).tolist() == [True, False, True]
 
 
@@ -135,21 +150,16 @@ def test_weighing_agrees_with_float64(count):
     matrix, factors = values(count, 37), torch.linspace(0, 2, count, dtype=torch.float64)
     total = values(50, seed=2).double()
     expected = total.clone()
-    expected[5:42] += 0.3 * factors @ matrix.double()
-    scaled = torch.empty(matrix.shape, dtype=torch.float64)
-    tasks = [
-        (matrix.numpy(), scaled.numpy(), None),
-        (matrix.numpy(), None, total.numpy()[5:42]),
-    ]
-    rows.weigh(tasks, factors, 0.3)
-    torch.testing.assert_close(scaled, 0.3 * factors.unsqueeze(1) * matrix, rtol=1e-14, atol=0)
+    expected[5:42] += factors @ matrix.double()
+    rows.weigh([(matrix.numpy(), total.numpy()[5:42])], factors)
     torch.testing.assert_close(total, expected, rtol=1e-13, atol=1e-13)
 
 
 @needs_compiler
 def test_only_plain_small_matrices_fit():
     matrix = values(6, 4)
-    assert rows.fits(matrix, 6)
+    good = values(6, 3)
+    assert rows.norm_tasks([(good, matrix), (None, matrix)], 6) != [None, None]
     refused = {
         "another number of rows": (matrix, 5),
         "gaps": (values(6, 8)[:, ::2], 6),
@@ -160,31 +170,36 @@ def test_only_plain_small_matrices_fit():
         "large": (torch.empty(2, rows.LARGEST), 2),
         "elsewhere": (torch.empty(6, 4, device="meta"), 6),
     }
-    assert [name for name, (tensor, count) in refused.items() if rows.fits(tensor, count)] == []
-    assert rows.norm_task(Outer(values(6, 2, 3), values(6, 2, 3)), 6) is None
+    for name, (tensor, count) in refused.items():
+        beside = values(count, 3)
+        pairs = [(None, tensor), (beside, tensor), (tensor, beside)]
+        assert rows.norm_tasks(pairs, count) == [None] * 3, name
+    assert task(Outer(values(6, 2, 3), values(6, 2, 3)), 6) is None
 
 
 @needs_compiler
 def test_only_one_number_per_row_is_read_as_factors():
-    total = torch.zeros(10, dtype=torch.float64)
+    """Whatever a rule returns, no number beyond its factors is read."""
+    chunk, layout, _ = recorded(mlp(), batch(6), mean_loss)
+    total = torch.zeros(layout.numel, dtype=torch.float64)
     good = torch.ones(6, dtype=torch.float64)
-    assert rows.weighable(good, total, 6)
-    for factors in (good[:5], good[:1], good.float(), good.unsqueeze(1), good.repeat(2)[::2]):
-        assert not rows.weighable(factors, total, 6)
-    for other in (total.float(), total.repeat(2)[::2]):
-        assert not rows.weighable(good, other, 6)
+    with torch.no_grad():
+        chunk.norms()
+        for factors in (good[:5], good[:1], good.float(), good.repeat(2)):
+            with pytest.raises((RuntimeError, ValueError, TypeError)):
+                chunk.add_weighted_sum(total, factors)
+        total.zero_()
+        chunk.add_weighted_sum(total, good.repeat(2)[::2])
+        other = torch.zeros_like(total)
+        chunk.add_weighted_sum(other, good)
+    assert torch.equal(total, other)
 
 
-@needs_compiler
 def test_a_sum_of_another_width_than_its_parameter_is_not_written():
     g = values(6, 4)
-    part = Dense(g, g.shape[1:])
-    task = rows.norm_task(part, 6)
-    total = np.zeros(4)
-    assert rows.sum_task(part, task, total) == (task[1], None, total)
-    assert rows.sum_task(part, task, np.zeros(3)) is None
-    assert rows.sum_task(Dense(g, g.shape[1:], unpack=torch.neg), task, total) is None
-    assert rows.sum_task(Dense(g, g.shape[1:], block=slice(0, 4)), task, total) is None
+    assert _as_stored(Dense(g, g.shape[1:]), 24)
+    assert not _as_stored(Dense(g, g.shape[1:]), 18)
+    assert not _as_stored(Dense(g, g.shape[1:], unpack=torch.neg), 24)
 
 
 @needs_compiler
@@ -204,28 +219,21 @@ def test_buffers_of_another_type_or_length_are_refused():
                 [(g, g), (matrix if matrix is not None else 64, g)], 6, out, True, 0.0, 1.0
             )
         with pytest.raises(wrong):
-            library.weigh([(matrix, None, None)], 6, factors, 1.0)
+            library.weigh([(matrix, np.zeros(4))], 6, factors)
     for values in (out[:5], np.zeros(7), out.astype(np.float32), read_only, np.zeros(12)[::2]):
         with pytest.raises(wrong):
             library.norms([(None, g)], 6, values, True, 0.0, 1.0)
     for values in (factors[:5], np.ones(7), factors.astype(np.float32), np.ones(12)[::2]):
         with pytest.raises(wrong):
-            library.weigh([(g, None, None)], 6, values, 1.0)
-    for scaled, total in (
-        (np.zeros(23), None),
-        (np.zeros(25), None),
-        (np.zeros(24, np.float32), None),
-        (None, np.zeros(3)),
-        (None, np.zeros(5)),
-        (None, read_only[:4]),
-    ):
+            library.weigh([(g, np.zeros(4))], 6, values)
+    for total in (np.zeros(3), np.zeros(5), np.zeros(4, np.float32), read_only[:4], None):
         with pytest.raises(wrong):
-            library.weigh([(g, None, None), (g, scaled, total)], 6, factors, 1.0)
+            library.weigh([(g, np.zeros(4)), (g, total)], 6, factors)
     for tasks, rows_given in (([(g,)], 6), ((g, g), 6), ([(None, g)], -1), ([(None, g)], 0)):
         with pytest.raises(wrong):
             library.norms(tasks, rows_given, out[: max(0, rows_given)], True, 0.0, 1.0)
         with pytest.raises(wrong):
-            library.weigh(tasks, rows_given, factors[: max(0, rows_given)], 1.0)
+            library.weigh(tasks, rows_given, factors[: max(0, rows_given)])
 
 
 def test_a_network_of_linear_layers_agrees_with_the_loop(way):
@@ -235,14 +243,14 @@ def test_a_network_of_linear_layers_agrees_with_the_loop(way):
 @needs_compiler
 def test_a_network_of_linear_layers_takes_the_compiled_way(monkeypatch):
     """Otherwise the test above would compare torch with itself."""
-    monkeypatch.setattr(compiled, "rows", Spy())
+    monkeypatch.setattr(rows, "compiled", Spy())
     chunk, layout, _ = recorded(mlp(), batch(), mean_loss)
     with torch.no_grad():
         norms = chunk.norms()
         chunk.add_weighted_sum(
             torch.zeros(layout.numel, dtype=torch.float64), torch.ones_like(norms)
         )
-    assert compiled.rows.called == ["norms", "weigh"]
+    assert rows.compiled.called == ["norms", "weigh"]
 
 
 @pytest.mark.parametrize("clip", [1e-8, 1e-5, 1e-3, 0.1, 1.0])
@@ -260,7 +268,7 @@ def test_a_gradient_near_the_largest_float_stays_within_c(way, clip):
             module, (x,), lambda module, batch: module(batch[0]).square().sum()
         )
         with torch.no_grad():
-            factors = rows.flat_factors(chunk.norms(), clip)
+            factors = flat_factors(chunk.norms(), clip)
             total = torch.zeros(layout.numel, dtype=torch.float64)
             chunk.add_weighted_sum(total, factors)
         shares.append(float(total.norm()) / clip)
@@ -283,7 +291,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(way):
 def test_flat_factors_are_one_up_to_c(clip):
     norms = torch.cat([torch.tensor([0.0, clip, 1e-300, 1e149]), values(50).abs()]).double()
     norms[1] = clip
-    factors = rows.flat_factors(norms, clip)
+    factors = flat_factors(norms, clip)
     assert torch.equal(factors, torch.full_like(norms, clip) / norms.clamp_min(clip))
     assert factors[:3].tolist() == [1.0, 1.0, 1.0]
 
@@ -305,16 +313,14 @@ def test_lengths_of_rows_with_their_columns(width):
     norms, factors = values(6).double().abs() * 3, values(6, seed=1).double()
     columns = values(6, width, seed=2).double()
     moved = (norms * factors).unsqueeze(1)
-    assert rows.farthest(norms, factors, columns) == pytest.approx(
+    assert farthest(norms, factors, columns) == pytest.approx(
         float(torch.cat((moved, columns), 1).norm(dim=1).max())
     )
-    assert rows.longest(columns) == pytest.approx(float(columns.norm(dim=1).max()))
-    assert rows.longest(columns[:0]) == 0.0
+    assert longest(columns) == pytest.approx(float(columns.norm(dim=1).max()))
+    assert longest(columns[:0]) == 0.0
     if width:
         columns[3, width - 1] = float("nan")
-        assert math.isnan(rows.longest(columns)) and math.isnan(
-            rows.farthest(norms, factors, columns)
-        )
+        assert math.isnan(longest(columns)) and math.isnan(farthest(norms, factors, columns))
 
 
 @pytest.mark.parametrize("kind", ["plain", "strided", "empty"])
@@ -325,7 +331,7 @@ def test_halves_say_who_is_short(kind):
         norms = torch.stack([norms, norms - 100.0], dim=1)[:, 0]
     elif kind == "empty":
         norms, expected = norms[:0], []
-    column = rows.halves(norms, 0.6)
+    column = halves(norms, 0.6)
     assert column.shape == (len(expected), 1) and column.tolist() == expected
 
 
@@ -337,7 +343,7 @@ def test_slots_are_filled_one_after_the_other(clip, width):
     norms = torch.cat(
         [torch.linspace(0.0, 1.3 * clip, 40, dtype=torch.float64), torch.tensor([1e30, clip])]
     )
-    columns = rows.slots(norms, clip, width)
+    columns = slots(norms, clip, width)
     assert columns.shape == (len(norms), width) and columns.dtype == torch.float64
     for norm, filled in zip(norms.tolist(), columns.tolist(), strict=True):
         left = max(0.0, math.sqrt(width) * (clip - norm))
@@ -346,17 +352,7 @@ def test_slots_are_filled_one_after_the_other(clip, width):
             assert slot == pytest.approx(poured, abs=1e-14)
             left -= poured
         assert left < 1e-12
-    assert rows.slots(norms[:0], clip, width).shape == (0, width)
-
-
-def test_sums_of_columns():
-    columns = values(300, 3).double()
-    expected = [math.fsum(column) for column in columns.t().tolist()]
-    assert rows.sums(columns) == pytest.approx(expected, abs=1e-12)
-    assert rows.sums(columns.t().contiguous().t()) == pytest.approx(
-        expected, abs=1e-12
-    )  # not by address
-    assert rows.sums(columns[:0]) == [0.0, 0.0, 0.0]
+    assert slots(norms[:0], clip, width).shape == (0, width)
 
 
 def test_columns_that_break_their_word_are_refused():

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..control import Released
-from ..gradients import rows
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Flat(ClipRule):
     name: str = "flat"
 
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
-        return rows.flat_factors(norms, clip)
+        return flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:
         return clip
@@ -156,12 +156,12 @@ def check_factors(
     norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str
 ) -> None:
     """Raises if an example could move the sum by more than the rule says."""
-    _check_farthest(rows.farthest(norms, factors, joint), sensitivity, rule)
+    _check_farthest(farthest(norms, factors, joint), sensitivity, rule)
 
 
 def check_columns(columns: Tensor, sensitivity: float, rule: str) -> None:
     """Raises if an example could move a query of the rule's own by more than it says."""
-    _check_farthest(rows.longest(columns), sensitivity, rule)
+    _check_farthest(longest(columns), sensitivity, rule)
 
 
 def _check_farthest(farthest: float, sensitivity: float, rule: str) -> None:
@@ -171,3 +171,22 @@ def _check_farthest(farthest: float, sensitivity: float, rule: str) -> None:
             f"the clip rule {rule!r} scaled an example beyond the sensitivity {sensitivity:.6g} "
             "that it declares; nothing was released. This is a bug in the rule"
         )
+
+
+def flat_factors(norms: Tensor, clip: float) -> Tensor:
+    """clip / max(norm, clip) for every norm."""
+    # Not clip / norms: torch makes that a product with the reciprocal, which is not 1 at norm = C.
+    return torch.full_like(norms, clip).div_(norms.clamp_min(clip))
+
+
+def farthest(norms: Tensor, factors: Tensor, columns: Tensor | None = None) -> float:
+    """The largest length of norm * factor together with a row's columns; nan if there is one."""
+    moved = (factors * norms).abs_()
+    if columns is not None:
+        moved = torch.hypot(moved, torch.linalg.vector_norm(columns, dim=1))
+    return moved.amax().item() if norms.shape[0] else 0.0
+
+
+def longest(columns: Tensor) -> float:
+    """The largest length of a row; nan if there is one."""
+    return torch.linalg.vector_norm(columns, dim=1).amax().item() if columns.shape[0] else 0.0

@@ -8,14 +8,14 @@ each batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..gradients import rows
-from ._base import ClipRule, Extra
+from ._base import ClipRule, Extra, flat_factors
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class Counted(ClipRule):
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
         if self.normalised:
             return norms.clamp_min(clip).reciprocal()
-        return rows.flat_factors(norms, clip)
+        return flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:
         return 1.0 if self.normalised else clip
 
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
-        below = rows.halves(norms, self.tau * clip)
+        below = halves(norms, self.tau * clip)
         return {"count": Extra(below, sensitivity=0.5, noise_multiplier=self.noise_multiplier)}
 
 
@@ -120,10 +120,24 @@ class Slack(ClipRule):
     name: str = "slack"
 
     def factors(self, norms: Tensor, clip: float, coins: Any) -> Tensor:
-        return rows.flat_factors(norms, clip)
+        return flat_factors(norms, clip)
 
     def sensitivity(self, clip: float) -> float:
         return clip
 
     def extras(self, norms: Tensor, clip: float) -> dict[str, Extra]:
-        return {"slack": Extra(rows.slots(norms, clip, self.slots))}
+        return {"slack": Extra(slots(norms, clip, self.slots))}
+
+
+def halves(norms: Tensor, limit: float) -> Tensor:
+    """One column: +1/2 for a norm up to the limit, also to the last bit, and -1/2 beyond it."""
+    return torch.copysign(torch.full_like(norms, 0.5), limit - norms).unsqueeze(1)
+
+
+def slots(norms: Tensor, clip: float, width: int) -> Tensor:
+    """So many columns, filled one after the other with √width (C - norm), up to C / √width each."""
+    root = math.sqrt(width)
+    most = clip / root
+    full = [root * clip - slot * most for slot in range(width)]
+    starts = torch.tensor(full, dtype=norms.dtype, device=norms.device)
+    return torch.sub(starts, norms.unsqueeze(1), alpha=root).clamp_(0.0, most)

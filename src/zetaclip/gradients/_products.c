@@ -385,9 +385,10 @@ static PyObject *add(PyObject *self, PyObject *args)
     else if (!plan(&s, &j))
         PyErr_NoMemory();
     else {
-        /* The sums pass through the cache once for so many records. */
+        /* The sums pass through the cache once for so many records: by the layer alone, so that
+         * threads change no rounding. */
         const size_t own = j.x_floats + j.g_floats;
-        size_t some = 4 * (size_t)(stop - first) * j.columns / own + 4;
+        size_t some = 4 * j.outputs * j.columns / own + 4;
         if (some > (size_t)s.records) some = s.records;
         memory = room(some * own * sizeof(float));
         if (memory == NULL) PyErr_NoMemory();
@@ -462,7 +463,7 @@ static PyObject *add_outer(PyObject *self, PyObject *args)
     PyObject *given_x, *given_g, *given_factors, *given_total;
     Py_ssize_t records, inputs, outputs, first, stop;
     Py_buffer x, g, factors, total;
-    if (!PyArg_ParseTuple(args, "OOOOnnnnn", &given_x, &given_g, &given_factors, &given_total,
+    if (!PyArg_ParseTuple(args, "OOOO(nnnnn)", &given_x, &given_g, &given_factors, &given_total,
                           &records, &inputs, &outputs, &first, &stop))
         return NULL;
     if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > outputs) {
@@ -520,7 +521,7 @@ static PyMethodDef methods[] = {
      "add(x, g, shape, factors, total, first, stop)\n\n"
      "Adds factor * gradient of all records to rows first to stop of the float64 total."},
     {"add_outer", add_outer, METH_VARARGS,
-     "add_outer(x, g, factors, total, records, inputs, outputs, first, stop)\n\n"
+     "add_outer(x, g, factors, total, (records, inputs, outputs, first, stop))\n\n"
      "total += factor_i * g_i x_i^T for all records, in float64, rows first to stop."},
     {"width", width, METH_VARARGS,
      "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},

@@ -67,16 +67,10 @@ WIDE static void row_norms(const float *restrict values, size_t rows, size_t wid
     for (size_t row = 0; row < rows; row++) norms[row] = sqrt(norms[row]);
 }
 
-/* scaled = factor * row for every row, and sum += their sum, in double; either may be NULL. */
+/* sum += factor * row for every row, in double. */
 WIDE static void weigh_rows(const float *restrict values, const double *restrict factors,
-                            size_t rows, size_t width, double *restrict scaled,
-                            double *restrict sum)
+                            size_t rows, size_t width, double *restrict sum)
 {
-    if (scaled != NULL)
-        for (size_t row = 0; row < rows; row++)
-            for (size_t i = 0; i < width; i++)
-                scaled[row * width + i] = factors[row] * values[row * width + i];
-    if (sum == NULL) return;
     /* So many sums stay in the cache while the rows go by. */
     for (size_t start = 0; start < width; start += COLUMNS) {
         size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
@@ -128,9 +122,9 @@ static int take_matrix(PyObject *object, Py_buffer *view, size_t rows, size_t *w
     return 0;
 }
 
-/* One task of `norms` or `weigh`: up to three buffers. Those that are None have obj == NULL. */
+/* One task of `norms` or `weigh`: two buffers. One that is None has obj == NULL. */
 typedef struct {
-    Py_buffer first, second, third;
+    Py_buffer first, second;
     size_t first_width, second_width;
 } task;
 
@@ -139,7 +133,6 @@ static void release(task *tasks, Py_ssize_t count)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyBuffer_Release(&tasks[i].first); /* does nothing for a buffer that was never taken */
         PyBuffer_Release(&tasks[i].second);
-        PyBuffer_Release(&tasks[i].third);
     }
     PyMem_Free(tasks);
 }
@@ -231,45 +224,35 @@ static PyObject *norms(PyObject *self, PyObject *args)
 
 static int read_weigh_task(PyObject *tuple, size_t rows, task *to)
 {
-    PyObject *matrix, *scaled, *sum;
-    if (!PyArg_ParseTuple(tuple, "OOO", &matrix, &scaled, &sum)) return 0;
+    PyObject *matrix, *sum;
+    if (!PyArg_ParseTuple(tuple, "OO", &matrix, &sum)) return 0;
     return take_matrix(matrix, &to->first, rows, &to->first_width) &&
-           (scaled == Py_None || take(scaled, &to->second, 'd', 1, rows * to->first_width)) &&
-           (sum == Py_None || take(sum, &to->third, 'd', 1, to->first_width));
+           take(sum, &to->second, 'd', 1, to->first_width);
 }
 
 static PyObject *weigh(PyObject *self, PyObject *args)
 {
     PyObject *list, *array;
-    double by;
     Py_ssize_t count, rows;
-    Py_buffer given;
-    if (!PyArg_ParseTuple(args, "OnOd", &list, &rows, &array, &by)) return NULL;
-    if (rows < 0 || !take(array, &given, 'd', 0, rows)) {
+    Py_buffer factors;
+    if (!PyArg_ParseTuple(args, "OnO", &list, &rows, &array)) return NULL;
+    if (rows < 0 || !take(array, &factors, 'd', 0, rows)) {
         if (rows < 0) PyErr_SetString(PyExc_ValueError, "a negative number of rows");
         return NULL;
     }
     task *tasks = read_tasks(list, rows, read_weigh_task, &count);
-    double *factors = tasks == NULL ? NULL : PyMem_Malloc((rows ? rows : 1) * sizeof *factors);
-    if (factors == NULL) {
-        if (tasks != NULL) {
-            release(tasks, count);
-            PyErr_NoMemory();
-        }
-        PyBuffer_Release(&given);
+    if (tasks == NULL) {
+        PyBuffer_Release(&factors);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < rows; i++) factors[i] = ((const double *)given.buf)[i] * by;
     for (Py_ssize_t done = 0; done < count; done++) {
         const task *t = tasks + done;
-        weigh_rows(t->first.buf, factors, rows, t->first_width,
-                   t->second.obj ? t->second.buf : NULL, t->third.obj ? t->third.buf : NULL);
+        weigh_rows(t->first.buf, factors.buf, rows, t->first_width, t->second.buf);
     }
     Py_END_ALLOW_THREADS
-    PyMem_Free(factors);
     release(tasks, count);
-    PyBuffer_Release(&given);
+    PyBuffer_Release(&factors);
     Py_RETURN_NONE;
 }
 
@@ -281,10 +264,9 @@ static PyMethodDef methods[] = {
      "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is\n"
      "not finite."},
     {"weigh", weigh, METH_VARARGS,
-     "weigh(tasks, rows, factors, by)\n\n"
-     "A task is (matrix, scaled, sum): a float32 matrix, where to put its rows times factor * by,\n"
-     "and where to add their sum, both float64; the last two may be None. `factors` holds one\n"
-     "float64 value per row."},
+     "weigh(tasks, rows, factors)\n\n"
+     "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
+     "factors are added to. `factors` holds one float64 value per row."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contribution, widen
+from .contributions import Contribution
 
 
 class CaptureError(RuntimeError):
@@ -31,6 +31,14 @@ class CaptureError(RuntimeError):
 Contributions = dict[str, Contribution]
 # The contributions of a chunk, by id() of the parameter.
 Received = dict[int, list[Contribution]]
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Half precision as float32; other tensors unchanged."""
+    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 class CaptureBuffer:
@@ -115,10 +123,9 @@ class CaptureBuffer:
 
     def widened(self, g: Tensor) -> Tensor:
         """A gradient in at least float32; ``short`` remembers whether it was in less."""
-        wide = widen(g)
-        if wide is not g:
+        if g.dtype in _HALF:
             self.short = True
-        return wide
+        return widen(g)
 
     def check_rows(self, tensor: Tensor, where: str, dims: int = 1) -> None:
         """Checks that a tensor has one row per record.
@@ -179,11 +186,7 @@ class _Record(Node):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        shadow = ctx.shadow
-        if shadow.recorder.wants(ctx.turn):
-            with exact(g.device):
-                saved = (widen(t.detach()) for t in ctx.saved_tensors)
-                shadow.hand_over(ctx.handler(shadow, shadow.recorder.widened(g), *saved))
+        ctx.shadow.receive(ctx.turn, ctx.handler, g, *ctx.saved_tensors)
         return g, None, None, None, *(None for _ in ctx.saved_tensors)
 
 
@@ -407,6 +410,21 @@ class LayerCapture:
             keys = {name: self.keys[name] for name in left}
             shadow.__dict__.update(self.__dict__, parameters=left, keys=keys)
         return shadow
+
+    def receive(self, turn: int, backward: Callable, g: Tensor, *saved: Tensor) -> None:
+        """Called in the backward pass: hands over the contributions if they are wanted.
+
+        Args:
+            turn: Of the chunk whose graph this is.
+            backward: Gives the contributions, called as ``backward(shadow, g, *saved)``.
+            g: The output gradient.
+            *saved: Tensors that ``backward`` needs.
+        """
+        recorder = self.recorder
+        if recorder.wants(turn):
+            with exact(g.device):
+                wide = [widen(tensor.detach()) for tensor in saved]
+                self.hand_over(backward(self, recorder.widened(g), *wide))
 
     def hand_over(self, contributions: Contributions) -> None:
         """Gives contributions to the recorder, except for parameters that were frozen meanwhile.

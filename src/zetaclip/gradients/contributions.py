@@ -23,7 +23,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from . import compiled, products
+from . import products
+from .rows import add_weighted_rows as add_compiled
 
 # A float that passes through memory (written, read for the norm, read for the sum) costs about as
 # much as this many multiply-adds of a matrix product; `bench/kernels.py` measures it. This affects
@@ -80,11 +81,6 @@ class Contribution(Protocol):
         """The same in float64."""
 
 
-def widen(tensor: Tensor) -> Tensor:
-    """Half precision as float32; other tensors unchanged."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 def row_norms(rows: Tensor) -> Tensor:
     """The norm of each row, in float64.
 
@@ -116,16 +112,9 @@ def add_weighted_rows(out: Tensor, rows: Tensor, factors: Tensor) -> None:
         rows: (examples, width), of any float dtype.
         factors: One float64 number per example.
     """
-    if (
-        len(rows)
-        and compiled.plain(rows, torch.float32)
-        and compiled.plain(factors, torch.float64)
-        and compiled.plain(out, torch.float64)
-    ):
-        assert out.shape == rows.shape[1:] and factors.shape == rows.shape[:1]
-        task = (compiled.array(rows), None, compiled.array(out))
-        compiled.rows.weigh([task], len(rows), compiled.array(factors), 1.0)
-    elif rows.dtype == torch.float64:
+    if add_compiled(out, rows, factors):
+        return
+    if rows.dtype == torch.float64:
         out.addmv_(rows.t(), factors)
     else:
         some = max(1, SUM_FLOATS // max(1, len(rows)))
@@ -315,35 +304,26 @@ class Single:
         x: Inputs, (B, I).
         g: Output gradients, (B, O).
         block: Rows of the parameter; None for all.
-        known: The norms of g, if they have been computed already.
     """
 
     x: Tensor
     g: Tensor
     block: slice | None = None
-    known: Tensor | None = None
 
     def norms(self) -> Tensor:
         """The norm of each example's gradient; NaN if it is unreliable."""
-        known = row_norms(self.g) if self.known is None else self.known
         lost = floor(max(self.x.shape[1], self.g.shape[1]), self.x.dtype)
-        return row_norms(self.x).add_(lost).mul_(known + lost)
-
-    @property
-    def narrow(self) -> Tensor:
-        """The one of x and g with fewer columns, which is cheaper to scale."""
-        return self.x if self.x.shape[1] < self.g.shape[1] else self.g
+        return row_norms(self.x).add_(lost).mul_(row_norms(self.g).add_(lost))
 
     def add_to(self, out: Tensor, factors: Tensor) -> None:
         """Adds the sum of the gradients times ``factors``, in float64."""
         if products.takes(self.x, self.g):
-            products.add_outer(self.x, self.g, factors, out)
+            products.add_outers([(self.x, self.g, out)], factors)
             return
-        scaled = self.narrow.double() * factors.unsqueeze(1)
-        if self.narrow is self.x:
-            out.addmm_(self.g.double().t(), scaled)
+        if self.x.shape[1] < self.g.shape[1]:  # what has fewer columns is cheaper to scale
+            out.addmm_(self.g.double().t(), self.x * factors.unsqueeze(1))
         else:
-            out.addmm_(scaled.t(), self.x.double())
+            out.addmm_((self.g * factors.unsqueeze(1)).t(), self.x.double())
 
     def dense(self) -> Tensor:
         """The gradients, with shape (examples, *parameter or block)."""

@@ -100,23 +100,34 @@ def add(x: Tensor, g: Tensor, sizes: Sizes, factors: Tensor, total: Tensor) -> N
     )
 
 
-def add_outer(x: Tensor, g: Tensor, factors: Tensor, total: Tensor) -> None:
-    """``total += Σ_i factors[i] * g_i x_iᵀ`` with products in float64: x (B, I), g (B, O)."""
-    (records, inputs), outputs = x.shape, g.shape[1]
-    at_x, at_g, own, to = _array(x), _array(g), _array(factors), total.numpy()
-    _deal(
-        outputs,
-        ROWS,
-        records * inputs * outputs,
-        lambda first, stop: compiled.add_outer(
-            at_x, at_g, own, to, records, inputs, outputs, first, stop
-        ),
-    )
+def add_outers(tasks: list[tuple[Any, Any, Any]], factors: Tensor) -> None:
+    """``total += Σ_i factors[i] * g_i x_iᵀ`` for each (x, g, total), with products in float64.
+
+    Args:
+        tasks: x (B, I) and g (B, O) in float32, the total in float64; tensors or arrays.
+        factors: One float64 number per record.
+    """
+    own = _array(factors)
+    for task in tasks:
+        x, g, total = map(_array, task)
+        (records, inputs), outputs = x.shape, g.shape[1]
+
+        def call(
+            first: int,
+            stop: int,
+            arrays: tuple = (x, g, own, total),
+            sizes: tuple = (records, inputs, outputs),
+        ) -> None:
+            compiled.add_outer(*arrays, (*sizes, first, stop))
+
+        _deal(outputs, ROWS, records * inputs * outputs, call)
 
 
-def _array(tensor: Tensor) -> Any:
-    """The memory of a tensor, or of a contiguous copy."""
-    return tensor.detach().contiguous().resolve_neg().numpy()
+def _array(values: Any) -> Any:
+    """The memory of a tensor, or of a contiguous copy; an array itself."""
+    if isinstance(values, Tensor):
+        return values.detach().contiguous().resolve_neg().numpy()
+    return values
 
 
 def _work(sizes: Sizes) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import compiled
+from . import products
 from . import rows as small
-from .contributions import Contribution, Dense, combine, floor
+from .contributions import Contribution, Dense, Single, combine, floor
 
 # A norm of at least this counts as not finite: its factor would be a denormal number, which has too
 # little precision for a bound.
@@ -109,10 +109,10 @@ class Chunk:
 
     def _hold(self, parts: dict[int, list[Contribution]]) -> None:
         self.parts = parts
+        all_parts = [part for some in parts.values() for part in some]
+        tasks = small.norm_tasks(map(_matrices, all_parts), self.rows)
         # By id() of the part: its matrices if they are small, otherwise None.
-        self._tasks = {
-            id(part): small.norm_task(part, self.rows) for some in parts.values() for part in some
-        }
+        self._tasks = dict(zip(map(id, all_parts), tasks, strict=True))
 
     def norms(self) -> Tensor:
         """One float64 norm per example.
@@ -171,24 +171,29 @@ class Chunk:
 
     def add_weighted_sum(self, total: Tensor, factors: Tensor) -> None:
         """``total += Σ_i factors[i] * gradient_i``, all in float64."""
-        layout = self.layout
+        layout, rows = self.layout, self.rows
         scaled = factors * self.scale
-        together = small.weighable(factors, total, self.rows)
-        memory = compiled.array(total) if together else None
-        tasks: list[small.WeighTask] = []
+        whole = scaled.dtype is torch.float64 and scaled.shape == (rows,) and total.is_cpu
+        memory = total.numpy() if whole else None
+        sums: list[small.WeighTask] = []
+        outers: list[tuple] = []
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
                 task = self._tasks[id(part)]
-                if task is not None and memory is not None and type(part) is Dense:
+                if task is not None and memory is not None and part.block is None:
                     own = memory[place[2] : place[2] + parameter.numel()]
-                    added = small.sum_task(part, task, own)
-                    if added is not None:
-                        tasks.append(added)
+                    if type(part) is Single and products.compiled is not None:
+                        outers.append((*task, own))
+                        continue
+                    if type(part) is Dense and _as_stored(part, own.size * rows):
+                        sums.append((task[1], own))
                         continue
                 view = total.as_strided(*place)
                 part.add_to(view if part.block is None else view[part.block], scaled)
-        if tasks:
-            small.weigh(tasks, scaled)
+        if sums:
+            small.weigh(sums, scaled)
+        if outers:
+            products.add_outers(outers, scaled)
         for row, gradient in self.rescued.items():
             total.add_(gradient * factors[row])
 
@@ -202,3 +207,17 @@ class Chunk:
                 exact = torch.linalg.vector_norm(flat[far].double(), dim=1)
                 flat[far[~torch.isfinite(exact)]] = 0
             yield flat
+
+
+def _matrices(part: Contribution) -> tuple[Tensor | None, Tensor] | None:
+    """The matrices whose row norms, multiplied, are the norms of a part; None for other forms."""
+    if type(part) is Single:
+        return part.x, part.g
+    if type(part) is Dense and part.known is None:
+        return None, part.stored
+    return None
+
+
+def _as_stored(part: Dense, size: int) -> bool:
+    """Whether the rows of a part are gradients of its parameter, in the parameter's order."""
+    return part.unpack is None and part.stored.numel() == size

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import rows
-from .capture import Contributions, LayerCapture, Node, exact
-from .contributions import Dense, Lookup, Outer, Single, row_norms, widen
+from .capture import Contributions, LayerCapture, Node
+from .contributions import Dense, Lookup, Outer, Single
 from .convolution import Geometry, convolution_contribution
 
 
@@ -108,11 +107,10 @@ def linear_contributions(
     """
     found: Contributions = {}
     if g.dim() == 2:
-        known = None if rows.fits(g, g.shape[0]) else row_norms(g)  # for both weight and bias
         if weight in shadow.parameters:
-            found[weight] = Single(x, g, None, known)
+            found[weight] = Single(x, g)
         if bias in shadow.parameters:
-            found[bias] = Dense(g, g.shape[1:], known=known)
+            found[bias] = Dense(g, g.shape[1:])
         return found
     g = g.reshape(len(g), -1, g.shape[-1])
     if weight in shadow.parameters:
@@ -144,14 +142,7 @@ class _Linear(Node):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        shadow = ctx.shadow
-        if shadow.recorder.wants(ctx.turn):
-            with exact(g.device):
-                shadow.hand_over(
-                    linear_contributions(
-                        shadow, shadow.recorder.widened(g), widen(x.detach()), "weight", "bias"
-                    )
-                )
+        ctx.shadow.receive(ctx.turn, _linear, g, x)
         return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
 
 
