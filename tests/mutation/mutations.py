@@ -231,7 +231,7 @@ _add(
 
 _add(
     "short gradients are scaled up",
-    "gradients/rows.py",
+    "clipping/_base.py",
     ".div_(norms.clamp_min(clip))",
     ".div_(norms)",
     "gradients/test_rows.py::test_flat_factors_are_one_up_to_c",
@@ -239,7 +239,7 @@ _add(
 _add(
     "factors are not checked",
     "clipping/_base.py",
-    "_check_farthest(rows.farthest(norms, factors, joint), sensitivity, rule)",
+    "_check_farthest(farthest(norms, factors, joint), sensitivity, rule)",
     "pass",
     "test_clipping.py::test_a_rule_that_breaks_its_word_is_stopped",
     "gradients/test_rows.py::test_the_check_of_factors_sees_every_record",
@@ -286,6 +286,48 @@ _add(
     "double hidden = sqrt(",
     "double hidden = 0.0 * sqrt(",
     "gradients/test_rows.py::test_what_underflow_hides_counts_beside_a_large_factor",
+)
+_add(
+    "the length leaves out a part of the gradient (C)",
+    "gradients/_tiles.h",
+    "for (int i = 0; i < LANES; i++) total += squares[i];",
+    "for (int i = 1; i < LANES; i++) total += squares[i];",
+    "gradients/test_products.py::test_norm_and_sum_are_of_the_same_numbers",
+)
+_add(
+    "gradients of several positions are added up in float32 (C)",
+    "gradients/_tiles.h",
+    "to[k] += factor * from[k];",
+    "to[k] = (float)(to[k] + factor * from[k]);",
+    "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
+)
+_add(
+    "what a few records add is added up in float32 (C)",
+    "gradients/_tiles.h",
+    "row[k * j->spread] += own[k];",
+    "row[k * j->spread] = (float)(row[k * j->spread] + own[k]);",
+    "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
+)
+_add(
+    "products of single vectors are added up in float32 (C)",
+    "gradients/_tiles.h",
+    "total[m * columns + k] += from[k];",
+    "total[m * columns + k] = (float)(total[m * columns + k] + from[k]);",
+    "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
+)
+_add(
+    "threads change how records are added up (C)",
+    "gradients/_products.c",
+    "size_t some = 4 * j.outputs * j.columns",
+    "size_t some = 4 * (stop - first) * j.columns",
+    "gradients/test_products.py::test_threads_change_nothing",
+)
+_add(
+    "a norm by Gram matrices is believed whatever cancels",
+    "gradients/contributions.py",
+    "return max(TRUSTED, positions * 2.0**-13) if made else TRUSTED",
+    "return TRUSTED",
+    "gradients/test_products.py::test_a_gradient_that_cancels_is_not_measured_by_gram_matrices",
 )
 _add(
     "a chunk is added twice after a failed step",

@@ -32,12 +32,12 @@ def try_out(root: Path, mutation: Mutation) -> str:
         changed = changed.replace(old, new)
     path.write_text(changed, encoding="utf-8")
     try:
-        if path.suffix == ".c":
+        if path.suffix in (".c", ".h"):
             build(root)
         code, said = run_tests(root, list(mutation.tests), "-x", seconds=SECONDS)
     finally:
         path.write_text(whole, encoding="utf-8")
-        if path.suffix == ".c":
+        if path.suffix in (".c", ".h"):
             build(root)
     if code == FAILED:
         return ""

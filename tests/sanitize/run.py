@@ -15,7 +15,11 @@ from pathlib import Path
 from copied import build, copy_tree, run_tests
 
 FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
-TESTS = ["tests/test_randomness.py", "tests/gradients/test_rows.py"]
+TESTS = [
+    "tests/test_randomness.py",
+    "tests/gradients/test_rows.py",
+    "tests/gradients/test_products.py",
+]
 
 
 def library(name: str) -> str:
