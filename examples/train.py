@@ -34,6 +34,10 @@ period = 10  # updates between two probes of the weights
 checkpoint = "private-run.pt"  # and private-run.pt.private, which must never be published
 resume = False
 
+if {"-h", "--help"} & set(sys.argv[1:]):
+    settings = Path(__file__).read_text().split("# -- settings")[1].split("\n\n")[0]
+    print(f"{__doc__}\nSettings{settings}")
+    sys.exit()
 for word in sys.argv[1:]:
     name, _, text = word.removeprefix("--").partition("=")
     if name not in globals() or not word.startswith("--"):

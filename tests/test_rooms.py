@@ -11,7 +11,7 @@ ROOT = Path(zetaclip.__file__).parent
 
 # From the ground up: a room may import from rooms of earlier lines, and from itself.
 FLOORS = [
-    {"errors", "files", "grid", "metrics"},
+    {"errors", "files", "grid", "metrics", "words"},
     {"randomness", "spectrum"},
     {"ledger", "gradients"},
     {"accounting", "control", "losses"},

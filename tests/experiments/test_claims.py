@@ -4,6 +4,7 @@ stands in docs."""
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -308,3 +309,13 @@ def test_the_page_of_claims_is_up_to_date():
     assert (ROOT / "docs/reproduction.md").read_text(encoding="utf-8") == claims.markdown(
         ROOT / "results"
     ), "run: zetaclip reproduce --claims docs/reproduction.md"
+
+
+def test_the_page_of_claims_is_written_as_the_readme_prints_the_command(tmp_path, capsys):
+    from zetaclip.cli import main
+
+    shutil.copytree(ROOT / "results" / "controls", tmp_path / "controls")
+    assert main(["reproduce", "--claims", "--out", str(tmp_path)]) == 0
+    page = tmp_path / "reproduction.md"
+    assert str(page) in capsys.readouterr().out
+    assert page.read_text().startswith("# Reproduction, claim by claim")

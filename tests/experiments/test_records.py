@@ -94,7 +94,7 @@ def test_a_seed_is_added_to_recorded_ones(request_, done):
     shutil.rmtree(done / "runs")
     drop(done, {run.key for run in third})
     dry = session.dry_run(request_)
-    assert "1 runs to do" in dry and "8 done" in dry
+    assert "1 run to do" in dry and "8 done" in dry
     session.reproduce(request_)
     assert trained(done) == {run.key for run in third}
     assert (done / "mini/runs.csv").read_bytes() == before

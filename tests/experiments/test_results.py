@@ -545,3 +545,12 @@ def test_committed_results_hold_no_weights():
         for name in names
     ]
     assert not [path for path in kept if path.suffix in (".safetensors", ".pt", ".private")]
+
+
+def test_an_experiment_of_ones_own_has_no_text_of_the_papers_profile(mini_file, tmp_path):
+    text = mini_file.read_text(encoding="utf-8").split("[published]")[0]
+    mini_file.write_text(text, encoding="utf-8")
+    own = spec.load(str(mini_file))
+    session.tables_only(session.Request(own, "lite", str(tmp_path / "out")))
+    page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
+    assert "Lite profile" not in page and "paper" not in page.lower().replace("profile lite", "")

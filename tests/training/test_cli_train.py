@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from zetaclip.cli import main
+from zetaclip.training.signals import Interrupted
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -202,3 +203,35 @@ def test_the_live_report_stays_until_ctrl_c(tmp_path, capsys, monkeypatch):
     words = [*WORDS, "--sigma", "2", "--steps", "2", "--watch", "--out", str(tmp_path / "run")]
     assert main(words) == 0
     assert len(pages) == 1 and '<span class="state finished">' in pages[0]
+
+
+def test_a_run_is_resumed_from_any_working_directory(tmp_path, capsys, monkeypatch):
+    """Data and schema were given relative to where the run was started."""
+    begun, elsewhere = tmp_path / "begun", tmp_path / "elsewhere"
+    begun.mkdir(), elsewhere.mkdir()
+    rows = "\n".join(f"{number % 7},{number % 5},{number % 2}" for number in range(80))
+    (begun / "table.csv").write_text(f"a,b,y\n{rows}\n")
+    (begun / "schema.toml").write_text(
+        'target = "y"\nclasses = ["0", "1"]\n'
+        '[columns.a]\ntype = "numeric"\nbounds = [0, 6]\n'
+        '[columns.b]\ntype = "numeric"\nbounds = [0, 4]\n'
+    )
+    words = "--data table.csv --schema schema.toml --num-examples 63 --batch-size 20 --sigma 2"
+    monkeypatch.chdir(begun)
+    monkeypatch.setattr("zetaclip.training.loop.Training.train", _interrupted)
+    assert main(["train", *words.split(), "--steps", "6", "--seed", "1", "--out", "run"]) == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(elsewhere)
+    capsys.readouterr()
+    assert main(["train", "--out", str(begun / "run"), "--resume"]) == 0
+    assert f"continuing in {begun}" in capsys.readouterr().err
+    assert Path.cwd() == begun  # the command's process ends here
+    assert json.loads((begun / "run" / "result.json").read_text())["steps"] == 6
+
+
+def _interrupted(training):
+    """Takes two updates, saves, and stops as after Ctrl-C."""
+    for done in training.steps.updates(2):
+        assert done
+    training.save()
+    raise Interrupted(2)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import AccountingError
 from ..ledger import Event
+from ..words import counted
 
 # Rényi orders: Opacus's own (1.1 to 63), finer ones below for large ε, coarser ones above for small
 # ε. Above 1029 Opacus's binomial coefficients overflow.
@@ -400,7 +401,9 @@ def set_aside(events: list[Event], delta: float) -> float:
     """The part of δ that is reserved for rounding errors of the Fourier transforms."""
     smeared = _SMEAR * (steps_of(events) + 1000)
     if smeared > delta / 4:
-        limit = f"{steps_of(events)} steps in double precision need δ >= {4 * smeared:.1g}"
+        limit = (
+            f"{counted(steps_of(events), 'step')} in double precision need δ >= {4 * smeared:.1g}"
+        )
         raise AccountingError(f"{limit}, not {delta:g}: use accountant='rdp' or a larger δ")
     return smeared
 

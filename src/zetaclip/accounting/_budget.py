@@ -22,6 +22,7 @@ from filelock import lock_descriptor
 
 from ..errors import AccountingError, BudgetExceeded, LedgerError
 from ..ledger import Event
+from ..words import counted
 from ._accounting import epsilon as epsilon_of
 from ._accounting import renyi
 
@@ -234,7 +235,7 @@ class Budget:
         return (
             f"{made.what} would bring the spent ε to {would:.3g}, but the budget is "
             f"ε = {self.epsilon:g} at δ = {self.delta:g}, of which {self._spent(earlier):.3g} is "
-            f"spent in {len(earlier)} fits. Nothing was released; "
+            f"spent in {counted(len(earlier), 'fit')}. Nothing was released; "
             "fit with a smaller epsilon, or use the models fitted so far"
         )
 

@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
     from ..errors import AccountingError
     from ..ledger import Event
+    from ..words import counted
 
     rate, steps, delta = _terms(arguments)
     key = "epsilon" if arguments.sigma is not None else "sigma"
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.sigma is not None
             else f"ε = {arguments.epsilon:g}"
         )
-        count = "1 step" if steps == 1 else f"{steps} steps"
+        count = counted(steps, "step")
         print(f"{count} of q = {rate:.6g}, {given}, δ = {delta:g}, add/remove one record")
         sign = "ε" if key == "epsilon" else "σ"
         for name, value in values.items():

@@ -68,7 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--strict", action="store_true", help="a missing data set is an error")
     parser.add_argument(
-        "--claims", metavar="FILE", help="write a page that checks each claim of the paper"
+        "--claims",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write a page that checks each claim of the paper (default: OUT/reproduction.md)",
     )
 
 
@@ -84,11 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print(listing())
         return 0
-    if arguments.claims:
+    if arguments.claims is not None:
         from ..experiments import claims
 
-        claims.write(arguments.out, arguments.claims)
-        print(f"wrote {arguments.claims}")
+        file = arguments.claims or os.path.join(arguments.out, "reproduction.md")
+        claims.write(arguments.out, file)
+        print(f"wrote {file}")
         return 0
     if arguments.name is None:
         raise CommandError("name an experiment; `zetaclip reproduce --list` lists them")
@@ -142,12 +147,13 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 def listing() -> str:
     """Every experiment with its number of runs under each profile."""
     from ..experiments import plan, spec
+    from ..words import counted
 
     lines = []
     for name in spec.names():
         experiment = spec.load(name)
         sizes = [
-            f"{profile} {len(plan.make_plan(experiment, profile).runs)} runs"
+            f"{profile} {counted(len(plan.make_plan(experiment, profile).runs), 'run')}"
             for profile in spec.PROFILES
         ]
         where = experiment.source or "not in the paper"

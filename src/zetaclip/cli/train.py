@@ -120,7 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.out is None:
         raise CommandError("--resume needs --out, the folder of the run to continue")
     try:
-        config = Config.from_mapping(merge(_saved(arguments), asked(arguments)))
+        wanted = asked(arguments)  # relative to the working directory of this command
+        if arguments.resume:
+            _go_back(arguments)
+        config = Config.from_mapping(merge(_saved(arguments), wanted))
         check_names(config)
         from ..training.start import check_device
 
@@ -254,6 +257,19 @@ def _saved(arguments: argparse.Namespace) -> dict[str, Any]:
     """The configuration of the run that is resumed."""
     path = Path(arguments.out) / "config.json" if arguments.resume else None
     return read_file(path) if path is not None and path.exists() else {}
+
+
+def _go_back(arguments: argparse.Namespace) -> None:
+    """Enters the directory that the run was started in: its relative paths are relative to it."""
+    from ..training.folder import RunFolder
+
+    begun = RunFolder(arguments.out).directory
+    if begun is None or not os.path.isdir(begun) or os.path.samefile(begun, os.getcwd()):
+        return
+    arguments.out = os.path.abspath(arguments.out)
+    os.chdir(begun)
+    if not arguments.quiet:
+        print(f"continuing in {begun}, where the run was started", file=sys.stderr)
 
 
 def _new_folder(config: Config) -> Path:

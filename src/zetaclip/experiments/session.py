@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from ..words import counted
 from . import estimate, index, plots, results, series, tables, tuning
 from .files import write_json, write_text
 from .missing import parts
@@ -171,7 +172,7 @@ def dry_run(request: Request) -> str:
     lines = [f"{run.key}  {run.describe()}" for run in todo]
     rates_left = sum(run in grids for run in todo)
     lines.append(
-        f"{len(todo)} runs to do ({rates_left} of them for learning rates), "
+        f"{counted(len(todo), 'run')} to do ({rates_left} of them for learning rates), "
         f"{len(needed) - len(todo)} done"
     )
     lines += skipped

@@ -9,6 +9,7 @@ from .measures import MEASURES, Measure
 from .plan import Plan
 from .progress import duration
 from .results import difference_text
+from .spec import names
 
 LITE = (
     "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10,"
@@ -39,8 +40,8 @@ def markdown(
     """
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
-    if plan.profile == "lite":
-        beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
+    beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
+    if plan.profile == "lite" and (beside or plan.experiment.name in names()):
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import LedgerError
 from ..files import replace_file
 from ..grid import on_grid, widened
+from ..words import counted
 
 Key = tuple[str, int, str]
 """The unique key of a release: (stream, batch, query)."""
@@ -383,7 +384,7 @@ class Ledger:
         head = self.header
         events = self.events()
         lines = [
-            f"{head.method}: {self.steps} steps, {len(self)} releases, "
+            f"{head.method}: {counted(self.steps, 'step')}, {counted(len(self), 'release')}, "
             f"accountant {head.accountant}",
             f"claim: {head.claim}; adjacency: {head.adjacency}",
             f"N = {head.num_examples} ({head.num_examples_source}), "

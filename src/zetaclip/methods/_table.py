@@ -12,7 +12,6 @@ cost the same. What a function below takes are the method's options; those of it
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 from ..clipping import AutoS, Counted, Important, Moments, Psac, Slack, Thinned, Whitened
 from ..control import Constant, Paced, Quantile, SlackControl, Spectral
 from ..control.base import check_inside
+from ..words import near
 from . import _plans as plans
 from ._composition import Method, Pass, Plan
 from ._updates import AlongLast, Ascend, defaults
@@ -484,7 +484,7 @@ def get(name: str, **options: Any) -> Method:
     An unknown name or option is an error that names similar ones.
     """
     if name not in TABLE:
-        raise ValueError(f"there is no method {name!r}; {_near(name, TABLE)}")
+        raise ValueError(f"there is no method {name!r}; {near(name, TABLE)}")
     entry = TABLE[name]
     own = entry.options()
     made = entry.make(**{key: value for key, value in options.items() if key in own})
@@ -492,7 +492,7 @@ def get(name: str, **options: Any) -> Method:
     known = defaults(made.family)
     for key in update:
         if key not in known:
-            raise ValueError(f"method {name!r} has no option {key!r}; {_near(key, [*own, *known])}")
+            raise ValueError(f"method {name!r} has no option {key!r}; {near(key, [*own, *known])}")
     merged = {**made.update, **update}
     described = own | {
         key: (made.update.get(key, value), f"of {made.family}") for key, value in known.items()
@@ -508,13 +508,4 @@ def get(name: str, **options: Any) -> Method:
         source=entry.source,
         options=described,
         chosen={key: default for key, (default, _) in described.items()} | options,
-    )
-
-
-def _near(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), 3, 0.5)
-    return (
-        f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"there are: {', '.join(known)}"
     )

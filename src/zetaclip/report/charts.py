@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..words import counted
 from .figure import MAX_LEGEND, Axis, Band, Bars, Chart, Rule, Series, Value, points, share, thin
-from .format import NAMES, counted, epsilon_text, metric_text, plain, target_unit
+from .format import NAMES, epsilon_text, metric_text, plain, target_unit
 from .read import Run, curve, last, number
 
 STEP = "training step (count)"

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from ..experiments.spec import folder_of, tables_of
+from ..experiments.spec import folder_of, names, tables_of
+from ..words import counted
 from .curves import figures
-from .format import counted, duration, epsilon_text, joined, plain
+from .format import duration, epsilon_text, joined, plain
 from .page import Page, Section
 from .read import number, parse_object
 from .runs import footer_text
@@ -225,14 +226,19 @@ def page_for_experiment(experiment: Experiment) -> Page:
         f"<h1>Experiment {escape(experiment.name)}</h1>"
         f"<p class=sentence>{escape(experiment.title)}</p>{first}"
     )
-    if experiment.profile == "lite":
+    of_the_paper = experiment.name in names()
+    if experiment.profile == "lite" and of_the_paper:
         head += (
             "<p class='note plain'>Profile lite: shorter training and smaller networks than the"
             " paper's. Look at the order of the rows, not at the levels.</p>"
         )
     sections = [
         Section("summary", html=head),
-        Section("table", "The table, ours and the paper's", "".join(_tables(experiment))),
+        Section(
+            "table",
+            "The table" + ", ours and the paper's" * of_the_paper,
+            "".join(_tables(experiment)),
+        ),
     ]
     if charts:
         sections.append(

@@ -18,11 +18,6 @@ STATES = {
 }
 
 
-def counted(count: int, noun: str) -> str:
-    """A number with its noun: "1 run", "3 runs"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def metric_text(name: str, value: float | None, unit: str = "") -> str:
     """The metric in words: "96.1 % accuracy", "AUC 0.912", "RMSE 0.31 kWh".
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..words import counted
 from .charts import charts_for
 from .format import (
     NAMES,
     STATES,
     cell,
-    counted,
     duration,
     epsilon_text,
     final_clip,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LedgerError
-from .format import counted, plain
+from ..words import counted
+from .format import plain
 from .read import Run
 
 

@@ -60,6 +60,18 @@ class RunFolder:
         return self.path / "private" / "input.json"
 
     @property
+    def directory(self) -> str | None:
+        """Where the unfinished run was started: its relative paths are relative to this."""
+        with suppress(OSError):
+            return (self.path / "private" / "directory").read_text()
+        return None
+
+    def note_directory(self) -> None:
+        """Writes where the run is started. The path may name a person, so it is not public."""
+        with replace_file(self.path / "private" / "directory", mode=0o600) as file:
+            file.write(os.getcwd().encode())
+
+    @property
     def finished(self) -> bool:
         """Whether there is a result."""
         return (self.path / "result.json").exists()

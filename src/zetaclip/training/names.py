@@ -6,10 +6,9 @@ listed here once more; ``tests/test_interfaces.py`` compares the lists.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 
+from ..words import near
 from .config import Config, ConfigError
 
 METHODS = (
@@ -52,11 +51,3 @@ def check_names(config: Config) -> None:
         from ..data.schema import read_schema
 
         read_schema(Path(config.schema))
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """What may have been meant: "did you mean 'gain'?", or all that there is."""
-    found = difflib.get_close_matches(word, list(known), 3, 0.5)
-    if found:
-        return f"did you mean {' or '.join(map(repr, found))}?"
-    return f"there are: {', '.join(known)}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
+from ..words import counted
 from .config import Config
 from .folder import RunFolder, finite
 from .progress import shown
@@ -364,7 +365,7 @@ def summary(result: dict[str, Any]) -> str:
             else f"ε = {group['epsilon']:.3g}"
         )
         lines.append(
-            f"per {group['unit']} (at most {group['records']} records): {bound},"
+            f"per {group['unit']} (at most {counted(group['records'], 'record')}): {bound},"
             f" δ = {group['delta']:.3g}"
         )
     if result["clip"]:
@@ -377,9 +378,9 @@ def summary(result: dict[str, Any]) -> str:
             probes = result["probes"]
             weak = probes["weak_fits"]
             text += (
-                f"; {probes['count']} probe{'s' * (probes['count'] != 1)} of"
+                f"; {counted(probes['count'], 'probe')} of"
                 f" {', '.join(probes['layers'])}, {100 * probes['in_zone_share']:.0f} % in the"
-                f" zone, {weak} weak fit{'s' * (weak != 1)}"
+                f" zone, {counted(weak, 'weak fit')}"
             )
         lines.append(text)
     seconds = result["seconds"]
@@ -389,8 +390,7 @@ def summary(result: dict[str, Any]) -> str:
         else f" of q = {result['sample_rate']:.4g}, σ = {result['sigma']:.4g}"
     )
     lines.append(
-        f"{result['method']} on {result['data']}: {result['steps']}"
-        f" step{'s' * (result['steps'] != 1)}{rate};"
+        f"{result['method']} on {result['data']}: {counted(result['steps'], 'step')}{rate};"
         f" {seconds['total']:.1f} s (train {seconds['train']:.1f}, eval {seconds['eval']:.1f},"
         f" probe {seconds['probe']:.2f})"
     )

@@ -168,6 +168,8 @@ def _run(
         status = Status(folder)
         with _failures_noted(folder, status, None if going_on else before):
             folder.write_text("config.json", config.to_json())
+            if not going_on:
+                folder.note_directory()
             status.write(state="running", message="setting up")
             if begun is not None:
                 begun()
