@@ -19,7 +19,7 @@ from zetaclip import Spectral
 from zetaclip.engine import _checkpoint as checkpoint
 from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.engine._data_digest import digest_of
-from zetaclip.gradients import compiled
+from zetaclip.gradients import products, rows
 from zetaclip.ledger._journal import Journal
 from zetaclip.randomness import normals
 
@@ -177,14 +177,15 @@ def test_replay_is_refused_with_another_number_of_threads(tmp_path):
         torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(compiled.rows is None, reason="zetaclip was built without a C compiler")
-def test_replay_is_refused_where_small_layers_are_summed_another_way(tmp_path, monkeypatch):
+@pytest.mark.skipif(rows.compiled is None, reason="zetaclip was built without a C compiler")
+@pytest.mark.parametrize("part", [rows, products])
+def test_replay_is_refused_where_layers_are_summed_another_way(tmp_path, monkeypatch, part):
     """They agree to rounding only, and one draw of noise must not cover two sums."""
     engine, *_ = build()
     engine.save(tmp_path / "run.pt")
-    monkeypatch.setattr(compiled, "rows", None)
+    monkeypatch.setattr(part, "compiled", None)
     other, *_ = build()
-    with pytest.raises(CheckpointError, match="rows_source"):
+    with pytest.raises(CheckpointError, match=f"{part.__name__.split('.')[-1]}_source"):
         other.load(tmp_path / "run.pt", replay=True)
 
 
