@@ -16,7 +16,6 @@ from zetaclip.cli import main
 PAGES = [
     "README.md",
     "docs/architecture.md",
-    "docs/getting-started.md",
     "docs/sharp-edges.md",
     "docs/data.md",
     "docs/methods.md",
@@ -122,12 +121,13 @@ def test_the_figures_of_the_page_on_epsilon(capsys):
     assert len(rows) == 8 and rows == printed
 
 
-def test_the_commands_of_getting_started(tmp_path, monkeypatch, capsys):
-    """From a table to a finished run, in an empty folder, as a new user would type it."""
+@pytest.fixture
+def patients(tmp_path, monkeypatch, capsys):
+    """The commands of docs/getting-started.md, run in an empty folder as a new user would."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/getting-started.md").read_text()
     lines = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)).splitlines()
-    assert len(lines) >= 4
+    assert len(lines) == 5
     for line in lines:
         command, *words = shlex.split(line)
         if command == "python":
@@ -136,6 +136,18 @@ def test_the_commands_of_getting_started(tmp_path, monkeypatch, capsys):
             assert schema == Path("patients.toml").read_text()
         else:
             assert command == "zetaclip" and main(words) == 0, (line, capsys.readouterr())
-    assert Path("runs/patients/report.html").exists()
-    result = json.loads(Path("runs/patients/result.json").read_text())
+    return tmp_path
+
+
+def test_from_a_table_to_predictions(patients, capsys):
+    run = patients / "runs/patients"
+    result = json.loads((run / "result.json").read_text())
     assert result["epsilon"] <= 3 and "preprocessing looked at" not in str(result)
+    assert (run / "report.html").exists() and "add/remove" in (run / "MODEL_CARD.md").read_text()
+    said = (patients / "predictions.csv").read_text().splitlines()
+    assert len(said) == 501 and set(said) == {"prediction", "ill", "well"}
+    capsys.readouterr()
+    page = "docs/getting-started.md"
+    exec(compile(code_of(page), page, "exec"), {"__name__": "docs"})
+    printed = capsys.readouterr().out
+    assert str(said[1]) in printed.splitlines()[0] and printed.count("ε = ") == 3

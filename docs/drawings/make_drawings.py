@@ -109,7 +109,7 @@ def step() -> None:
 
 def clipping() -> None:
     """Five gradients and the circle that holds them."""
-    cx, cy, radius = 150, 150, 78
+    cx, cy, radius = 150, 96, 78
     parts = [f'<circle class="g" cx="{cx}" cy="{cy}" r="{radius}"/>']
     for degrees, length in [(20, 1.7), (75, 0.55), (130, 1.0), (200, 1.5), (300, 0.8)]:
         turn = math.radians(degrees)
@@ -120,14 +120,14 @@ def clipping() -> None:
             parts.append(f'<g stroke-dasharray="4 4">{line(far, "m")}</g>')
         parts.append(arrow((cx, cy), (cx + kept * ux, cy + kept * uy), kind="n", head="p"))
     parts += [
-        text(150, 260, "the circle has radius C", "s"),
-        text(315, 80, "blue: what is kept", "l b"),
-        text(315, 106, "red: what is cut off", "l x"),
-        text(315, 150, "Each arrow is one", "l s"),
-        text(315, 168, "record. None can pull", "l s"),
-        text(315, 186, "the sum further than C.", "l s"),
+        text(150, 204, "the circle has radius C", "s"),
+        text(315, 40, "blue: what is kept", "l b"),
+        text(315, 66, "red: what is cut off", "l x"),
+        text(315, 110, "Each arrow is one", "l s"),
+        text(315, 128, "record. None can pull", "l s"),
+        text(315, 146, "the sum further than C.", "l s"),
     ]
-    write("clipping", 276, "Clipping: every gradient ends inside a circle of radius C", parts)
+    write("clipping", 220, "Clipping: every gradient ends inside a circle of radius C", parts)
 
 
 def noise() -> None:
