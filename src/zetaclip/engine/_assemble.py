@@ -20,6 +20,7 @@ from ._release_log import ReleaseLog
 from ._seed import Seed
 from ._settings import Settings
 from ._state import RunState
+from ._units import Units
 from ._update import Update
 from ._validation import claim, release
 
@@ -28,6 +29,7 @@ def assemble(
     model: PrivateModule,
     optimizer: Optimizer,
     dataset: Any,
+    units: Units,
     settings: Settings,
     method: Method,
     plan: Plan,
@@ -42,7 +44,7 @@ def assemble(
     claim(model.named)
     try:
         loop = _assembled(
-            model, optimizer, dataset, settings, method, plan, ledger, seed, planned_steps
+            model, optimizer, dataset, units, settings, method, plan, ledger, seed, planned_steps
         )
     except BaseException:
         release(model.named.values())
@@ -56,6 +58,7 @@ def _assembled(
     model: PrivateModule,
     optimizer: Optimizer,
     dataset: Any,
+    units: Units,
     settings: Settings,
     method: Method,
     plan: Plan,
@@ -73,7 +76,7 @@ def _assembled(
         control=controller.init(),
         rule=rule.init(layout.numel),
     )
-    group: Group = SingleProcess(len(dataset))
+    group: Group = SingleProcess(units.count)
     digest = None
     others = ranks()
     if others is not None:
@@ -82,7 +85,7 @@ def _assembled(
             "rates": [float(part["lr"]) for part in optimizer.param_groups],
         }
         tensors = list(model.tensors().values())
-        state, log.name, digest = join(others, terms, dataset, tensors, state, log.name)
+        state, log.name, digest = join(others, terms, dataset, units, tensors, state, log.name)
         group = others
     rereads = (
         method.remember is not None
@@ -91,7 +94,7 @@ def _assembled(
     )
     return PrivateLoop(
         model=model,
-        batches=Batches(dataset, settings, method, plan, planned_steps, group, digest),
+        batches=Batches(dataset, settings, method, plan, planned_steps, group, units, digest),
         log=log,
         update=Update(optimizer, settings.decouple_lr, rereads),
         control=control,

@@ -23,6 +23,7 @@ from ._open_batch import Drawn, OpenBatch
 from ._order import OrderError
 from ._settings import Settings
 from ._state import RunState
+from ._units import Units
 
 
 class Batches:
@@ -42,9 +43,10 @@ class Batches:
         plan: Plan,
         planned_steps: int | None,
         group: Group,
+        units: Units,
         digest: str | None = None,
     ) -> None:
-        self.dataset, self.group = dataset, group
+        self.dataset, self.group, self.units = dataset, group, units
         self._settings, self._method, self._plan = settings, method, plan
         # That the noise was chosen for: a plan may refuse any further one, other methods only warn.
         self.planned_steps = planned_steps if plan.steps is None else plan.steps
@@ -109,9 +111,16 @@ class Batches:
 
         One empty part if there are no records.
         """
-        rows = self.group.own_rows(key, self._settings.sample_rate)
+        drawn = self.group.own_rows(key, self._settings.sample_rate)
         size = self._settings.physical_batch_size
-        return [rows] if size is None or len(rows) <= size else list(rows.split(size))
+        if not self.units.trivial:
+            rows = self.units.rows_of(drawn, self.group.own_key(key, "units"))
+            return self.units.split(rows, size)
+        return [drawn] if size is None or len(drawn) <= size else list(drawn.split(size))
+
+    def counts(self, rows: Tensor) -> Tensor | None:
+        """How many rows of a chunk each unit has; None if each row is a unit of its own."""
+        return None if self.units.trivial else self.units.counts(rows)
 
     # -- numbers
 
@@ -191,5 +200,5 @@ class Batches:
     def digest(self) -> str:
         """Of the records, computed once. Secret."""
         if self._digest is None:
-            self._digest = digest_of(self.dataset)
+            self._digest = digest_of(self.dataset) + self.units.digest()
         return self._digest

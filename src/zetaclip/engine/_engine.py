@@ -31,6 +31,7 @@ from ._rehearsal import check_criterion
 from ._seed import Seed
 from ._settings import Settings, settings_for
 from ._terms import DeltaCheck, check_multiplier, composition, header
+from ._units import Units
 from ._validation import check_module
 
 
@@ -81,6 +82,11 @@ class PrivacyEngine:
         target_delta: float | None = None,
         poisson_sampling: bool = True,
         criterion: Callable[[Any, Any], Any] | None = None,
+        units: Any = None,
+        rows_per_unit: int | None = None,
+        unit_reduction: str = "mean",
+        views: int = 1,
+        augment: Callable[[Any], Any] | None = None,
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
         """Makes a loop private: with what it returns, the loop itself stays as it is.
 
@@ -114,6 +120,16 @@ class PrivacyEngine:
             poisson_sampling: only True is offered.
             criterion: ``criterion(outputs, targets)`` is tried now, on made-up rows with the shapes
                 of the first record, all together and each alone.
+            units: One id for each row of the data set. Rows of one id are one unit, for instance
+                the visits of one patient. Units are drawn, clipped and counted: ``num_examples``
+                and the loader's batch size are numbers of units, and ε is for one unit.
+            rows_per_unit: The largest number of rows that a unit brings into a batch; others are
+                left out by secret coins. Needed with ``units``.
+            unit_reduction: Whether a unit's gradient is the "mean" or the "sum" of its rows'.
+            views: How many copies of each drawn row stand in the batch, to be augmented. Their
+                gradients are averaged before clipping, so they cost no privacy.
+            augment: ``augment(batch)`` changes every row by itself. It may draw from torch, numpy
+                and Python, which follow a secret key of the batch then.
 
         Returns:
             The module, the optimizer behind a private step, and a Poisson loader; always these.
@@ -135,10 +151,13 @@ class PrivacyEngine:
         chosen = composition(method, clipping, max_grad_norm)
         chosen.check_update(optimizer)
         check_multiplier(noise_multiplier)
+        owners = Units(units, len(data_loader.dataset), rows_per_unit, views)  # type: ignore[arg-type]
         settings, declared = settings_for(
             data_loader,
             sample_rate,
             num_examples,
+            units=owners,
+            unit_reduction=unit_reduction,
             physical_batch_size=physical_batch_size,
             loss_reduction=loss_reduction,
             decouple_lr=decouple_lr,
@@ -155,9 +174,18 @@ class PrivacyEngine:
             check_criterion(module, criterion, zero_row(data_loader), settings.loss_reduction, warn)
         ledger = Ledger(header(settings, declared, chosen, self.accountant, self._seed.known))
         self._loop = loop = assemble(
-            model, optimizer, data_loader.dataset, settings, chosen, plan, ledger, self._seed, steps
+            model,
+            optimizer,
+            data_loader.dataset,
+            owners,
+            settings,
+            chosen,
+            plan,
+            ledger,
+            self._seed,
+            steps,
         )
-        return module, PrivateOptimizer(optimizer, loop), PoissonLoader(data_loader, loop)
+        return module, PrivateOptimizer(optimizer, loop), PoissonLoader(data_loader, loop, augment)
 
     def make_private_with_epsilon(
         self,
@@ -185,7 +213,9 @@ class PrivacyEngine:
         check_loader(data_loader)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # make_private says it again
-            settings, _ = settings_for(data_loader, sample_rate, num_examples)
+            rows = len(data_loader.dataset)  # type: ignore[arg-type]
+            owners = Units(options.get("units"), rows, options.get("rows_per_unit"))
+            settings, _ = settings_for(data_loader, sample_rate, num_examples, units=owners)
         steps = settings.steps_in(epochs)
         target = (target_epsilon, target_delta, settings.sample_rate, steps, self.accountant)
         sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")

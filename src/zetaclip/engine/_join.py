@@ -11,12 +11,14 @@ from torch import Tensor
 from ._data_digest import stable_digest
 from ._group import Ranks, deal_seed
 from ._state import RunState
+from ._units import Units
 
 
 def join(
     ranks: Ranks,
     terms: dict[str, Any],
     dataset: Any,
+    units: Units,
     tensors: list[Tensor],
     state: RunState,
     name: str,
@@ -31,6 +33,7 @@ def join(
         ranks: the process group.
         terms: what must be equal on all ranks.
         dataset: all records, the same on every rank.
+        units: whose rows they are.
         tensors: parameters and buffers, which become rank 0's.
         state: this rank's, before the first batch.
         name: this rank's name of the run.
@@ -42,8 +45,9 @@ def join(
     Raises:
         RankError: the ranks differ; the message says in what.
     """
-    own = {key: _text(value) for key, value in terms.items()} | {"records": str(len(dataset))}
+    own = {key: _text(value) for key, value in terms.items()} | {"records": str(units.count)}
     data = stable_digest(dataset)
+    data = data and data + units.digest()
     there, other, stream, name, seed, root = ranks.send(
         (own, data, state.stream, name, deal_seed(), state.sampling), "make_private"
     )
@@ -61,7 +65,7 @@ def join(
     ranks.settle(
         f"not what rank 0 has: {'; '.join(differing)}" if differing else None, "make_private"
     )
-    ranks.take_share(len(dataset), seed)
+    ranks.take_share(units.count, seed)
     ranks.send_tensors(tensors)
     noise = state.noise if ranks.first else None
     return replace(state, sampling=root, noise=noise, stream=stream), name, data

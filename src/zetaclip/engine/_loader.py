@@ -7,7 +7,7 @@ It is not a ``DataLoader`` (frameworks rebuild those), but it fetches with one, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -82,9 +82,12 @@ class PoissonLoader:
     iterator goes on inside the epoch where the checkpoint was.
     """
 
-    def __init__(self, loader: DataLoader, loop: PrivateLoop) -> None:
+    def __init__(
+        self, loader: DataLoader, loop: PrivateLoop, augment: Callable[[Any], Any] | None = None
+    ) -> None:
         self._loader = loader
         self._loop = loop
+        self._augment = augment
         self._fetch = _in_memory(loader)
         self._zero: Any = None
         # A collate_fn can say that its padding was looked at, and that no record's loss depends on
@@ -129,6 +132,9 @@ class PoissonLoader:
         while loop.state.position < loop.settings.steps_per_epoch:
             for rows in loop.open_batch():
                 data = self._data(rows, feed)
+                if self._augment is not None and len(rows):
+                    with drawing_from(loop.fetching_key("augmenting")):
+                        data = self._augment(data)
                 if self._watches and len(rows):
                     self._watch(record_shapes(data, len(rows)))
                 loop.hand_out(rows, ticket)

@@ -161,11 +161,11 @@ class PrivateLoop:
         if ticket == self._ticket and self.batch is not None and self.batch.stage in _OUT:
             raise OrderError(order.NOT_STEPPED)
 
-    def fetching_key(self) -> bytes:
-        """For what is drawn while the records of the next chunk are read."""
+    def fetching_key(self, doing: str = "reading") -> bytes:
+        """For what is drawn while the records of the next chunk are read, or augmented."""
         batch = self.batch
         assert batch is not None
-        purpose = f"reading for pass {batch.drawn.phase}, chunk {batch.done}"
+        purpose = f"{doing} for pass {batch.drawn.phase}, chunk {batch.done}"
         return self.group.own_key(batch.drawn.key, purpose)
 
     def workers_key(self) -> bytes:
@@ -202,8 +202,8 @@ class PrivateLoop:
     def _absorb(self, batch: OpenBatch) -> bool:
         """Adds the chunk that is out to the sum; whether it was the last one."""
         try:
-            chunk = self.model.take(batch.chunks[batch.done].shape[0])
-            if chunk is not None:
+            rows = batch.chunks[batch.done]
+            for chunk in self.model.take(self.batches.counts(rows), rows.shape[0]):
                 if self.model.rounds_by_rows and self.log.note(HALF_MEAN_NOTE):
                     warnings.warn(HALF_MEAN, PrivacyLeakWarning, stacklevel=4)
                 batch.absorb(chunk)

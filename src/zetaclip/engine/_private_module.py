@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, Chunk, Layout, make_shadows
+from ..gradients.units import by_unit
 from ..mechanism import sum_room
 from ..randomness._forward import ForwardRng
 from ._guard import Guard
@@ -38,6 +41,7 @@ class PrivateModule:
         self.power = PowerIterations(module)
         self._optimizer = optimizer
         self._mean = settings.loss_reduction == "mean"
+        self._unit_mean = settings.unit_reduction == "mean"
         self._look()
         device = self.layout.device
         self.recorder.anchor.data = self.recorder.anchor.data.to(device)
@@ -92,18 +96,27 @@ class PrivateModule:
         self.recorder.open(max(1, rows))
         self.losses.open(rows)
 
-    def take(self, records: int) -> Chunk | None:
+    def take(self, counts: Tensor | None, records: int) -> Iterator[Chunk]:
         """What the chunk that is out has left, after the last look at what must not have happened.
 
-        None for a chunk without records: its row of zeros is nobody's record.
+        Nothing for a chunk without records: its row of zeros is nobody's record.
+
+        Args:
+            counts: How many rows each unit has; None if each row is a unit of its own.
+            records: The number of rows.
         """
         self.guard.before_release()
         self.losses.close()
         rows = self.recorder.rows
         received = self.recorder.take()
         if not records:
-            return None
-        return Chunk(received, self.layout, rows, float(rows) if self._mean else 1.0)
+            return
+        scale = float(rows) if self._mean else 1.0
+        if counts is None:
+            yield Chunk(received, self.layout, rows, scale)
+            return
+        for joined, units in by_unit(received, counts.to(self.layout.device), self._unit_mean):
+            yield Chunk(joined, self.layout, units, scale)
 
     @property
     def rounds_by_rows(self) -> bool:

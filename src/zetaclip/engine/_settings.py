@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import OwnerWarning
+from ._units import Units
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -26,6 +27,9 @@ class Settings:
     decouple_lr: bool
     normalize: str
     empty: str
+    rows_per_unit: int | None = None  # None: a unit is one row
+    views: int = 1
+    unit_reduction: str = "mean"
 
     def at_rate(self, sample_rate: float | None) -> Settings:
         """These with another q, and so another L; None leaves them as they are."""
@@ -51,12 +55,15 @@ def settings_for(
     decouple_lr: bool = False,
     normalize: str = "expected",
     empty: str = "noise",
+    units: Units | None = None,
+    unit_reduction: str = "mean",
 ) -> tuple[Settings, bool]:
     """The constants that were asked for, each checked, and whether N was declared.
 
     Warnings point at the ``make_private`` call.
     """
-    found = len(loader.dataset)  # type: ignore[arg-type]
+    units = units or Units(None, len(loader.dataset), None)  # type: ignore[arg-type]
+    found = units.count
     if found == 0:
         raise ValueError("the dataset is empty")
     declared = num_examples is not None
@@ -95,6 +102,11 @@ def settings_for(
         raise ValueError(
             f"physical_batch_size must be a positive whole number, not {physical_batch_size}"
         )
+    if physical_batch_size is not None and units.largest > physical_batch_size:
+        raise ValueError(
+            f"physical_batch_size = {physical_batch_size} is too small: a unit may have "
+            f"{units.largest} rows, and its rows are not split"
+        )
     settings = Settings(
         sample_rate=float(sample_rate),
         num_examples=size,
@@ -105,6 +117,9 @@ def settings_for(
         decouple_lr=bool(decouple_lr),
         normalize=_choice("normalize", normalize, ("expected", "realized")),
         empty=_choice("empty", empty, ("noise", "skip")),
+        rows_per_unit=units.most,
+        views=units.views,
+        unit_reduction=_choice("unit_reduction", unit_reduction, ("mean", "sum")),
     )
     return settings, declared
 

@@ -71,6 +71,11 @@ def header(
         for name, value in method.chosen.items()
         if value != method.options[name][0]
     )
+    adjacency = {}
+    if settings.rows_per_unit is not None:
+        adjacency = {
+            "adjacency": f"add/remove one unit (at most {settings.rows_per_unit} rows per batch)"
+        }
     return Header(
         num_examples=settings.num_examples,
         num_examples_source="declared" if declared else "taken from the data",
@@ -83,7 +88,9 @@ def header(
             f"clip rule {method.rule.name}; C by {described(method.controller)}",
             "noise by chacha12, on a public grid",
             *([f"method options {chosen}"] if chosen else []),
+            *([f"{settings.views} views of each row"] if settings.views > 1 else []),
         ),
+        **adjacency,
     )
 
 

@@ -110,11 +110,11 @@ class Units:
         units = rows if self.most is None else self._unit_of[rows]
         return torch.unique_consecutive(units, return_counts=True)[1]
 
-    def digest(self) -> bytes:
+    def digest(self) -> str:
         """Of who owns which row. Secret, like the records."""
         if self.most is None:
-            return b""
-        return hashlib.blake2b(self._unit_of.numpy().tobytes()).digest()
+            return ""
+        return hashlib.blake2b(self._unit_of.numpy().tobytes(), digest_size=32).hexdigest()
 
 
 def _positive(name: str, value: int) -> int:

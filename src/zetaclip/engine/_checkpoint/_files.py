@@ -165,7 +165,7 @@ def _take(
     log.go_on_as(name, home, again)
     if rank < len(public["public_streams"]):
         set_users_streams(public["public_streams"][rank], loop.model.layout.device)
-    loop.group.take_share(len(loop.batches.dataset), public["deal"])
+    loop.group.take_share(loop.batches.units.count, public["deal"])
     loop.go_on(state)
     extra = public["extra"]
     return extra if extra is None else dict(extra)
