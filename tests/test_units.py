@@ -1,0 +1,279 @@
+"""A unit of several rows is drawn, clipped and counted once, however many rows it has."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import mean_loss, private, train
+from networks import MODELS
+from torch import nn
+from torch.nn import functional as F
+
+from zetaclip.engine._checkpoint import CheckpointError
+from zetaclip.engine._units import Units
+
+KEY = bytes(range(32))
+# Units 0 to 6 with five or six rows each, not next to each other, then four of five rows.
+OWNERS = torch.tensor([i % 7 for i in range(40)] + [7 + i // 5 for i in range(20)])
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+def data(rows=60, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, generator=generator)
+    return x, torch.randint(0, 3, (rows,), generator=generator)
+
+
+def clipped_sum(module, batch, units, clip=0.3, loss=mean_loss, **options):
+    """What one noiseless step at q = 1 releases, times L."""
+    number = 1000  # the declared number of units, which only divides
+    with pytest.warns(UserWarning, match="num_examples = 1000"):
+        _, module, optimizer, loader = private(
+            module,
+            batch,
+            sigma=0.0,
+            clipping=clip,
+            q=1.0,
+            lr=0.0,
+            num_examples=number,
+            **({} if units is None else {"units": units, "rows_per_unit": 100}),
+            **options,
+        )
+    total = 0
+    while not optimizer.stepped:
+        for rows in loader:
+            optimizer.zero_grad()
+            loss(module, rows).backward()
+            optimizer.step()
+            if optimizer.stepped:
+                total = flat([p.grad for p in module.parameters()]).double() * number
+                break
+    return total
+
+
+def one_unit_at_a_time(module, batch, units, clip=0.3, reduction="mean"):
+    total = 0
+    for unit in units.unique():
+        own = units == unit
+        loss = F.cross_entropy(module(batch[0][own]), batch[1][own], reduction=reduction)
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        gradient = flat(gradients).double()
+        total = total + gradient * min(1.0, clip / float(gradient.norm()))
+    return total
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet-late", "words", "transformer", "lstm"])
+def test_a_step_adds_each_unit_clipped_once(name, reduction):
+    build, inputs = MODELS[name]
+    torch.manual_seed(1)
+    module, units = build(), torch.tensor([0, 1, 0, 2, 2, 0, 3, 1, 0, 2])
+    batch = inputs(10), torch.randint(0, 10, (10,))
+    expected = one_unit_at_a_time(module, batch, units, reduction=reduction)
+    found = clipped_sum(module, batch, units, unit_reduction=reduction)
+    assert (found - expected).norm() <= 3e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_one_unit_more_moves_the_sum_by_c_however_many_rows_it_has(rows):
+    x, y = data()
+    # The new unit's rows agree with each other and are long: unclipped they would move it far.
+    more = torch.full((rows, 6), 50.0), torch.zeros(rows, dtype=torch.int64)
+    units = torch.cat([OWNERS, torch.full((rows,), 99)])
+    bigger = torch.cat([x, more[0]]), torch.cat([y, more[1]])
+    moved = clipped_sum(linear(), bigger, units) - clipped_sum(linear(), (x, y), OWNERS)
+    assert float(moved.norm()) == pytest.approx(0.3, rel=1e-4)
+    if rows > 1:  # as rows of their own they move it by C each
+        alone = clipped_sum(linear(), bigger, None) - clipped_sum(linear(), (x, y), None)
+        assert float(alone.norm()) == pytest.approx(0.3 * rows, rel=1e-4)
+
+
+def test_the_order_of_rows_changes_nothing():
+    x, y = data()
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    before = clipped_sum(linear(), (x, y), OWNERS)
+    after = clipped_sum(linear(), (x[order], y[order]), OWNERS[order])
+    assert (after - before).norm() <= 1e-5 * before.norm()
+
+
+def trained(units=None, sigma=0.7, **options):
+    if units is not None:
+        options |= {"units": units, "rows_per_unit": options.get("rows_per_unit", 100)}
+    count = len(data()[0]) if units is None else len(np.unique(np.asarray(units)))
+    engine, module, optimizer, loader = private(
+        linear(), data(), sigma=sigma, q=0.3, num_examples=count, **options
+    )
+    train(module, optimizer, loader, epochs=2)
+    return engine, flat(module.parameters())
+
+
+def test_units_of_one_row_train_bit_for_bit_as_rows():
+    (_, plain), (_, single) = trained(), trained(units=np.arange(60))
+    assert torch.equal(plain, single)
+    assert not torch.equal(plain, trained(units=OWNERS)[1])
+
+
+@pytest.mark.parametrize("physical", [8, 13])
+def test_physical_batches_change_nothing_and_split_no_unit(physical):
+    _, whole = trained(units=OWNERS, sigma=0.0)
+    _, parts = trained(units=OWNERS, sigma=0.0, physical_batch_size=physical, rows_per_unit=6)
+    assert (whole - parts).norm() <= 1e-6 * whole.norm()
+
+
+def test_ids_may_be_names_and_epsilon_is_for_one_unit():
+    names = [f"patient {number}" for number in OWNERS.tolist()]
+    engine, weights = trained(units=names, rows_per_unit=4)
+    assert torch.isfinite(weights).all()
+    head = engine.ledger.header
+    assert head.adjacency == "add/remove one unit (at most 4 rows per batch)"
+    assert head.num_examples == 11 and head.expected_batch_size == pytest.approx(3.3)
+
+
+def test_a_drawn_unit_brings_all_its_rows_up_to_the_declared_number():
+    units = Units(OWNERS, 60, 5)
+    rows = units.rows_of(torch.tensor([0, 3, 8]), KEY)
+    assert units.counts(rows).tolist() == [5, 5, 5]
+    assert OWNERS[rows].tolist() == [0] * 5 + [3] * 5 + [8] * 5
+    assert set(rows[10:].tolist()) == set(range(45, 50))  # unit 8 has just five
+    assert len(set(rows.tolist())) == 15
+
+
+def test_rows_that_are_left_out_are_chosen_by_secret_coins_evenly():
+    units = Units([0] * 6 + [1], 7, 2)
+    both = torch.tensor([0, 1])
+    chosen = torch.zeros(7)
+    for number in range(3000):
+        rows = units.rows_of(both, number.to_bytes(32, "little"))
+        assert len(rows) == 3
+        chosen[rows] += 1
+    assert chosen[6] == 3000
+    share = chosen[:6] / 3000
+    # Four standard errors of a share of a third; the first two rows every time would be 1 and 0.
+    assert float((share - 1 / 3).abs().max()) < 4 * (1 / 3 * 2 / 3 / 3000) ** 0.5
+    again = units.rows_of(both, (7).to_bytes(32, "little"))
+    assert torch.equal(again, units.rows_of(both, (7).to_bytes(32, "little")))
+
+
+def test_another_unit_in_the_batch_leaves_the_choice_of_rows_alone():
+    units = Units([0] * 6 + [1] * 6 + [2] * 6, 18, 2)
+    few, many = units.rows_of(torch.tensor([2]), KEY), units.rows_of(torch.tensor([0, 2]), KEY)
+    assert torch.equal(few, many[2:])
+
+
+def test_units_are_drawn_with_the_declared_rate():
+    engine, _, _, _ = private(
+        linear(), data(), q=0.3, num_examples=11, units=OWNERS, rows_per_unit=100
+    )
+    batches = engine._private().batches
+    drawn = torch.zeros(11)
+    for number in range(2000):
+        (rows,) = batches.chunks(number.to_bytes(32, "little"))
+        drawn[OWNERS[rows].unique()] += 1
+    assert float((drawn / 2000 - 0.3).abs().max()) < 4 * (0.3 * 0.7 / 2000) ** 0.5
+
+
+def test_an_empty_batch_is_a_step_with_noise():
+    _, module, optimizer, loader = private(
+        linear(), data(), q=1e-9, num_examples=11, units=OWNERS, rows_per_unit=9
+    )
+    before = flat(module.parameters())
+    for batch in loader:
+        optimizer.zero_grad()
+        mean_loss(module, batch).backward()
+        optimizer.step()
+        break
+    assert optimizer.stepped and not torch.equal(before, flat(module.parameters()))
+
+
+def test_a_run_goes_on_exactly_and_refuses_other_owners(tmp_path):
+    def build(units=OWNERS):
+        return private(linear(), data(), q=0.3, num_examples=11, units=units, rows_per_unit=4)
+
+    def go(engine, module, optimizer, loader, until):
+        while engine.updates < until:
+            for batch in loader:
+                optimizer.zero_grad()
+                mean_loss(module, batch).backward()
+                optimizer.step()
+                if engine.updates == until:
+                    break
+        return flat(module.parameters())
+
+    first = build()
+    go(*first, 3)
+    first[0].save(tmp_path / "run.pt")
+    whole = go(*first, 7)
+    second = build()
+    second[0].load(tmp_path / "run.pt", replay=True)
+    assert torch.equal(go(*second, 7), whole)
+    third = build(OWNERS.roll(1))
+    with pytest.raises(CheckpointError):
+        third[0].load(tmp_path / "run.pt", replay=True)
+
+
+# -- views
+
+
+def test_views_that_are_all_alike_are_the_row_itself():
+    plain = clipped_sum(linear(), data(), None)
+    found = clipped_sum(linear(), data(), None, views=3, augment=lambda batch: batch)
+    assert (found - plain).norm() <= 1e-5 * plain.norm()
+
+
+def test_views_of_a_row_are_averaged_before_clipping():
+    x, y = data(12)
+    shifts = torch.tensor([0.0, 1.0, -3.0])
+
+    def augment(batch):
+        return [batch[0] + shifts.repeat(len(batch[0]) // 3).unsqueeze(1), batch[1]]
+
+    rows = torch.arange(12).repeat_interleave(3)
+    expected = one_unit_at_a_time(linear(), augment([x[rows], y[rows]]), rows)
+    found = clipped_sum(linear(), (x, y), None, views=3, augment=augment)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_augmentation_follows_a_secret_key_and_leaves_torchs_stream_alone():
+    seen = []
+
+    def augment(batch):
+        seen.append(torch.rand(2))
+        return batch
+
+    for seed in (0, 0, 1):
+        _, module, optimizer, loader = private(
+            linear(), data(), seed=seed, views=2, augment=augment
+        )
+        state = torch.get_rng_state()
+        for batch in loader:
+            optimizer.zero_grad()
+            mean_loss(module, batch).backward()
+            optimizer.step()
+            break
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], torch.rand(2))  # the public stream would give this
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"units": OWNERS}, "needs rows_per_unit="),
+        ({"rows_per_unit": 3}, "needs units="),
+        ({"units": OWNERS[:9], "rows_per_unit": 3}, "60 of them"),
+        ({"units": OWNERS, "rows_per_unit": 0}, "positive whole number"),
+        ({"views": 0}, "positive whole number"),
+        ({"units": OWNERS, "rows_per_unit": 9, "physical_batch_size": 8}, "too small"),
+        ({"units": OWNERS, "rows_per_unit": 9, "unit_reduction": "max"}, "'mean', 'sum'"),
+    ],
+)
+def test_what_does_not_fit_is_said(change, message):
+    with pytest.raises(ValueError, match=message):
+        private(linear(), data(), num_examples=11 if "units" in change else 60, **change)
