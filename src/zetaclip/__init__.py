@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "accounting": ("Budget",),
+    "accounting": ("Budget", "get_noise_multiplier"),
     "clipping": ("Affine", "ClipRule", "Extra", "Flat"),
     "control": ("Replay", "Schedule", "Spectral"),
-    "engine": ("PrivacyEngine", "ValidationError", "check_parity"),
+    "engine": ("PrivacyEngine", "ValidationError", "check_parity", "fix"),
     "errors": (
         "AccountingError",
         "BudgetExceeded",
@@ -52,6 +52,8 @@ __all__ = [
     "ValidationError",
     "attach_spectral",
     "check_parity",
+    "fix",
+    "get_noise_multiplier",
     "layer_rule",
     "load_run",
     "losses",
@@ -60,10 +62,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import losses, methods
-    from .accounting import Budget
+    from .accounting import Budget, get_noise_multiplier
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
-    from .engine import PrivacyEngine, ValidationError, check_parity
+    from .engine import PrivacyEngine, ValidationError, check_parity, fix
     from .errors import (
         AccountingError,
         BudgetExceeded,

@@ -8,6 +8,7 @@ from ._accounting import (
     affordable,
     calibrate,
     epsilon,
+    get_noise_multiplier,
     group_epsilon,
     noise_multiplier_for,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "affordable",
     "calibrate",
     "epsilon",
+    "get_noise_multiplier",
     "group_epsilon",
     "noise_multiplier_for",
 ]

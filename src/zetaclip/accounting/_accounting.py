@@ -38,6 +38,7 @@ __all__ = [
     "affordable",
     "calibrate",
     "epsilon",
+    "get_noise_multiplier",
     "group_epsilon",
     "noise_multiplier_for",
     "renyi",
@@ -125,6 +126,51 @@ def noise_multiplier_for(
         accountant,
         tolerance,
     )
+
+
+def get_noise_multiplier(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    accountant: str = "pld",
+) -> float:
+    """σ for a target ε, with the arguments of Opacus's function of this name.
+
+    Args:
+        target_epsilon: ε that must not be exceeded.
+        target_delta: δ.
+        sample_rate: Probability with which each record joins a batch.
+        epochs: Epochs of ceil(1 / sample_rate) steps, as the private loader counts them.
+        steps: Number of steps, instead of ``epochs``.
+        accountant: "pld", "prv" or "rdp".
+
+    Returns:
+        The noise multiplier σ.
+
+    Raises:
+        AccountingError: No σ reaches the target, or every σ does.
+        TypeError: Neither or both of ``epochs`` and ``steps`` are given.
+        ValueError: An argument has a value that is not allowed.
+
+    Example:
+        >>> q = 256 / 60_000
+        >>> sigma = get_noise_multiplier(
+        ...     target_epsilon=3.0, target_delta=1e-5, sample_rate=q, epochs=8
+        ... )
+        >>> round(sigma, 1)
+        0.7
+    """
+    if (epochs is None) == (steps is None):
+        raise TypeError("give either epochs= or steps=")
+    if epochs is not None:
+        if not 0 < sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], not {sample_rate}")
+        steps = math.ceil(epochs * math.ceil(1 / sample_rate - 1e-9) - 1e-9)
+    assert steps is not None
+    return noise_multiplier_for(target_epsilon, target_delta, sample_rate, steps, accountant)
 
 
 def calibrate(

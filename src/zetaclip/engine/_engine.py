@@ -16,6 +16,7 @@ from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from ..errors import NoGuarantee
 from ..ledger import Event, Ledger
 from ..methods import Method, NoiseBudget, NoiseSchedule
+from ..words import counted
 from . import _checkpoint as checkpoint
 from ._assemble import assemble
 from ._dataset_checks import check_loader, check_sampling
@@ -166,6 +167,7 @@ class PrivacyEngine:
         )
         steps = None if epochs is None else settings.steps_in(epochs)
         self._delta.look(target_delta, settings.num_examples)
+        self._delta.target = target_delta
         chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
         settings = settings.at_rate(plan.sample_rate)
         model = PrivateModule(module, optimizer, settings)
@@ -268,9 +270,19 @@ class PrivacyEngine:
         """Everything that was released, and the terms it was released under."""
         return self._private().log.ledger
 
-    def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """ε of what has been released so far, by this engine's accountant or another one."""
+    def __repr__(self) -> str:
+        if self._loop is None:
+            return f"PrivacyEngine(nothing private yet, accountant {self.accountant})"
+        planned = "" if self.planned_updates is None else f" of {self.planned_updates} planned"
+        return f"PrivacyEngine({counted(self.updates, 'update')}{planned}, {self.ledger!r})"
+
+    def get_epsilon(self, delta: float | None = None, accountant: str | None = None) -> float:
+        """ε of what has been released so far.
+
+        By default at the run's ``target_delta`` and by this engine's accountant.
+        """
         ledger = self.ledger
+        delta = self._delta.chosen(delta)
         if not ledger.header.claims_privacy:
             raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
         self._delta.look(delta, ledger.header.num_examples)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from ..errors import PrivacyLeakWarning
 from ..randomness import generator
 from ..randomness._forward import drawing_from
+from ..words import counted
 from ._loop import PrivateLoop
 from ._records import record_shapes, shapes_differ, zero_row
 
@@ -124,6 +125,16 @@ class PoissonLoader:
 
     def __len__(self) -> int:
         return self._loop.settings.steps_per_epoch
+
+    def __repr__(self) -> str:
+        given = self._loop.settings
+        physical = given.physical_batch_size
+        return (
+            f"PoissonLoader(q = {given.sample_rate:.4g}, N = {given.num_examples}, L ="
+            f" {given.expected_batch_size:.6g}, {counted(len(self), 'update')} per epoch"
+            + ("" if physical is None else f", at most {counted(physical, 'row')} at a time")
+            + ")"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop

@@ -95,13 +95,23 @@ def header(
 
 
 class DeltaCheck:
-    """Warns once of a δ of 1/N or more.
+    """The run's δ, if one was given. Warns once of a δ of 1/N or more.
 
     It allows a mechanism that publishes one record as it is.
     """
 
     def __init__(self) -> None:
         self._said = False
+        self.target: float | None = None
+
+    def chosen(self, delta: float | None) -> float:
+        """This δ, or else the run's."""
+        found = self.target if delta is None else delta
+        if found is None:
+            raise TypeError(
+                "get_epsilon needs a delta: make_private was given no target_delta to take instead"
+            )
+        return found
 
     def look(self, delta: float | None, size: int) -> None:
         """The warning points at the call of the engine's method that got the δ."""

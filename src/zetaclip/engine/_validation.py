@@ -78,9 +78,9 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
                 yield Refusal(
                     name,
                     kind,
-                    "its output for one record depends on the others in the batch. Use "
-                    "nn.GroupNorm or nn.LayerNorm (opacus.validators.ModuleValidator.fix(module) "
-                    "replaces every BatchNorm by a GroupNorm), or freeze it with eval()",
+                    "its output for one record depends on the others in the batch. "
+                    "zetaclip.fix(module) returns a copy with nn.GroupNorm in its place; build the "
+                    "optimizer from that copy",
                 )
         elif isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
             yield Refusal(

@@ -264,6 +264,12 @@ class Ledger:
         self._scattered = False  # the rows of some batch may not be adjacent
         self._events: tuple[int, list[Event]] | None = None  # (number of rows, their events)
 
+    def __repr__(self) -> str:
+        return (
+            f"Ledger({self.header.method}: {counted(self.steps, 'step')},"
+            f" {counted(len(self), 'release')}, claim: {self.header.claim})"
+        )
+
     def append(self, row: Row) -> None:
         """Adds one release, in about a microsecond.
 
