@@ -65,6 +65,11 @@ class Block:
     second: Second | None = None
 
     @property
+    def first(self) -> tuple[object, ...]:
+        """What the first layer depends on: blocks that agree in it have the same one."""
+        return self.size, self.pad, self.side, self.stride, self.filters, self.mirror
+
+    @property
     def pooled(self) -> int:
         """Number of features before the PCA."""
         filters = self.filters if self.second is None else self.second.filters
@@ -174,12 +179,21 @@ class BlockModule(nn.Module):
         self.register_buffer("mean", torch.empty(settings.pooled))
         self.register_buffer("project", torch.empty(settings.keep, settings.pooled, 1, 1))
 
-    def pooled(self, x: Tensor) -> Tensor:
-        """Features before the whitening: (rows, columns)."""
+    def pooled(self, x: Tensor, known: dict[object, Tensor] | None = None) -> Tensor:
+        """Features before the whitening: (rows, columns).
+
+        Args:
+            x: Pictures.
+            known: First layers' maps of these pictures that are known already; gets this block's.
+        """
         own = self.settings
-        r = self.bank(self.seen(x))
         if self.reduce is not None and self.over is not None:
-            r = self.over(self.reduce(self.maps(r)))
+            known = {} if known is None else known
+            if own.first not in known:
+                known[own.first] = self.maps(self.bank(self.seen(x)))
+            r = self.over(self.reduce(known[own.first]))
+        else:
+            r = self.bank(self.seen(x))
         found = cells(r, own.grid)
         if own.mirror:  # the mean with the features of the mirror image
             half = found.shape[2] // 2
@@ -195,10 +209,12 @@ class BlockModule(nn.Module):
         """The first layer's maps, for the second: pooled 2x2."""
         return excess(r, (2, 2), (2, 2)).flatten(1, 2).sqrt()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Features (rows, keep) of unit length."""
+    def forward(self, x: Tensor, known: dict[object, Tensor] | None = None) -> Tensor:
+        """Features (rows, keep) of unit length; ``known`` is as in ``pooled``."""
         # A 1x1 convolution and not a matrix product: on some processors it is much faster.
-        z = F.conv2d((self.pooled(x) - self.mean)[:, :, None, None], self.project)[:, :, 0, 0]
+        z = F.conv2d((self.pooled(x, known) - self.mean)[:, :, None, None], self.project)[
+            :, :, 0, 0
+        ]
         return z / z.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
 
@@ -210,14 +226,13 @@ def make_block(settings: Block, x: Tensor, seed: int) -> BlockModule:
         x: Synthetic pictures in double precision.
         seed: Another seed gives other filters.
     """
-    draws = Draws("block", settings, seed)
     block = BlockModule(settings, (x.shape[1], x.shape[2], x.shape[3])).double()
     block.bank.weight = filters_of(
         block.seen(x),
         block.bank,
         least=(10.0 if x.shape[1] == 1 else 4.0) / 127.5,
         mirror=settings.mirror,
-        draws=draws,
+        draws=Draws("first", settings.first, seed),
     )
     if block.reduce is not None and block.over is not None:
         few = x[:_MAPS]
@@ -229,7 +244,7 @@ def make_block(settings: Block, x: Tensor, seed: int) -> BlockModule:
             block.over,
             signs=signs,
             mirror=settings.mirror,
-            draws=draws,
+            draws=Draws("second", settings, seed),
         )
         del maps, shrunk
     features = x.new_empty(len(x), settings.pooled)

@@ -113,6 +113,7 @@ def settings_for(shape: tuple[int, ...], *, mirror: bool | None = None) -> Setti
             Block(half, 1, 6, 1, 1024, 2, 2048, 1000, same),
             Block(size, 0, 5, 1, 256, 2, 1536, 700, same, Second(1, 48, 512)),
             Block(size, 0, 5, 1, 256, 2, 2048, 1000, same, Second(2, 96, 1024)),
+            Block(half, 2, 5, 1, 256, 2, 2048, 1000, same, Second(1, 64, 1024)),
         ]
     else:
         blocks = [
@@ -151,7 +152,8 @@ class Patches(nn.Module):
         if len(x) > _ROWS and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return torch.cat([self(rows) for rows in x.split(_ROWS)])  # maps are large
         share = len(self.blocks) ** -0.5
-        parts = [block(x) * share for block in self.blocks]
+        known: dict[object, Tensor] = {}
+        parts = [block(x, known) * share for block in self.blocks]
         return torch.cat((*parts, x.new_full((len(x), 1), _BIAS)), 1)
 
     def describe(self) -> dict[str, object]:
@@ -208,7 +210,7 @@ def _make(settings: Settings, say: Callable[[str], None]) -> dict[str, Tensor]:
     drawn = drawn[Draws("order", settings.seed).order(len(drawn))]
     made: dict[str, Tensor] = {}
     for number, block in enumerate(settings.blocks):
-        state = make_block(block, drawn, settings.seed + number).float().state_dict()
+        state = make_block(block, drawn, settings.seed).float().state_dict()
         made |= {f"blocks.{number}.{name}": value for name, value in state.items()}
         say(f"constants of block {number + 1} of {len(settings.blocks)} are made")
     return made
