@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import InputError
+from ._patches import Patches, fits, patches
 from ._precompute import features_of, precompute
-from .patches import Patches, fits, patches
-from .scattering import Scattering, scattering
+from ._scattering import Scattering, scattering
 
 Fixed = Patches | Scattering
 KINDS = ("patches", "scattering")

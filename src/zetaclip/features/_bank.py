@@ -39,6 +39,8 @@ class Bank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Responses (rows, filters, height, width) to maps (rows, channels, ...)."""
         side, stride = self.weight.shape[-1], self.stride
+        # Channels last: what follows is then vectorised over the filters.
+        x = x.contiguous(memory_format=torch.channels_last)
         power = F.avg_pool2d(x.square().mean(1, keepdim=True), side, stride)
         if self.centred:
             power = power - F.avg_pool2d(x.mean(1, keepdim=True), side, stride).square()

@@ -87,8 +87,10 @@ def excess(r: Tensor, side: tuple[int, int], step: tuple[int, int]) -> Tensor:
     Returns:
         (rows, 2, filters, windows down, windows across).
     """
-    above = F.avg_pool2d(F.relu(r - THRESHOLD), side, step)
-    return torch.stack((above, F.avg_pool2d(F.relu(-THRESHOLD - r), side, step)), 1)
+    # relu(r - t) is max(r, t) - t, and the constant comes out of the mean.
+    above = F.avg_pool2d(r.clamp(min=THRESHOLD), side, step) - THRESHOLD
+    below = F.avg_pool2d(r.clamp(max=-THRESHOLD), side, step) + THRESHOLD
+    return torch.stack((above, -below), 1).clamp_min(0.0)  # rounding can leave -1e-9
 
 
 def cells(r: Tensor, grid: int) -> Tensor:
@@ -177,7 +179,7 @@ class BlockModule(nn.Module):
             over = torch.empty(second.filters, second.channels, 3, 3)
             self.over = Bank(over, 1, _MAP_RIDGE, False)
         self.register_buffer("mean", torch.empty(settings.pooled))
-        self.register_buffer("project", torch.empty(settings.keep, settings.pooled, 1, 1))
+        self.register_buffer("project", torch.empty(settings.keep, settings.pooled))
 
     def pooled(self, x: Tensor, known: dict[object, Tensor] | None = None) -> Tensor:
         """Features before the whitening: (rows, columns).
@@ -209,12 +211,9 @@ class BlockModule(nn.Module):
         """The first layer's maps, for the second: pooled 2x2."""
         return excess(r, (2, 2), (2, 2)).flatten(1, 2).sqrt()
 
-    def forward(self, x: Tensor, known: dict[object, Tensor] | None = None) -> Tensor:
-        """Features (rows, keep) of unit length; ``known`` is as in ``pooled``."""
-        # A 1x1 convolution and not a matrix product: on some processors it is much faster.
-        z = F.conv2d((self.pooled(x, known) - self.mean)[:, :, None, None], self.project)[
-            :, :, 0, 0
-        ]
+    def whitened(self, pooled: Tensor) -> Tensor:
+        """Features (rows, keep) of unit length."""
+        z = F.linear(pooled - self.mean, self.project)
         return z / z.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
 
@@ -250,8 +249,7 @@ def make_block(settings: Block, x: Tensor, seed: int) -> BlockModule:
     features = x.new_empty(len(x), settings.pooled)
     for at in range(0, len(x), _ROWS):
         features[at : at + _ROWS] = block.pooled(x[at : at + _ROWS])
-    mean, project = whitening(features, settings.keep, settings.ridge)
-    block.mean, block.project = mean, project[:, :, None, None]
+    block.mean, block.project = whitening(features, settings.keep, settings.ridge)
     return block
 
 

@@ -12,12 +12,10 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from .patches import Patches
-    from .scattering import Scattering
+    from ._patches import Patches
+    from ._scattering import Scattering
 
-# Pictures at a time. The maps of so few stay in the processor's cache, which matters more than
-# long inner loops.
-_ROWS = 16
+_ROWS = 256  # pictures that one thread takes at a time
 
 
 @torch.no_grad()

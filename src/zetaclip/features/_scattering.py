@@ -47,9 +47,8 @@ class Scattering(nn.Module):
         gauss = _gauss(size, 0.8 * 2 ** (_SCALES - 1))
         self.register_buffer("low", (gauss / gauss[0, 0]).float(), persistent=False)
         step = 2**_SCALES
-        self.cells = -(-shape[1] // step), -(-shape[2] // step)
-        maps = 1 + _SCALES * _DIRECTIONS
-        self.columns = shape[0] * maps * self.cells[0] * self.cells[1] + 1
+        cells = math.prod((side + step // 2 - 1) // step for side in shape[1:])
+        self.columns = shape[0] * (1 + _SCALES * _DIRECTIONS) * cells + 1
         self.eval()
 
     def maps(self, x: Tensor) -> Tensor:
@@ -73,7 +72,7 @@ class Scattering(nn.Module):
         maps = maps / (maps.square().mean((3, 4), keepdim=True) + 1e-4).sqrt()
         flat = maps.flatten(1)
         flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-6)
-        return torch.cat((flat, x.new_full((len(x), 1), _BIAS)), 1)
+        return torch.cat((flat, x.new_full((x.shape[0], 1), _BIAS)), 1)
 
     def describe(self) -> dict[str, object]:
         """What was fixed in advance, for the result of a run."""

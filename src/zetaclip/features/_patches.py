@@ -26,7 +26,8 @@ Shape = tuple[int, int, int]
 _VERSION = 1
 _LEAST, _MOST = 8, 224
 _BIAS = 0.1
-_ROWS = 64
+# Pictures at a time: for the maps, and for the projections.
+_FEW, _MANY = 8, 256
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,27 @@ class Patches(nn.Module):
 
         A row has length 1, and beside it the constant column for the head's bias.
         """
-        if len(x) > _ROWS and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-            return torch.cat([self(rows) for rows in x.split(_ROWS)])  # maps are large
+        exporting = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not exporting and len(x) > _MANY:
+            return torch.cat([self(rows) for rows in x.split(_MANY)])
+        # Few pictures at a time, so that their maps stay in the processor's cache; then one product
+        # with each projection, which is too large for that.
+        few = [self._pooled(rows) for rows in ([x] if exporting else x.split(_FEW))]
         share = len(self.blocks) ** -0.5
+        parts = [
+            block.whitened(torch.cat(rows)) * share
+            for block, rows in zip(self._own, zip(*few, strict=True), strict=True)
+        ]
+        return torch.cat((*parts, x.new_full((x.shape[0], 1), _BIAS)), 1)
+
+    @property
+    def _own(self) -> list[BlockModule]:
+        return [block for block in self.blocks if isinstance(block, BlockModule)]
+
+    def _pooled(self, x: Tensor) -> list[Tensor]:
+        """Each block's features before the whitening."""
         known: dict[object, Tensor] = {}
-        parts = [block(x, known) * share for block in self.blocks]
-        return torch.cat((*parts, x.new_full((len(x), 1), _BIAS)), 1)
+        return [block.pooled(x, known) for block in self._own]
 
     def describe(self) -> dict[str, object]:
         """What was fixed in advance, for the result of a run."""
