@@ -126,7 +126,8 @@ def patients(tmp_path, monkeypatch, capsys):
     """The commands of docs/getting-started.md, run in an empty folder as a new user would."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/getting-started.md").read_text()
-    lines = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)).splitlines()
+    shell = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
+    lines = shell.replace("\\\n", " ").splitlines()
     assert len(lines) == 5
     for line in lines:
         command, *words = shlex.split(line)
