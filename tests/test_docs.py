@@ -11,6 +11,7 @@ import torch
 from helpers import ROOT, code_of, private
 from torch import nn
 
+import zetaclip
 from zetaclip.cli import main
 
 PAGES = [
@@ -107,6 +108,13 @@ def test_every_page_is_in_the_menu_of_the_site():
     docs = ROOT / "docs"
     pages = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
     assert sorted(menu) == sorted(str(page.relative_to(docs).with_suffix("")) for page in pages)
+
+
+def test_the_reference_has_every_public_name():
+    named = re.findall(
+        r"^::: zetaclip\.([\w.]+)$", (ROOT / "docs/api/zetaclip.md").read_text(), re.M
+    )
+    assert sorted(named) == sorted({*zetaclip.__all__} - {"losses", "methods"})  # own pages
 
 
 def test_the_figures_of_the_page_on_epsilon(capsys):
