@@ -1,11 +1,13 @@
 """What the site does beyond MkDocs; mkdocs.yml names this file.
 
-Notebooks become pages. Drawings are put into the page, where they follow its colours. Links that
-leave docs/ lead to the repository, so that the same page works as a file and on the site.
+Notebooks become pages, and the settings of a training a table. Drawings are put into the page,
+where they follow its colours. Links that leave docs/ lead to the repository, so that the same page
+works as a file and on the site.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import posixpath
 import re
@@ -17,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 DRAWING = re.compile(r"^!\[[^]]*\]\((?:\.\./)*drawings/([\w-]+\.svg)\)$", re.MULTILINE)
+SETTINGS = "<!-- settings -->"
 NOTEBOOK = re.compile(r"(\]\((?:\.\./)*(?:notebooks/)?[\w-]+)\.ipynb\)")
 LINK = re.compile(r"(\]\()(\.\./[^)#\s]+)")
 
@@ -35,6 +38,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Puts drawings into the page, and leads links out of docs/ to the repository."""
     drawings = Path(config.docs_dir) / "drawings"
     markdown = DRAWING.sub(lambda found: (drawings / found[1]).read_text(), markdown)
+    if SETTINGS in markdown:
+        markdown = markdown.replace(SETTINGS, settings())
     here = posixpath.dirname(page.file.src_uri)
 
     def outside(link: re.Match[str]) -> str:
@@ -46,6 +51,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[1]}{config.extra['repository']}/blob/main/{target}"
 
     return LINK.sub(outside, NOTEBOOK.sub(r"\1.md)", markdown))
+
+
+def settings() -> str:
+    """The settings of `zetaclip train` as a table."""
+    from zetaclip.training.config import Config
+
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for setting in dataclasses.fields(Config):
+        usual = {} if setting.default is dataclasses.MISSING else setting.default
+        meaning = setting.metadata["help"].replace("|", "\\|")
+        rows.append(f"| `{setting.name}` | `{usual}` | {meaning} |")
+    return "\n".join(rows)
 
 
 def as_markdown(notebook: dict[str, Any], name: str) -> str:
