@@ -23,6 +23,48 @@ def mechanism():
     return Mechanism(LAYOUT, Flat(), Draw(0, 0, "sum", 0, 1.0, 1.0, 0.5, 10.0, bytes(32)), None)
 
 
+# -- hooks for frameworks
+
+
+def test_hooks_tell_where_an_update_is():
+    engine, module, optimizer, loader = private(tiny(), toy_data(), physical_batch_size=4, q=0.5)
+    hooks, seen = engine.hooks, []
+    assert not hooks.inside_batch and not hooks.inside_update and hooks.rows == 0
+    for x, y in loader:
+        assert hooks.inside_update and hooks.rows == len(x)
+        mean_loss(module, (x, y)).backward()
+        optimizer.step()
+        seen.append(hooks.inside_update)
+        assert seen[-1] != optimizer.stepped
+        if optimizer.stepped:
+            break
+    assert True in seen and not hooks.detached
+    engine.detach()
+    assert hooks.detached
+
+
+def test_what_hooks_collect_inside_an_update_is_its_start(tmp_path):
+    options = {"method": methods.get("dp-sam"), "clipping": None, "epochs": 2, "target_delta": 1e-5}
+    engine, module, optimizer, loader = private(tiny(), toy_data(), **options)
+    start = flat(module).clone()
+    batches = iter(loader)
+    mean_loss(module, next(batches)).backward()
+    optimizer.step()
+    next(batches)  # at perturbed weights
+    assert not torch.equal(flat(module), start)
+    public, secret = engine.hooks.collect(tmp_path)
+    saved = torch.cat([value.flatten() for value in public["module"].values()])
+    assert torch.equal(saved, start) and not torch.equal(flat(module), start)
+    hidden = tmp_path / "run.private"
+    engine.hooks.write_secrets(hidden, {public["identity"]: secret})
+    assert engine.hooks.secrets_in(hidden).keys() == {public["identity"]}
+    assert hidden.stat().st_mode & 0o077 == 0
+    engine.hooks.saved_in(tmp_path)
+    engine.hooks.resume(public, tmp_path, hidden)
+    assert torch.equal(flat(module), start)
+    assert not engine.hooks.inside_batch and engine.hooks.inside_update
+
+
 # -- rows precede noise
 
 

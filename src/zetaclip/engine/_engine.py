@@ -22,6 +22,7 @@ from ._assemble import assemble
 from ._dataset_checks import check_loader, check_sampling
 from ._describe import Description, described_paths
 from ._group import Ranks, on_first_rank
+from ._hooks import Hooks
 from ._loader import PoissonLoader
 from ._loop import PrivateLoop
 from ._optimizer import PrivateOptimizer, check_optimizer
@@ -209,8 +210,7 @@ class PrivacyEngine:
         """
         if "noise_multiplier" in options:
             raise TypeError(
-                "make_private_with_epsilon finds noise_multiplier itself; use make_private to set "
-                "it"
+                "make_private_with_epsilon finds σ; make_private takes noise_multiplier="
             )
         check_loader(data_loader)
         with warnings.catch_warnings():
@@ -221,9 +221,7 @@ class PrivacyEngine:
         steps = settings.steps_in(epochs)
         target = (target_epsilon, target_delta, settings.sample_rate, steps, self.accountant)
         sigma = on_first_rank(lambda: noise_multiplier_for(*target), "the search for the noise")
-        chosen = composition(
-            *(options.get(name) for name in ("method", "clipping", "max_grad_norm"))
-        )
+        chosen = composition(*map(options.get, ("method", "clipping", "max_grad_norm")))
         chosen.check_budgeted(self._budget(sigma, settings, steps, target_delta))
         return self.make_private(
             module=module,
@@ -317,6 +315,11 @@ class PrivacyEngine:
     def planned_events(self, start: int, stop: int) -> list[Event]:
         """What the updates from number ``start`` up to before ``stop`` will release, as planned."""
         return self._private().batches.planned_events(start, stop)
+
+    @property
+    def hooks(self) -> Hooks:
+        """For frameworks that run the training loop themselves."""
+        return Hooks(self._private())
 
     def describe(self) -> Description:
         """Which path the per-example gradients of each parameter take."""

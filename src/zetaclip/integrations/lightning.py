@@ -13,37 +13,30 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 try:
     from lightning.fabric.plugins import CheckpointIO
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import (
-        BatchSizeFinder,
-        Callback,
-        GradientAccumulationScheduler,
-        LearningRateFinder,
-        OnExceptionCheckpoint,
-    )
-    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
     from lightning.pytorch.utilities import rank_zero_info
 except ImportError as problem:
     raise ImportError(
         "zetaclip.integrations.lightning needs Lightning: pip install 'zetaclip[lightning]'"
     ) from problem
 
-from ..engine import PrivacyEngine
-from ..engine import _checkpoint as checkpoints
-from ..engine._loop import PrivateLoop
-from ..engine._optimizer import PrivateOptimizer
-from ..engine._rehearsal import rehearse
+from ..engine import Hooks, PrivacyEngine, PrivateOptimizer
+from ._lightning_trainer import (
+    refuse,
+    replace_loader,
+    total_steps,
+    train_loader,
+    training_loss,
+    training_on,
+    transferred,
+    unlogged,
+)
 from .terms import EpsilonEstimate, Terms, Updates, released_before, secret_path
 
 __all__ = ["Privacy"]
@@ -84,7 +77,7 @@ class Privacy(Callback):
         self._resumed: dict[str, Any] | None = None
         # Secrets of checkpoints that Lightning is about to write, by identity. They are never part
         # of what it writes.
-        self._secrets: dict[str, tuple[PrivateLoop, dict[str, Any]]] = {}
+        self._secrets: dict[str, tuple[Hooks, dict[str, Any]]] = {}
         self._before = 0
         self._warned = False
 
@@ -94,7 +87,11 @@ class Privacy(Callback):
         """Checks the settings, and adds the secret files to the checkpoints."""
         if stage != "fit":
             return
-        _refuse(trainer, pl_module)
+        refuse(trainer, pl_module)
+        if sum(isinstance(callback, Privacy) for callback in trainer.callbacks) > 1:
+            raise ValueError(
+                "the Trainer has more than one Privacy callback; one module has one ledger"
+            )
         files = trainer.strategy.checkpoint_io
         inner = files.inner if isinstance(files, _PrivateFiles) else files
         trainer.strategy.checkpoint_io = _PrivateFiles(inner, self._secrets)
@@ -117,18 +114,18 @@ class Privacy(Callback):
             raise ValueError(
                 "the strategy wraps the module, which Privacy does not support: use one device"
             )
-        loader = _train_loader(trainer)
-        steps = _total_steps(trainer, self.terms.steps_per_epoch(loader))
+        loader = train_loader(trainer)
+        steps = total_steps(trainer, self.terms.steps_per_epoch(loader))
         earlier = released_before(self.engine)
         self.engine, private, poisson = self.terms.make_private(
             pl_module, trainer.optimizers[0], loader, steps, earlier
         )
-        with _unlogged(trainer, pl_module):
-            rehearse(private._loop, poisson, functools.partial(_training_loss, trainer))
-        self._updates = Updates(poisson, private)
+        with unlogged(trainer, pl_module):
+            self.engine.hooks.rehearse(poisson, functools.partial(training_loss, trainer))
+        self._updates = Updates(poisson, self.engine)
         self._optimizer = _WholeStep(private, self._updates, trainer, pl_module)
         trainer.strategy.optimizers = [self._optimizer]
-        _replace_loader(trainer, self._updates)
+        replace_loader(trainer, self._updates)
         if self._resumed is not None:
             self._resume(trainer, self._resumed)
             self._resumed = None
@@ -188,11 +185,7 @@ class Privacy(Callback):
         self._warned = True
         listed = ", ".join(sorted(names))
         assert self.engine is not None
-        ledger = self.engine.ledger
-        ledger.header = replace(
-            ledger.header,
-            notes=(*ledger.header.notes, f"not covered: logged in training: {listed}"),
-        )
+        self.engine.hooks.note(f"not covered: logged in training: {listed}")
         warnings.warn(
             f"the module logs {listed} in training: exact functions of the batch's records, which ε"
             " does not cover. Keep these logs secret, or log on public validation data instead",
@@ -220,19 +213,15 @@ class Privacy(Callback):
         """Adds the engine's public state to the checkpoint."""
         if self.engine is None:
             return
-        loop = self.engine._private()
-        with loop.model.weights.restored():
-            public, secret = checkpoints.collect(loop, None)
-            weights = public.pop("module")
-            if loop.batch is not None:
-                # An exception inside an update: Lightning may have saved perturbed weights.
-                checkpoint["state_dict"] = {
-                    name: value.detach().clone() for name, value in weights.items()
-                }
-        public.pop("optimizer")  # Lightning saves both itself
+        hooks = self.engine.hooks
+        public, secret = hooks.collect()
+        weights, _ = public.pop("module"), public.pop("optimizer")  # Lightning saves both itself
+        if hooks.inside_update:
+            # An exception inside an update: Lightning may have saved perturbed weights.
+            checkpoint["state_dict"] = weights
         checkpoint[_KEY] = public
         self._secrets.clear()  # of a checkpoint that was never written
-        self._secrets[public["identity"]] = (loop, secret)
+        self._secrets[public["identity"]] = (hooks, secret)
 
     def _resume(self, trainer: Trainer, loaded: dict[str, Any]) -> None:
         assert self._updates is not None
@@ -270,7 +259,7 @@ class _WholeStep(PrivateOptimizer):
         """Takes one update."""
         loss = super().step(closure)
         for chunk in self._updates.rest():
-            with _training_on(self._pl_module, _transferred(self._trainer, self._pl_module, chunk)):
+            with training_on(self._pl_module, transferred(self._trainer, self._pl_module, chunk)):
                 loss = super().step(closure)
         return loss
 
@@ -279,7 +268,7 @@ class _PrivateFiles(CheckpointIO):
     """Lightning's checkpoint files, each with its secret streams in a separate file beside it."""
 
     def __init__(
-        self, inner: CheckpointIO, secrets: dict[str, tuple[PrivateLoop, dict[str, Any]]]
+        self, inner: CheckpointIO, secrets: dict[str, tuple[Hooks, dict[str, Any]]]
     ) -> None:
         self.inner, self._secrets = inner, secrets
 
@@ -296,15 +285,15 @@ class _PrivateFiles(CheckpointIO):
                 "private checkpoints need a folder on this machine: the secret streams are written"
                 " beside them"
             )
-        loop, streams = self._secrets.pop(identity)
+        hooks, streams = self._secrets.pop(identity)
         hidden = secret_path(Path(path))
         hidden.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint[_KEY]["home"] = loop.log.home_from(hidden.parent)
-        kept = checkpoints.read_private(hidden)
-        checkpoints.write_private(hidden, {**kept, identity: streams})
+        checkpoint[_KEY]["home"] = hooks.home_from(hidden.parent)
+        # The old secrets stay until the new checkpoint has replaced the old one.
+        hooks.write_secrets(hidden, {**hooks.secrets_in(hidden), identity: streams})
         self.inner.save_checkpoint(checkpoint, path, storage_options)
-        checkpoints.write_private(hidden, {identity: streams})
-        loop.log.watch(hidden.parent)
+        hooks.write_secrets(hidden, {identity: streams})
+        hooks.saved_in(hidden.parent)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: Any = None
@@ -321,140 +310,3 @@ class _PrivateFiles(CheckpointIO):
     def teardown(self) -> None:
         """See Lightning's ``CheckpointIO``."""
         self.inner.teardown()
-
-
-def _refuse(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Refuses settings that would train without the mechanism, and says what to do instead."""
-    if not isinstance(trainer, Trainer):
-        raise TypeError(
-            f"this Trainer comes from {type(trainer).__module__.split('.')[0]!r}, but Privacy needs"
-            " the package lightning: import Trainer and LightningModule from lightning.pytorch"
-        )
-    for callback in trainer.callbacks:
-        if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
-            raise ValueError(
-                f"{type(callback).__name__} trains on the private records before Privacy begins,"
-                " without noise, and no ledger counts what it finds: choose the learning rate and"
-                " the batch size on public data"
-            )
-    if not pl_module.automatic_optimization:
-        raise ValueError(
-            "manual optimization calls backward and step in an order that Privacy does not know:"
-            " use automatic optimization, or PrivacyEngine in a loop of your own"
-        )
-    if trainer.gradient_clip_val:
-        raise ValueError(
-            f"Trainer(gradient_clip_val={trainer.gradient_clip_val:g}) would clip the sum; leave it"
-            " out: Privacy clips each record's gradient, by clipping="
-        )
-    if trainer.accumulate_grad_batches != 1 or any(
-        isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks
-    ):
-        raise ValueError(
-            "gradient accumulation would put several logical batches into one step: leave"
-            " accumulate_grad_batches out, give the DataLoader the total batch size, and limit"
-            " memory with Privacy(physical_batch_size=...)"
-        )
-    if not isinstance(trainer.strategy, SingleDeviceStrategy):
-        raise ValueError(
-            f"{type(trainer.strategy).__name__} wraps the module or sums raw gradients over"
-            " processes: use Trainer(devices=1, strategy='auto')"
-        )
-    if str(trainer.precision) in ("16-mixed", "16-true"):
-        raise ValueError(
-            f"Trainer(precision={trainer.precision!r}) scales the loss and skips steps depending on"
-            " the data: use 'bf16-mixed' or 32-bit"
-        )
-    if trainer.reload_dataloaders_every_n_epochs:
-        raise ValueError(
-            "reload_dataloaders_every_n_epochs would change the data during the accounting: leave"
-            " it out; augment in the data set's __getitem__"
-        )
-    if sum(isinstance(callback, Privacy) for callback in trainer.callbacks) > 1:
-        raise ValueError(
-            "the Trainer has more than one Privacy callback; one module has one ledger"
-        )
-
-
-# -- uses of Lightning's private interface, in one place
-
-
-def _train_loader(trainer: Trainer) -> DataLoader:
-    loader = trainer.fit_loop._data_source.dataloader()
-    if not isinstance(loader, DataLoader):
-        raise TypeError(
-            f"Privacy needs one DataLoader for training, not {type(loader).__name__}: records must"
-            " be drawn from one data set with one probability. Join data sets with"
-            " torch.utils.data.ConcatDataset"
-        )
-    return loader
-
-
-def _replace_loader(trainer: Trainer, updates: Updates) -> None:
-    trainer.fit_loop._data_source.instance = updates
-    # configure_optimizers may have set up the ordinary loader, by estimated_stepping_batches.
-    trainer.fit_loop._combined_loader = None
-
-
-def _total_steps(trainer: Trainer, per_epoch: int) -> int | None:
-    """The updates that this Trainer would take in all, by its limits; None without an end."""
-    limit = trainer.limit_train_batches
-    per_epoch = (
-        min(per_epoch, limit)
-        if isinstance(limit, int)
-        else int(per_epoch * (1.0 if limit is None else limit))
-    )
-    ends = []
-    if trainer.max_epochs not in (None, -1):
-        ends.append(trainer.max_epochs * per_epoch)
-    if trainer.max_steps != -1:
-        ends.append(trainer.max_steps)
-    return min(ends) if ends else None
-
-
-def _transferred(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Any:
-    """What Lightning does to a batch between the loader and ``training_step``."""
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-
-
-def _training_loss(trainer: Trainer, pl_module: Any, batch: Any) -> Tensor:
-    """The loss that ``training_step`` returns for a batch."""
-    found = pl_module.training_step(_transferred(trainer, pl_module, batch), 0)
-    loss: Tensor = found["loss"] if isinstance(found, Mapping) else found
-    return loss
-
-
-@contextmanager
-def _unlogged(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Drops what the module logs inside the block."""
-    loggers, names = trainer.loggers, ("log", "log_dict")
-    trainer.loggers = []
-    for name in names:
-        vars(pl_module)[name] = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        trainer.loggers = loggers
-        for name in names:
-            del vars(pl_module)[name]
-
-
-@contextmanager
-def _training_on(pl_module: LightningModule, batch: Any) -> Iterator[None]:
-    """Gives ``training_step`` this batch inside the block.
-
-    The closure itself has the first chunk of the update.
-    """
-    own = pl_module.training_step
-
-    @functools.wraps(own)
-    def training_step(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return own(batch, *args, **kwargs)
-
-    pl_module.training_step = training_step
-    try:
-        yield
-    finally:
-        del pl_module.training_step

@@ -15,16 +15,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..accounting import affordable, epsilon
-from ..engine import PrivacyEngine
-from ..engine import _checkpoint as checkpoint
+from ..engine import CheckpointError, PoissonLoader, PrivacyEngine, PrivateOptimizer, Remedy
 from ..engine._dataset_checks import check_loader
-from ..engine._loader import PoissonLoader
-from ..engine._optimizer import PrivateOptimizer
 from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..methods import _table as methods
 from ..randomness import Stream
-from ..randomness._forward import set_users_streams
 
 # The time between two computations of ε, in multiples of the time that one takes.
 _SHARE = 20.0
@@ -141,8 +137,7 @@ class Terms:
         else:
             made = engine.make_private_with_epsilon(target_epsilon=self.target_epsilon, **options)
         if earlier is not None:
-            engine.ledger.header = checkpoint.joined(engine.ledger.header, earlier.header)
-            engine.ledger.merge(earlier.rows())
+            engine.hooks.continue_ledger(earlier)
         return engine, made[1], made[2]
 
     def _seed_after(self, earlier: Ledger | None) -> int | None:
@@ -186,16 +181,15 @@ class Updates:
 
     Args:
         loader: Draws the Poisson batches.
-        optimizer: The private optimizer.
+        engine: The engine of the run.
     """
 
-    def __init__(self, loader: PoissonLoader, optimizer: PrivateOptimizer) -> None:
+    def __init__(self, loader: PoissonLoader, engine: PrivacyEngine) -> None:
         self.loader = loader
-        self.optimizer = optimizer
         self.limit: int | None = None
         # The state that torch's own generators are set to before the first item.
         self.rewind: dict[str, Tensor] | None = None
-        self._loop = optimizer._loop
+        self._engine, self._hooks = engine, engine.hooks
         self._chunks: Iterator[Any] = iter(())
 
     @property
@@ -213,10 +207,10 @@ class Updates:
 
     def __iter__(self) -> Iterator[Any]:
         if self.rewind is not None:
-            set_users_streams(self.rewind, self._loop.model.layout.device)
+            self._hooks.rewind(self.rewind)
             self.rewind = None
         self._chunks = iter(self.loader)
-        while self.limit is None or self._loop.state.step < self.limit:
+        while self.limit is None or self._engine.updates < self.limit:
             try:
                 chunk = next(self._chunks)
             except StopIteration:  # the end of the engine's epoch, not of the framework's
@@ -240,11 +234,11 @@ class Updates:
         """
         found = hidden.exists()
         try:
-            checkpoint.restore(self._loop, public, place, hidden if found else None)
-        except checkpoint.CheckpointError as problem:
-            if problem.remedy is not checkpoint.Remedy.FRESH_STREAMS:
+            self._hooks.resume(public, place, hidden if found else None)
+        except CheckpointError as problem:
+            if problem.remedy is not Remedy.FRESH_STREAMS:
                 raise
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 problem.reason,
                 problem.remedy,
                 f". To go on with fresh streams, resume without {hidden.name}",
@@ -263,7 +257,7 @@ class Updates:
 
     def rest(self) -> Iterator[Any]:
         """The chunks and passes that are still needed to complete the current update."""
-        while self._loop.batch is not None or self._loop.state.phase:
+        while self._hooks.inside_update:
             yield next(self._chunks)
 
     # The engine keeps the position in the epoch, so frameworks that ask get an empty state.
@@ -335,7 +329,7 @@ def released_before(engine: PrivacyEngine | None) -> Ledger | None:
     """The ledger of an earlier run of the same trainer; its engine is detached from the module."""
     if engine is None:
         return None
-    if not engine._private().detached:
+    if not engine.hooks.detached:
         engine.detach()
     return engine.ledger
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import os
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 try:
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer
     from transformers.trainer_utils import TrainOutput
 except ImportError as problem:
     raise ImportError(
@@ -32,22 +30,18 @@ except ImportError as problem:
         " 'zetaclip[transformers]'"
     ) from problem
 
-from ..engine import PrivacyEngine
-from ..engine import _checkpoint as checkpoints
-from ..engine._optimizer import PrivateOptimizer
-from ..engine._rehearsal import rehearse
-from ..files import replace_file
-from ..randomness._forward import set_users_streams, users_streams
-from .language import padding_is_inert, record_loss, register_rules
-from .terms import EpsilonEstimate, Terms, Updates, released_before, secret_path
+from ..engine import PrivacyEngine, PrivateOptimizer
+from ._transformers_args import check_arguments, check_loss_dtype
+from ._transformers_counts import Epochs, First, Length, Taken
+from ._transformers_files import load_engine, save_engine
+from ._transformers_padding import AsDict, try_padding
+from .language import record_loss, register_rules
+from .terms import EpsilonEstimate, Terms, Updates, released_before
 
 __all__ = ["Privacy", "PrivateTrainer", "record_loss"]
 
-_STATE = "zetaclip.pt"
-_EXACT_ROWS = 256  # bfloat16 represents whole numbers exactly up to here
 # The trainer's metrics that reveal private batches: mean losses, token counts, numbers of records.
 _HIDDEN = ("train_loss", "total_flos", "train_samples_per_second")
-_TRIED = 16  # records on which padding is tried
 _LOG = logging.getLogger("zetaclip")
 _MEAN_OVER_ROWS = "Let compute_loss return the mean over the rows, with each row's loss alone"
 
@@ -117,7 +111,7 @@ class PrivateTrainer(Trainer):
         self._private: PrivateOptimizer | None = None
         self._estimate: EpsilonEstimate | None = None
         if args is not None:
-            _refuse(args, privacy)
+            check_arguments(args, privacy.non_private_diagnostics)
             if args.max_grad_norm:
                 _LOG.warning(
                     "max_grad_norm=%g is ignored: it would clip the noisy mean; privacy= sets how"
@@ -134,7 +128,7 @@ class PrivateTrainer(Trainer):
                 "compute_loss_func sees a whole batch: override compute_loss in a subclass of"
                 " PrivateTrainer instead, as a mean over the rows, with each row's loss alone"
             )
-        self.add_callback(_Epochs(self))
+        self.add_callback(Epochs(self))
 
     # -- before training
 
@@ -144,7 +138,7 @@ class PrivateTrainer(Trainer):
         return DataLoader(
             own.dataset,
             batch_size=self._train_batch_size,
-            collate_fn=_AsDict(own.collate_fn),
+            collate_fn=AsDict(own.collate_fn),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
             worker_init_fn=own.worker_init_fn,
@@ -153,14 +147,14 @@ class PrivateTrainer(Trainer):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """As the Trainer's, with the number of private updates in an epoch."""
         return super().set_initial_training_values(
-            args, _Length(dataloader, self.privacy.steps_per_epoch(dataloader))
+            args, Length(dataloader, self.privacy.steps_per_epoch(dataloader))
         )
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: Any
     ) -> Any:
         earlier = released_before(self.engine)
-        if isinstance(getattr(self.optimizer, "optimizer", None), _Taken):
+        if isinstance(getattr(self.optimizer, "optimizer", None), Taken):
             self.optimizer.optimizer = self.optimizer.optimizer.inner
         model, _ = super()._prepare_for_training(
             max_steps, train_dataloader, resume_from_checkpoint
@@ -171,8 +165,10 @@ class PrivateTrainer(Trainer):
                 " privately: use one device"
             )
         register_rules(model)
-        if isinstance(train_dataloader.collate_fn, _AsDict):
-            train_dataloader.collate_fn.inert_padding = self._padding_is_inert(train_dataloader)
+        if isinstance(train_dataloader.collate_fn, AsDict):
+            train_dataloader.collate_fn.inert_padding = try_padding(
+                model, train_dataloader, self._loss_of, self.args.device, self.args.bf16
+            )
         self.engine, self._private, loader = self.privacy.make_private(
             model,
             self.optimizer.optimizer,
@@ -181,49 +177,20 @@ class PrivateTrainer(Trainer):
             earlier,
             loss_reduction="sum",
         )
-        self._private._loop.model.losses.by_hand("mean", _MEAN_OVER_ROWS)
-        rehearse(self._private._loop, loader, self._loss_of, "mean")
-        self._updates = Updates(loader, self._private)
+        self.engine.hooks.check_losses_by_hand("mean", _MEAN_OVER_ROWS)
+        self.engine.hooks.rehearse(loader, self._loss_of, "mean")
+        self._updates = Updates(loader, self.engine)
         if resume_from_checkpoint is not None:
-            self._restore(Path(resume_from_checkpoint))
+            load_engine(self.engine.hooks, self._updates, Path(resume_from_checkpoint))
         if self.privacy.non_private_diagnostics:
-            header = self.engine.ledger.header
-            noted = (*header.notes, "not covered: training losses and gradient norms are logged")
-            self.engine.ledger.header = replace(header, notes=noted)
+            self.engine.hooks.note("not covered: training losses and gradient norms are logged")
         self._updates.limit = self.privacy.allowed(self.engine, max_steps)
         self._estimate = EpsilonEstimate(
             self.engine, self.privacy.target_delta, self._updates.limit
         )
         # The trainer's scheduler keeps the outer optimizer, so the inner one is replaced.
-        self.optimizer.optimizer = _Taken(self._private)
+        self.optimizer.optimizer = Taken(self._private)
         return model, self._updates
-
-    def _padding_is_inert(self, loader: DataLoader) -> bool:
-        """Whether batches may have different lengths: by trial, whether padding matters."""
-        data: Any = loader.dataset
-        model, last = self.model, len(data) - 1
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        exact = not self.args.bf16 and all(
-            p.dtype in (torch.float32, torch.float64) for p in model.parameters()
-        )
-        modes = [(part, part.training) for part in model.modules()]
-        streams = users_streams(self.args.device)
-        model.eval()
-        try:
-            chosen = sorted({round(k * last / (_TRIED - 1)) for k in range(_TRIED)})
-            batch = self._prepare_inputs(loader.collate_fn([data[i] for i in chosen]))
-            return padding_is_inert(
-                parameters,
-                lambda inputs: self.compute_loss(model, inputs),
-                batch,
-                1e-3 if exact else 5e-2,
-            )
-        except Exception:  # an error in model or data is reported when they are trained
-            return False
-        finally:
-            set_users_streams(streams, self.args.device)
-            for part, mode in modes:
-                part.training = mode
 
     def _loss_of(self, model: nn.Module, rows: Any) -> Tensor:
         loss: Tensor = self.compute_loss(model, self._prepare_inputs(rows))
@@ -268,7 +235,7 @@ class PrivateTrainer(Trainer):
             self._load_rng_state(named["resume_from_checkpoint"])
             rest = named["num_update_steps_per_epoch"] - skipped
             named |= {
-                "train_dataloader": _First(named["train_dataloader"], rest),
+                "train_dataloader": First(named["train_dataloader"], rest),
                 "resume_from_checkpoint": None,
             }
         super()._run_epoch(**named)
@@ -295,10 +262,10 @@ class PrivateTrainer(Trainer):
             prepared = self._prepare_inputs(chunk)
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared)
-            self._check_loss(loss)
-            private._loop.model.losses.look((loss,), (None,))
+            check_loss_dtype(loss, self.privacy.physical_batch_size)
+            engine.hooks.check_loss(loss)
             # Times the rows, so that no gradient is divided before it is rounded to half precision.
-            (loss * private._loop.model.recorder.rows).backward()
+            (loss * engine.hooks.rows).backward()
             private.step()
             total, chunks = total + loss.detach(), chunks + 1
         if updates.limit is not None and engine.updates >= updates.limit:
@@ -307,17 +274,6 @@ class PrivateTrainer(Trainer):
             )
             self.control.should_training_stop = True
         return total / chunks if self.privacy.non_private_diagnostics else torch.zeros_like(total)
-
-    def _check_loss(self, loss: Tensor) -> None:
-        """Refuses rounding that depends on the number of records: the ledger does not cover it."""
-        rows = self.privacy.physical_batch_size
-        if loss.dtype in (torch.bfloat16, torch.float16) and (rows is None or rows > _EXACT_ROWS):
-            raise ValueError(
-                f"the model computes its loss in {loss.dtype}, in which a mean over more than"
-                f" {_EXACT_ROWS} rows rounds each record's gradient by their number: use"
-                f" Privacy(physical_batch_size={_EXACT_ROWS}) or less, a float32 model with"
-                " bf16=True, or override compute_loss so that it returns float32"
-            )
 
     def compute_loss(
         self,
@@ -379,162 +335,10 @@ class PrivateTrainer(Trainer):
         root = Path(self._get_output_dir(trial=trial))
         folder = root / f"checkpoint-{self.state.global_step}"
         if not self.args.save_only_model:
-            self._save_engine(folder)
+            assert self.engine is not None
+            save_engine(self.engine.hooks, folder)
         super()._save_checkpoint(model, trial)
         for hidden in root.glob("checkpoint-*.private"):
             if not hidden.with_suffix("").exists():
                 # The trainer has removed the checkpoint, but does not know of its secrets.
                 hidden.unlink()
-
-    def _save_engine(self, folder: Path) -> None:
-        assert self.engine is not None
-        loop = self.engine._private()
-        with loop.model.weights.restored():
-            public, secret = checkpoints.collect(loop, folder.parent)
-        for name in ("module", "optimizer"):  # the trainer saves them itself
-            del public[name]
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoints.write_private(secret_path(folder), {public["identity"]: secret})
-        with replace_file(folder / _STATE) as file:
-            torch.save(public, file)
-        loop.log.watch(folder.parent)  # not in the checkpoint, which the trainer removes later
-
-    def _restore(self, folder: Path) -> None:
-        assert self.engine is not None and self._updates is not None
-        loop = self.engine._private()
-        if not (folder / _STATE).exists():
-            warnings.warn(
-                f"{folder.name} holds no private state: the ledger does not contain what was"
-                " trained before it, and ε does not count it",
-                stacklevel=2,
-            )
-            return
-        public = torch.load(
-            folder / _STATE, map_location=loop.model.layout.device, weights_only=True
-        )
-        # The trainer has loaded both already.
-        public |= {
-            "module": loop.model.module.state_dict(),
-            "optimizer": copy.deepcopy(loop.update.optimizer.state_dict()),
-        }
-        self._updates.resume(public, folder.parent, secret_path(Path(os.path.abspath(folder))))
-
-
-class _Taken(PrivateOptimizer):
-    """The optimizer that the trainer steps.
-
-    ``training_step`` has already taken the update; ``step`` only checks that it did.
-    """
-
-    def __init__(self, private: PrivateOptimizer) -> None:
-        super().__init__(private.inner, private._loop)
-        self._seen = private._loop.state.step
-
-    def step(self, closure: Any = None) -> Any:
-        """Checks that one private update was taken."""
-        taken, self._seen = self._loop.state.step - self._seen, self._loop.state.step
-        if taken != 1:
-            raise RuntimeError(
-                f"the trainer counted a step in which {taken} private updates were taken:"
-                " training_step is overridden, so the training is not private. Override"
-                " compute_loss instead"
-            )
-
-
-class _Epochs(TrainerCallback):
-    """Sets the trainer's epoch from the engine's updates, also after resuming inside an epoch."""
-
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Sets the epoch."""
-        engine, updates = self._trainer.engine, self._trainer._updates
-        assert engine is not None and updates is not None
-        state.epoch = engine.updates / len(updates)
-
-
-class _AsDict:
-    """A collator whose batches are plain dicts, so that a row of zeros can be made in their shape.
-
-    ``inert_padding`` tells the loader that batches may be padded to their longest record.
-    """
-
-    def __init__(self, collate: Any) -> None:
-        self.collate = collate
-        self.inert_padding = False
-
-    def __call__(self, rows: Any) -> dict[str, Any]:
-        return dict(self.collate(rows))
-
-
-class _Length:
-    """A loader's data set with the number of updates in an epoch as its length."""
-
-    def __init__(self, loader: DataLoader, length: int) -> None:
-        self.dataset, self._length = loader.dataset, length
-
-    def __len__(self) -> int:
-        return self._length
-
-
-class _First:
-    """The first items of a loader."""
-
-    def __init__(self, loader: Updates, count: int) -> None:
-        self._loader, self._count = loader, count
-
-    def __iter__(self) -> Any:
-        return itertools.islice(iter(self._loader), self._count)
-
-
-def _refuse(args: Any, privacy: Privacy) -> None:
-    """Refuses settings that would bypass the mechanism or reveal what it hides."""
-    counted = getattr(args, "include_num_input_tokens_seen", "no")
-    if counted not in (False, "no") and not privacy.non_private_diagnostics:
-        raise ValueError(
-            f"include_num_input_tokens_seen={counted!r} counts the tokens of batches whose size is"
-            " private: leave it out, or give Privacy(non_private_diagnostics=True)"
-        )
-    if args.gradient_accumulation_steps != 1:
-        raise ValueError(
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} would put several"
-            " logical batches into one step: set per_device_train_batch_size to the total batch"
-            " size, and limit memory with Privacy(physical_batch_size=...)"
-        )
-    strategy = getattr(args, "train_sampling_strategy", "random")
-    if str(getattr(strategy, "value", strategy)) != "random":
-        raise ValueError(
-            f"train_sampling_strategy={strategy!r} is not what the accountant assumes: leave it at"
-            " 'random'; batches are Poisson samples"
-        )
-    if args.auto_find_batch_size:
-        raise ValueError(
-            "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out,"
-            " and limit memory with Privacy(physical_batch_size=...)"
-        )
-    if args.gradient_checkpointing:
-        raise ValueError(
-            "gradient_checkpointing runs each forward again inside backward, where per-example"
-            " gradients can't be separated: leave it out, and limit memory with"
-            " Privacy(physical_batch_size=...)"
-        )
-    if args.fp16:
-        raise ValueError(
-            "fp16 scales the loss and skips steps depending on the data: use bf16=True or 32-bit"
-        )
-    if args.n_gpu > 1:
-        raise ValueError(
-            "DataParallel splits a batch over replicas: make one GPU visible (CUDA_VISIBLE_DEVICES)"
-        )
-    for name, what in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
-        if getattr(args, name, None):
-            raise ValueError(
-                f"{what} shards or sums raw gradients: train on one device, without {name}="
-            )
-    if args.world_size > 1:
-        raise ValueError("several processes would sum raw gradients: train in one process")
-    if args.torch_compile:
-        raise ValueError(
-            "torch_compile hides per-example gradients: leave it out; compile a copy for inference"
-        )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ..clipping import ClipRule
-from ..engine._rehearsal import MadeUp, rehearse
+from ..engine._rehearsal import MadeUp
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
 from ..methods import WeightAverage
@@ -256,9 +256,7 @@ class PrivateSteps(_Steps):
                 warnings.warn(warning.message, stacklevel=2)
             else:
                 self.notes.append(str(warning.message))
-        rehearse(
-            self.engine._private(), self.made_up(dataset), lambda model, batch: self.loss(*batch)
-        )
+        self.engine.hooks.rehearse(self.made_up(dataset), lambda model, batch: self.loss(*batch))
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
             # If this accountant can't compute ε, fail now rather than after the training.
