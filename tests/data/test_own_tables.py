@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from zetaclip.data import load
+from zetaclip.data.declared import read_schema
 from zetaclip.data.own import read_table
-from zetaclip.data.schema import read_schema, template
+from zetaclip.data.template import template
 from zetaclip.errors import InputError, OwnerWarning, PrivacyLeakWarning
 
 HEADER = "age,job,code,income"
@@ -139,8 +140,12 @@ def test_a_regression_clips_its_target_to_declared_bounds(tmp_path):
         PrivacyLeakWarning, match="task, from the values of y; bounds of the target y"
     ):
         assert load(path, target="y").target_range == (0.5, 19000.5)
-    with pytest.warns(PrivacyLeakWarning):
-        assert load(path, target="x", task="classification").outputs == 20
+    with pytest.raises(InputError, match="the target x has another value in every row"):
+        load(path, target="x", task="classification")
+    classes = [str(i) for i in range(20)]
+    with pytest.warns(PrivacyLeakWarning):  # of the columns; the classes are declared
+        declared = load(path, target="x", schema={"classes": classes})
+    assert declared.outputs == 20
 
 
 def test_missing_and_unknown_values_have_a_stated_treatment(tmp_path):
@@ -225,7 +230,7 @@ def test_files_and_options_that_cannot_be_used(tmp_path, lines, options, message
     [
         (changed(age={"type": "numeric", "bounds": [5, 5]}), "two numbers, the lower first"),
         (changed(age={"type": "numeric", "bounds": [0, float("inf")]}), "two numbers"),
-        (changed(age={"type": "number"}), "needs a type, one of numeric, categorical, ignore"),
+        (changed(age={"type": "number"}), "needs a type, one of numeric, categorical, date"),
         (changed(age={"type": "numeric", "low": 3}), "has no 'low'; it has type, bounds"),
         (changed(job={"type": "categorical", "values": ["a", "a"]}), "at least two different"),
         (changed(job={"type": "categorical", "values": [True, False]}), "words or numbers"),

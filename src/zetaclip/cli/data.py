@@ -15,7 +15,8 @@ DESCRIPTION = (
 EPILOG = """examples:
   zetaclip data list
   zetaclip data fetch mnist --data-root ~/data
-  zetaclip data schema people.csv --target income > people.toml"""
+  zetaclip data schema people.csv --target income > people.toml
+  zetaclip data schema people.csv --target income --values > people.toml   bounds and words too"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     schema.add_argument("file", metavar="FILE", help="a .csv, .csv.gz or .parquet file")
     schema.add_argument("--target", metavar="COLUMN", help="the column to predict")
+    schema.add_argument(
+        "--values",
+        action="store_true",
+        help="fill in bounds, values and classes from the data: ε does not cover what they reveal",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,10 +100,16 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 def _schema(arguments: argparse.Namespace) -> int:
     from ..data.own import read_table
-    from ..data.schema import template
+    from ..data.template import template
 
     table, _ = read_table(Path(arguments.file))
-    print(template(table, arguments.target), end="")
+    print(template(table, arguments.target, arguments.values), end="")
+    guessed = "types, bounds, values and classes are" if arguments.values else "the types are"
+    print(
+        f"warning: {guessed} guessed from the data, and ε does not cover what a guess reveals; go"
+        " through them before you train on private data",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -13,20 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..errors import InputError
+from .written import ISO, moment, number, number_style
 
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
 Lines = Sequence[int] | None
 
 
 class Column(Protocol):
-    """One column of a table, and how it becomes numbers."""
+    """One column of a table, and how it becomes numbers.
+
+    Attributes:
+        kind: The word that a schema uses for the type.
+        keys: What a schema can declare beside the type.
+        needs: Those of the keys without which there is no column.
+    """
 
     kind: ClassVar[str]
+    keys: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str:
@@ -62,14 +72,20 @@ class Numeric:
         high: Upper bound.
         log: Map log(1 + value - low) instead of the value.
         flag_missing: Add a column that is 1 where the value is missing.
+        decimal: How the decimal mark is written.
+        thousands: What separates thousands; empty for nothing.
     """
 
     kind: ClassVar[str] = "numeric"
+    keys: ClassVar[tuple[str, ...]] = ("bounds", "log", "missing", "decimal", "thousands")
+    needs: ClassVar[tuple[str, ...]] = ("bounds",)
     name: str
     low: float
     high: float
     log: bool = False
     flag_missing: bool = False
+    decimal: str = "."
+    thousands: str = ""
 
     def names(self) -> tuple[str, ...]:
         """See ``Column``."""
@@ -77,7 +93,7 @@ class Numeric:
 
     def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
         """See ``Column``."""
-        values = numbers(fields, self.name, lines)
+        values = numbers(fields, self.name, lines, self.decimal, self.thousands)
         parts = [_scaled(values, self)]
         if self.flag_missing:
             parts.append(np.isnan(values).astype(np.float32))
@@ -88,14 +104,25 @@ class Numeric:
         more: dict[str, Any] = {"log": True} if self.log else {}
         if self.flag_missing:
             more["missing"] = "flag"
+        if self.decimal != ".":
+            more["decimal"] = self.decimal
+        if self.thousands:
+            more["thousands"] = self.thousands
         return {"type": self.kind, "bounds": [self.low, self.high], **more}
 
     @classmethod
     def from_entry(cls, name: str, entry: Mapping[str, Any]) -> Numeric:
         """The column that ``entry`` describes."""
         low, high = entry["bounds"]
-        flag = entry.get("missing") == "flag"
-        return cls(name, float(low), float(high), bool(entry.get("log", False)), flag)
+        return cls(
+            name,
+            float(low),
+            float(high),
+            bool(entry.get("log", False)),
+            entry.get("missing") == "flag",
+            entry.get("decimal", "."),
+            entry.get("thousands", ""),
+        )
 
 
 @dataclass(frozen=True)
@@ -111,6 +138,8 @@ class Categorical:
     """
 
     kind: ClassVar[str] = "categorical"
+    keys: ClassVar[tuple[str, ...]] = ("values",)
+    needs: ClassVar[tuple[str, ...]] = ("values",)
     name: str
     values: tuple[str, ...]
 
@@ -133,8 +162,79 @@ class Categorical:
         return cls(name, tuple(str(value) for value in entry["values"]))
 
 
+@dataclass(frozen=True)
+class Date:
+    """A day or a moment: its place in a declared range, and where it is in the year and the week.
+
+    The place is mapped to [-1, 1], and clipped to it; year and week are a sine and a cosine each.
+    A missing date is all zeros.
+
+    Attributes:
+        name: The column.
+        first: The first day, as YYYY-MM-DD.
+        last: The last day.
+        form: How dates are written: "iso", or a format of ``datetime.strptime``.
+        flag_missing: Add a column that is 1 where the date is missing.
+    """
+
+    kind: ClassVar[str] = "date"
+    keys: ClassVar[tuple[str, ...]] = ("bounds", "format", "missing")
+    needs: ClassVar[tuple[str, ...]] = ("bounds",)
+    name: str
+    first: str
+    last: str
+    form: str = ISO
+    flag_missing: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """See ``Column``."""
+        parts = ("year sine", "year cosine", "week sine", "week cosine")
+        more = ("missing",) if self.flag_missing else ()
+        return (self.name, *(f"{self.name}: {part}" for part in (*parts, *more)))
+
+    def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
+        """See ``Column``."""
+        low, high = days(self.first), days(self.last)
+        found = np.zeros((len(fields), 5 + self.flag_missing), np.float32)
+        for i, field in enumerate(fields):
+            if is_missing(field):
+                found[i, 5:] = 1.0
+                continue
+            when = moment(field, self.form) or moment(field, ISO)
+            if when is None:
+                line = i + 1 if lines is None else lines[i]
+                raise InputError(
+                    f"line {line}: {field.strip()!r} in column {self.name} is not a date written as"
+                    f" {self.form}"
+                )
+            day = when.toordinal() + (when.hour + when.minute / 60) / 24
+            year = 2 * math.pi * (day - datetime(when.year, 1, 1).toordinal()) / 365.25
+            week = 2 * math.pi * (day % 7) / 7
+            place = 2 * (min(max(day, low), high) - low) / (high - low) - 1
+            found[i, :5] = (place, math.sin(year), math.cos(year), math.sin(week), math.cos(week))
+        return found
+
+    def entry(self) -> dict[str, Any]:
+        """See ``Column``."""
+        more: dict[str, Any] = {} if self.form == ISO else {"format": self.form}
+        if self.flag_missing:
+            more["missing"] = "flag"
+        return {"type": self.kind, "bounds": [self.first, self.last], **more}
+
+    @classmethod
+    def from_entry(cls, name: str, entry: Mapping[str, Any]) -> Date:
+        """The column that ``entry`` describes."""
+        first, last = (str(bound) for bound in entry["bounds"])
+        return cls(name, first, last, entry.get("format", ISO), entry.get("missing") == "flag")
+
+
 # The types by the word that a schema uses.
-TYPES: dict[str, Any] = {cls.kind: cls for cls in (Numeric, Categorical)}
+TYPES: dict[str, Any] = {cls.kind: cls for cls in (Numeric, Categorical, Date)}
+
+
+def days(text: str) -> float:
+    """The number of a day that is written as YYYY-MM-DD."""
+    return float(datetime.fromisoformat(text).toordinal())
 
 
 def is_missing(text: str) -> bool:
@@ -177,13 +277,17 @@ def positions(fields: Sequence[str], values: Sequence[str]) -> np.ndarray:
     return found
 
 
-def numbers(fields: Sequence[str], name: str, lines: Lines = None) -> np.ndarray:
+def numbers(
+    fields: Sequence[str], name: str, lines: Lines = None, decimal: str = ".", thousands: str = ""
+) -> np.ndarray:
     """Fields as numbers.
 
     Args:
         fields: Fields as text.
         name: The column, for error messages.
         lines: The line of each record in its file, for error messages.
+        decimal: How the decimal mark is written.
+        thousands: What separates thousands.
 
     Returns:
         A float64 array, NaN where a field is missing.
@@ -191,22 +295,21 @@ def numbers(fields: Sequence[str], name: str, lines: Lines = None) -> np.ndarray
     Raises:
         InputError: A field is neither missing nor a finite number.
     """
-    values = np.array([number(field) for field in fields], dtype=np.float64)
+    values = np.array([number(field, decimal, thousands) for field in fields], dtype=np.float64)
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
         if not is_missing(fields[i]):
             line = i + 1 if lines is None else lines[i]
+            style = number_style([fields[i]])
+            hint = (
+                f"; if it is written with the decimal mark {style[0]!r} and {style[1]!r} between"
+                " thousands, declare decimal and thousands in the schema"
+                if style
+                else ""
+            )
             raise InputError(
-                f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number"
+                f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number{hint}"
             )
     return values
-
-
-def number(field: str) -> float:
-    """A field as a number; NaN if it is missing or not a number."""
-    try:
-        return float(field)
-    except ValueError:
-        return math.nan
 
 
 def _scaled(values: np.ndarray, column: Numeric) -> np.ndarray:

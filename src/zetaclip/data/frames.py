@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from .written import Plain
 
 Table = dict[str, list[str]]
 
@@ -70,7 +71,10 @@ def as_text(value: Any) -> str:
         number = float(value)
         if math.isnan(number):
             return ""
-        return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+        whole = number.is_integer() and abs(number) < 2**53
+        return Plain(int(number) if whole else repr(number))
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return Plain(value)
     if hasattr(value, "isoformat"):
         text: str = value.isoformat(sep=" ") if hasattr(value, "hour") else value.isoformat()
         return "" if text == "NaT" else text

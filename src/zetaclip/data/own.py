@@ -14,18 +14,20 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import InputError, OwnerWarning, PrivacyLeakWarning
-from .columns import encode, feature_names, is_missing, numbers
+from .columns import encode, feature_names, is_missing, numbers, positions
 from .dataset import Dataset, Split
+from .declared import read_schema
+from .frames import as_text, table_of
 from .holdout import held_out
 from .inputs import TableInput
-from .schema import Schema, complete, read_schema
+from .schema import Schema, complete
 
 _DELIMITERS = ",;\t|"
 _FEWEST = 10
 
 
 def own_table(
-    path: Path,
+    source: Any,
     *,
     target: str | None = None,
     task: str | None = None,
@@ -37,7 +39,7 @@ def own_table(
     """A table as a ``Dataset``; one record is one row.
 
     Args:
-        path: The file.
+        source: The file, or a table in memory: see ``frames.table_of``.
         target: The column to predict, if the schema does not declare it.
         task: "classification", "binary" or "regression", if the schema does not declare it.
         schema: Types, bounds and vocabularies of the columns, as a file or a mapping. What is not
@@ -61,13 +63,18 @@ def own_table(
     """
     if isinstance(test_share, bool) or not 0 <= test_share < 1:
         raise InputError(f"test_share must be at least 0 and below 1, not {test_share!r}")
-    table, lines = read_table(path, delimiter)
+    if isinstance(source, Path):
+        (table, lines), name = read_table(source, delimiter), source.name
+    else:
+        (table, lines), name = table_of(source), "table"
+        _check_size(lines, "the table", _FEWEST)
     meaning = complete(table, read_schema(schema) if schema is not None else {}, target, task)
     if meaning.inferred:
         warnings.warn(
-            f"{path.name}: inferred from the data, which ε does not cover: "
+            f"{name}: inferred from the data, which ε does not cover: "
             f"{'; '.join(meaning.inferred)}. Declare them in a schema "
-            f"(`zetaclip data schema {path.name}` writes a template)",
+            "(`zetaclip data schema FILE` writes a template)"
+            + (f". What was made of it: {'; '.join(meaning.notes)}" if meaning.notes else ""),
             PrivacyLeakWarning,
             stacklevel=3,
         )
@@ -75,7 +82,7 @@ def own_table(
     y = _targets(table[meaning.target], meaning, lines)
     train, test = _parts(x, y, test_share, seed)
     return Dataset(
-        name=path.name,
+        name=name,
         task=meaning.task,
         train=train,
         test=test,
@@ -116,11 +123,15 @@ def read_table(
         table, lines = _csv(path, delimiter)
     else:
         raise InputError(f"{path} is not a .csv, .csv.gz, .tsv, .txt or .parquet file")
-    if not lines:
-        raise InputError(f"{path} has no records")
-    if len(lines) < fewest:
-        raise InputError(f"{path} has {len(lines)} records; at least {fewest} are needed")
+    _check_size(lines, str(path), fewest)
     return table, lines
+
+
+def _check_size(lines: Sequence[int], where: str, fewest: int) -> None:
+    if not lines:
+        raise InputError(f"{where} has no records")
+    if len(lines) < fewest:
+        raise InputError(f"{where} has {len(lines)} records; at least {fewest} are needed")
 
 
 def _csv(path: Path, delimiter: str | None) -> tuple[dict[str, list[str]], list[int]]:
@@ -183,7 +194,7 @@ def _parquet(path: Path) -> dict[str, list[str]]:
         raise InputError(f"cannot read {path}: {error}") from error
     _check_header(path, table.column_names)
     return {
-        name: ["" if value is None else str(value) for value in table.column(name).to_pylist()]
+        name: [as_text(value) for value in table.column(name).to_pylist()]
         for name in table.column_names
     }
 
@@ -196,18 +207,14 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
                 "remove such rows, or fill them in"
             )
     if meaning.target_range is not None:
-        return np.clip(numbers(fields, meaning.target, lines), *meaning.target_range).astype(
-            np.float32
+        values = numbers(fields, meaning.target, lines, *meaning.target_marks)
+        return np.clip(values, *meaning.target_range).astype(np.float32)
+    labels = positions(fields, meaning.classes)
+    for i in np.flatnonzero(labels < 0).tolist():
+        raise InputError(
+            f"line {lines[i]}: {fields[i].strip()!r} is not among the declared classes "
+            f"{', '.join(meaning.classes)}"
         )
-    places = {name: i for i, name in enumerate(meaning.classes)}
-    labels = np.empty(len(fields), np.int64)
-    for i, field in enumerate(fields):
-        if field.strip() not in places:
-            raise InputError(
-                f"line {lines[i]}: {field.strip()!r} is not among the declared classes "
-                f"{', '.join(meaning.classes)}"
-            )
-        labels[i] = places[field.strip()]
     if labels.min() == labels.max():
         # Not an error: otherwise the existence of a result would reveal a record of another class.
         warnings.warn(

@@ -45,14 +45,13 @@ def names() -> tuple[str, ...]:
     return tuple(LOADERS)
 
 
-def load(
-    name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, **options: Any
-) -> Dataset:
+def load(name: Any, root: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
     """Train and test tensors of a known set, of a table, or of a folder of images.
 
     Args:
         name: A known set (see ``names()``), or a path: a .csv, .csv.gz or .parquet file, or a
-            folder with one folder of images per class.
+            folder with one folder of images per class. Or a table in memory: a pandas or polars
+            DataFrame, a mapping of columns, or a list of rows as mappings.
         root: The folder with the files of known sets; default $ZETACLIP_DATA, then the user's data
             folder.
         **options: Options of that set's loader; docs/data.md lists them. None counts as not given.
@@ -70,6 +69,10 @@ def load(
         (1437, (1, 8, 8))
     """
     given = {key: value for key, value in options.items() if value is not None}
+    if not isinstance(name, (str, os.PathLike)):
+        loader = _function("own", "own_table")
+        _check_options("a table in memory", loader, given)
+        return loader(name, **given)
     loader, place = _chosen(name, root, given)
     return loader(**given) if place is None else loader(place, **given)
 

@@ -7,30 +7,16 @@ everything that was not declared and had to be inferred is listed.
 from __future__ import annotations
 
 import difflib
-import importlib
-import json
-import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
-from .columns import Categorical, Column, Numeric, is_missing, number
+from .columns import TYPES, Column, is_missing
+from .declared import raise_all
+from .guess import Guess, day_range, distinct, guess, is_quantity, number_range
+from .written import ISO, number_style
 
-# A text column with more different values is treated as an identifier and left out.
-_LARGEST_VOCABULARY = 100
-# A target of integers with more different values is treated as a quantity.
-_MOST_CLASSES = 20
-
-_KEYS = ("target", "task", "classes", "target_bounds", "columns")
-_COLUMN_KEYS = {
-    "numeric": ("type", "bounds", "log", "missing"),
-    "categorical": ("type", "values"),
-    "ignore": ("type",),
-}
 Table = Mapping[str, Sequence[str]]
 
 
@@ -44,8 +30,9 @@ class Schema:
         columns: Encodings of the other columns that are used.
         classes: Names of the classes.
         target_range: Bounds of a regression's target.
+        target_marks: Decimal mark and mark of thousands of the target.
         inferred: What was inferred from the data, in words.
-        notes: Treatments to be stated in the result.
+        notes: What was made of the columns, to be stated in the result.
         ignored: Columns that are not used.
     """
 
@@ -54,46 +41,19 @@ class Schema:
     columns: tuple[Column, ...]
     classes: tuple[str, ...] = ()
     target_range: tuple[float, float] | None = None
+    target_marks: tuple[str, str] = (".", "")
     inferred: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
-def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a schema and checks what can be checked without the data.
+@dataclass
+class _Findings:
+    """What comes to light while a schema is completed."""
 
-    Args:
-        source: A .toml or .json file, or its content as a mapping.
-
-    Returns:
-        The declared values.
-
-    Raises:
-        InputError: The file cannot be read, or a declaration is not valid.
-    """
-    if isinstance(source, Mapping):
-        declared, where = dict(source), "the schema"
-    else:
-        path = Path(source).expanduser()
-        declared, where = _parse(path), str(path)
-    strange = [key for key in declared if key not in _KEYS]
-    if strange:
-        raise InputError(f"{where} has an unknown key {strange[0]!r}; known: {', '.join(_KEYS)}")
-    if declared.get("task", "classification") not in ("classification", "binary", "regression"):
-        raise InputError(
-            f"{where}: task must be classification or regression, not {declared['task']!r}"
-        )
-    if "classes" in declared:
-        declared["classes"] = _vocabulary(declared["classes"], "classes", where)
-    if "target_bounds" in declared:
-        declared["target_bounds"] = _bounds(declared["target_bounds"], "target_bounds", where)
-    columns = declared.get("columns", {})
-    if not isinstance(columns, Mapping):
-        raise InputError(f"{where}: columns must be a table with one entry per column")
-    declared["columns"] = {
-        name: _declared_column(name, entry, where) for name, entry in columns.items()
-    }
-    return declared
+    inferred: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
 
 def complete(
@@ -111,195 +71,109 @@ def complete(
         The schema.
 
     Raises:
-        InputError: The declarations do not fit the table.
+        InputError: The declarations do not fit the table; the message has all that does not.
     """
     target = target or declared.get("target")
     if not target:
         raise InputError(f"name the column to predict with target; the file has {', '.join(table)}")
     if target not in table:
         raise InputError(_no_column(target, table))
-    entries: Mapping[str, Mapping[str, Any]] = declared.get("columns", {})
+    columns, ignored, found = columns_of(table, declared.get("columns", {}), target)
+    if not columns:
+        raise InputError("no column is left to predict from")
+    task, classes, target_range, marks = _target(
+        target, table[target], task or declared.get("task"), declared, found
+    )
+    return Schema(
+        target,
+        task,
+        columns,
+        classes,
+        target_range,
+        marks,
+        tuple(found.inferred),
+        tuple(found.notes),
+        ignored,
+    )
+
+
+def columns_of(
+    table: Table, entries: Mapping[str, Mapping[str, Any]], target: str | None = None
+) -> tuple[tuple[Column, ...], tuple[str, ...], _Findings]:
+    """The encodings of a table's columns: as declared, or inferred if nothing is declared.
+
+    Args:
+        table: Fields as text, by column.
+        entries: The declared columns; empty if nothing is declared.
+        target: A column that is left out.
+
+    Returns:
+        The columns that are used, the names of those that are not, and what was inferred.
+
+    Raises:
+        InputError: The declarations do not fit the table.
+    """
+    found = _Findings()
     for name in entries:
         if name not in table:
-            raise InputError(
-                f"the schema names a column that the file lacks. {_no_column(name, table)}"
-            )
-    inferred: list[str] = []
-    notes: list[str] = []
+            found.wrong.append(f"it names a column that the file lacks. {_no_column(name, table)}")
     columns: list[Column] = []
     for name, fields in table.items():
         if name == target:
             continue
         if entries and name not in entries:
-            raise InputError(
+            found.wrong.append(
                 f"column {name!r} is not in the schema: declare it, "
                 'or leave it out with type = "ignore"'
             )
-        column = _column(name, fields, entries.get(name, {}), inferred, notes)
+            continue
+        try:
+            column = _column(name, fields, entries.get(name), found)
+        except InputError as error:
+            found.wrong.append(str(error))
+            continue
         if column is not None:
             columns.append(column)
-    if not columns:
-        raise InputError("no column is left to predict from")
-    task = task or declared.get("task")
-    task, classes, target_range = _target(target, table[target], task, declared, inferred)
+    raise_all(found.wrong, "the schema" if entries else "the table")
     used = {column.name for column in columns}
-    return Schema(
-        target,
-        task,
-        tuple(columns),
-        classes,
-        target_range,
-        tuple(inferred),
-        tuple(notes),
-        tuple(name for name in table if name != target and name not in used),
-    )
-
-
-def template(table: Table, target: str | None = None) -> str:
-    """A schema file to fill in: columns and guessed types, without any value of the data.
-
-    Args:
-        table: Fields as text, by column.
-        target: The column to predict, if known.
-
-    Returns:
-        The text of a .toml file.
-
-    Raises:
-        InputError: There is no such target.
-    """
-    if target is not None and target not in table:
-        raise InputError(_no_column(target, table))
-    lines = [
-        "# The types below are guesses from the data. Fill in bounds and values from what a column",
-        "# means, not from what is in the file: whatever is left open will be inferred from the",
-        "# private data, with a warning.",
-        "",
-        f"target = {_quoted(target)}" if target else '# target = "COLUMN"',
-        '# task = "classification"        # or "regression"',
-        '# classes = ["...", "..."]       # for classification: every class there can be',
-        "# target_bounds = [0.0, 1.0]     # for regression: the range the target can have",
-    ]
-    for name, fields in table.items():
-        if name == target:
-            continue
-        kind = _kind(fields)
-        lines += ["", f"[columns.{_quoted(name)}]", f"type = {_quoted(kind)}"]
-        if kind == "numeric":
-            lines += [
-                "# bounds = [0.0, 1.0]",
-                '# missing = "flag"             # a further column that marks missing values',
-            ]
-        elif kind == "categorical":
-            lines += ['# values = ["...", "..."]']
-    return "\n".join(lines) + "\n"
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            parsed = json.loads(text)
-        elif path.suffix == ".toml":
-            parsed = _toml(text)
-        else:
-            raise InputError(f"a schema is a .toml or .json file, not {path}")
-    except OSError as error:
-        raise InputError(f"cannot read the schema {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is not valid: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InputError(f"{path} must contain a table of keys")
-    return parsed
-
-
-def _toml(text: str) -> dict[str, Any]:
-    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    parsed: dict[str, Any] = parser.loads(text)
-    return parsed
-
-
-def _declared_column(name: str, entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, Mapping) or entry.get("type") not in _COLUMN_KEYS:
-        raise InputError(f"{where}: column {name!r} needs a type, one of {', '.join(_COLUMN_KEYS)}")
-    known = _COLUMN_KEYS[entry["type"]]
-    for key in entry:
-        if key not in known:
-            raise InputError(
-                f"{where}: a {entry['type']} column such as {name!r} has no {key!r}; "
-                f"it has {', '.join(known)}"
-            )
-    checked = dict(entry)
-    if "bounds" in entry:
-        checked["bounds"] = _bounds(entry["bounds"], f"bounds of {name!r}", where)
-    if "values" in entry:
-        checked["values"] = _vocabulary(entry["values"], f"values of {name!r}", where)
-    if not isinstance(entry.get("log", False), bool):
-        raise InputError(f"{where}: log of {name!r} must be true or false")
-    if entry.get("missing", "middle") not in ("middle", "flag"):
-        raise InputError(f'{where}: missing of {name!r} must be "middle" or "flag"')
-    return checked
-
-
-def _bounds(value: Any, what: str, where: str) -> tuple[float, float]:
-    good = isinstance(value, list | tuple) and len(value) == 2
-    good = good and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in value
-    )
-    if not good or not value[0] < value[1]:
-        raise InputError(f"{where}: {what} must be two numbers, the lower first, not {value!r}")
-    return float(value[0]), float(value[1])
-
-
-def _vocabulary(value: Any, what: str, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        raise InputError(f"{where}: {what} must be a list, not {value!r}")
-    if any(not isinstance(v, str | int | float) or isinstance(v, bool) for v in value):
-        raise InputError(f"{where}: {what} must be words or numbers, written as in the data")
-    words = tuple(str(v) for v in value)
-    if len(set(words)) < max(2, len(words)):
-        raise InputError(f"{where}: {what} must be at least two different ones")
-    return words
+    ignored = tuple(name for name in table if name != target and name not in used)
+    return tuple(columns), ignored, found
 
 
 def _column(
-    name: str,
-    fields: Sequence[str],
-    entry: Mapping[str, Any],
-    inferred: list[str],
-    notes: list[str],
+    name: str, fields: Sequence[str], declared: Mapping[str, Any] | None, found: _Findings
 ) -> Column | None:
-    """A column's encoding; None if it is left out. What is inferred is added to ``inferred``."""
-    kind = entry.get("type")
-    if kind is None:
-        kind = _kind(fields)
-        inferred.append(f"type of {name}")
-        if kind == "ignore":
-            notes.append(
-                f"column {name} was left out: it is constant, empty, or text that hardly repeats"
-            )
+    """A column's encoding; None if it is left out."""
+    if declared is None:
+        seen = guess(name, fields)
+        entry: dict[str, Any] = seen.entry()
+        found.inferred.append(f"type of {name}")
+        if seen.said:
+            found.notes.append(seen.said)
+        if seen.kind in ("numeric", "date") and any(is_missing(field) for field in fields):
+            entry["missing"] = "flag"
+    else:
+        entry = dict(declared)
+    kind = entry["type"]
     if kind == "ignore":
         return None
-    if kind == "categorical":
-        if "values" in entry:
-            return Categorical(name, entry["values"])
-        inferred.append(f"values of {name}")
-        found = _distinct(fields)
-        if not found:
+    if kind == "categorical" and "values" not in entry:
+        found.inferred.append(f"values of {name}")
+        entry["values"] = distinct(fields)
+        if not entry["values"]:
             raise InputError(
                 f"column {name!r} is empty: declare its values, "
                 'or leave it out with type = "ignore"'
             )
-        return Categorical(name, found)
-    flag = entry.get("missing") == "flag" if entry else any(is_missing(field) for field in fields)
-    if "bounds" in entry:
-        low, high = entry["bounds"]
-    else:
-        inferred.append(f"bounds of {name}")
-        low, high = _range(fields, name)
-    return Numeric(name, low, high, log=entry.get("log", False), flag_missing=flag)
+    if kind in ("numeric", "date") and "bounds" not in entry:
+        found.inferred.append(f"bounds of {name}")
+        if kind == "date":
+            entry["bounds"] = day_range(fields, name, entry.get("format", ISO))
+        else:
+            marks = entry.get("decimal", "."), entry.get("thousands", "")
+            entry["bounds"] = number_range(fields, name, *marks)
+    column: Column = TYPES[kind].from_entry(name, entry)
+    return column
 
 
 def _target(
@@ -307,64 +181,69 @@ def _target(
     fields: Sequence[str],
     task: str | None,
     declared: Mapping[str, Any],
-    inferred: list[str],
-) -> tuple[str, tuple[str, ...], tuple[float, float] | None]:
+    found: _Findings,
+) -> tuple[str, tuple[str, ...], tuple[float, float] | None, tuple[str, str]]:
     if task is None:
         if "classes" in declared or "target_bounds" in declared:
             task = "classification" if "classes" in declared else "regression"
         else:
-            task = "regression" if _is_quantity(fields) else "classification"
-            inferred.append(f"task, from the values of {name}")
+            task = "regression" if is_quantity(fields) else "classification"
+            found.inferred.append(f"task, from the values of {name}")
     if task not in ("classification", "binary", "regression"):
         raise InputError(f"task must be classification or regression, not {task!r}")
     if task == "regression":
+        marks = _target_marks(fields, declared)
         if "target_bounds" in declared:
-            return task, (), declared["target_bounds"]
-        inferred.append(f"bounds of the target {name}")
-        return task, (), _range(fields, name)
+            return task, (), declared["target_bounds"], marks
+        found.inferred.append(f"bounds of the target {name}")
+        return task, (), number_range(fields, name, *marks), marks
     classes = declared.get("classes")
     if classes is None:
-        inferred.append(f"classes of {name}")
-        classes = _distinct(fields)
+        found.inferred.append(f"classes of {name}")
+        classes = distinct(fields)
+        _check_classes(name, fields, classes)
     if len(classes) < 2:
         raise InputError(f"column {name} has one class only; a classification needs at least two")
     if task == "binary" and len(classes) != 2:
         raise InputError(f"a binary task needs two classes; column {name} has {len(classes)}")
-    return "binary" if len(classes) == 2 else "classification", tuple(classes), None
+    return "binary" if len(classes) == 2 else "classification", tuple(classes), None, (".", "")
 
 
-def _kind(fields: Sequence[str]) -> str:
-    present = [field for field in fields if not is_missing(field)]
-    if all(math.isfinite(number(field)) for field in present):
-        return "numeric" if len({float(field) for field in present}) > 1 else "ignore"
-    return (
-        "categorical"
-        if 2 <= len({field.strip() for field in present}) <= _LARGEST_VOCABULARY
-        else "ignore"
-    )
+def _target_marks(fields: Sequence[str], declared: Mapping[str, Any]) -> tuple[str, str]:
+    """How the numbers of the target are written: as declared, or as they are in the file."""
+    if "target_decimal" in declared or "target_thousands" in declared:
+        return declared.get("target_decimal", "."), declared.get("target_thousands", "")
+    if declared:
+        return ".", ""
+    style = number_style(list({field for field in fields if not is_missing(field)}))
+    return style or (".", "")
 
 
-def _is_quantity(fields: Sequence[str]) -> bool:
-    values = {number(field) for field in fields if not is_missing(field)}
-    if not all(math.isfinite(value) for value in values):
-        return False
-    return len(values) > _MOST_CLASSES or any(value != round(value) for value in values)
+def _check_classes(name: str, fields: Sequence[str], classes: Sequence[str]) -> None:
+    """Refuses a target that hardly repeats: nothing can be learned about its classes.
+
+    Raises:
+        InputError: There are more than half as many classes as rows.
+    """
+    rows = sum(not is_missing(field) for field in fields)
+    if len(classes) > 2 and 2 * len(classes) > rows:
+        every = "in every row" if len(classes) == rows else "in most rows"
+        raise InputError(
+            f"the target {name} has another value {every}, so there is nothing to learn about its"
+            " classes. Choose another target; if it is a quantity, say task = regression; if the"
+            " classes are right, declare them in a schema"
+        )
 
 
-def _distinct(fields: Sequence[str]) -> tuple[str, ...]:
-    """Different values, in numeric order if all are numbers, otherwise in alphabetic order."""
-    values = {field.strip() for field in fields if not is_missing(field)}
-    numeric = all(math.isfinite(number(value)) for value in values)
-    return tuple(sorted(values, key=lambda value: (number(value) if numeric else 0.0, value)))
+def guesses(table: Table, target: str | None = None) -> dict[str, Guess]:
+    """What every column but the target seems to be.
 
-
-def _range(fields: Sequence[str], name: str) -> tuple[float, float]:
-    values = [number(field) for field in fields if not is_missing(field)]
-    if not values or not all(math.isfinite(value) for value in values):
-        raise InputError(f"column {name} is not a column of finite numbers")
-    if min(values) == max(values):
-        raise InputError(f"column {name} is constant: declare its bounds, or leave it out")
-    return min(values), max(values)
+    Raises:
+        InputError: There is no such target.
+    """
+    if target is not None and target not in table:
+        raise InputError(_no_column(target, table))
+    return {name: guess(name, fields) for name, fields in table.items() if name != target}
 
 
 def _no_column(name: str, table: Table) -> str:
@@ -374,9 +253,5 @@ def _no_column(name: str, table: Table) -> str:
 def near_column(name: str, table: Table) -> str:
     """That a column is missing, and which one may be meant."""
     near = difflib.get_close_matches(name, table, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    return f"there is no column {name!r}.{guess}"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"there is no column {name!r}.{hint}"

@@ -48,6 +48,6 @@ def check_names(config: Config) -> None:
     own = {"target": config.target, "task": config.task, "schema": config.schema}
     check(config.data, config.data_root, **own, **config.data_options)
     if config.schema is not None:
-        from ..data.schema import read_schema
+        from ..data.declared import read_schema
 
         read_schema(Path(config.schema))
