@@ -16,7 +16,7 @@ from zetaclip.data.template import template
 from zetaclip.data.written import date_style, moment, number, number_style
 from zetaclip.errors import InputError, PrivacyLeakWarning
 
-WORDS = [
+WORDS = "the quick brown fox jumps over a lazy dog and then sleeps under".split()  # noqa: SIM905
     "the",
     "quick",
     "brown",
