@@ -17,6 +17,7 @@ from ..errors import CommandError
 COMMANDS: dict[str, str] = {
     "train": "train a private model",
     "predict": "predict with a trained run: a table or a folder of pictures",
+    "export": "write a run's network as ONNX, TorchScript, torch.export or safetensors",
     "verify": "recompute ε and every clipping norm of a finished run",
     "audit": "attack a configuration on purpose, and compare with its ε",
     "account": "compute ε from noise, or noise from ε, with each accountant",

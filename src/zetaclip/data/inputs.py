@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import InputError
-from .columns import TYPES, Column, encode
+from .columns import TYPES, Column, encode, feature_names
 from .schema import near_column
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class TableInput:
     kind: ClassVar[str] = "table"
     columns: tuple[Column, ...]
     ignored: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a prepared record."""
+        return (len(feature_names(self.columns)),)
 
     def prepare(
         self, table: Mapping[str, Sequence[str]], lines: Sequence[int] | None = None

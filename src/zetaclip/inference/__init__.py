@@ -1,5 +1,6 @@
-"""A trained run in use: load it, and predict with it."""
+"""A trained run in use: load it, predict with it, export it."""
 
+from ._export import ENDINGS, FORMATS, export
 from ._run import Run, load_run
 
-__all__ = ["Run", "load_run"]
+__all__ = ["ENDINGS", "FORMATS", "Run", "export", "load_run"]

@@ -39,6 +39,7 @@ class Run:
         delta: δ of these weights.
         finished: Whether the training came to its end.
         steps: The updates that were taken.
+        target_range: Range of a regression's target; None for classes.
         schema: How raw records are prepared. For a table it is what a schema file holds, and
             ``zetaclip.data.load`` takes it; None if it is private and not here.
         result: The content of result.json; empty if the run is not finished.
@@ -47,6 +48,7 @@ class Run:
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.path
         self._about = description.read(folder)
+        self._hides = "private" in self._about
         network = description.build_network(self._about)
         facts = load_weights(network, folder)
         features = description.build_features(self._about["features"])
@@ -64,6 +66,9 @@ class Run:
         )
         target = self._about.get("target")
         self.classes: tuple[str, ...] = tuple(target["classes"]) if target else ()
+        self.target_range: tuple[float, float] | None = (
+            tuple(target["range"]) if target and target["range"] else None
+        )
         self.schema = _schema(self._about)
         self._card = folder / card.NAME
 
@@ -91,6 +96,23 @@ class Run:
                 f"{self.path} has no {card.NAME}: the run was killed. Resume it, and stop it with"
                 " Ctrl-C or let it end"
             ) from None
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The content of model.json, without what is private."""
+        return {
+            k: v for k, v in self._about.items() if not self._hides or k not in ("input", "target")
+        }
+
+    def made_up(self, count: int) -> Tensor:
+        """Made-up records, prepared: numbers between -1 and 1, always the same ones."""
+        import torch
+
+        shape = self._about["network"]["arguments"]["input_shape"]
+        if self._about["features"] is not None:  # the network's inputs are outputs of the features
+            shape = self._input().shape
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(count, *shape, generator=generator) * 2 - 1
 
     def prepare(self, rows: Any) -> Tensor:
         """Raw records as the tensor that ``model`` takes. ``rows`` are as in ``predict``."""
@@ -143,7 +165,7 @@ class Run:
         outputs = self._outputs(x)
         found: dict[str, np.ndarray] = {} if files is None else {"file": np.array(files)}
         if self.task == "regression":
-            low, high = self._about["target"]["range"] or (-1.0, 1.0)
+            low, high = self.target_range or (-1.0, 1.0)
             task = Task("regression", "rmse", (low + high) / 2, (high - low) / 2)
             values = outputs.squeeze(1).double() * task.half + task.middle
             return {**found, "prediction": values.clamp(low, high).numpy()}
@@ -164,6 +186,9 @@ class Run:
 
         if isinstance(rows, torch.Tensor):
             return rows, None
+        return prepared(self._input(), rows)
+
+    def _input(self) -> inputs.Input:
         if "input" not in self._about:
             raise InputError(
                 "how this run's records are prepared was inferred from private data and is in"
@@ -175,7 +200,7 @@ class Run:
                 f"records of {self.result.get('data', 'this data set')} can't be prepared one by"
                 " one; give a tensor as zetaclip.data.load makes it"
             )
-        return prepared(inputs.from_description(self._about["input"]), rows)
+        return inputs.from_description(self._about["input"])
 
     def _outputs(self, x: Tensor) -> Tensor:
         import torch

@@ -155,8 +155,8 @@ def _not_covered(description: Mapping[str, Any], result: Mapping[str, Any]) -> l
     found = [
         "what is public by declaration: names of columns and classes, bounds, N, and the settings"
         " of the training, if they were not chosen by looking at the data",
-        "predictions are free of charge for the training records, but they may reveal the new"
-        " records that they are made for",
+        "predictions: they cost no further ε, but they tell something about the new records that"
+        " they are made for",
     ]
     if "input" not in description:
         found.append(
@@ -253,11 +253,13 @@ def _use(description: Mapping[str, Any]) -> str:
 
 
 def _measured(result: Mapping[str, Any]) -> dict[str, float | None]:
-    return {
+    """The metrics that are numbers, the main one first."""
+    found = {
         name: value
         for name, value in (result.get("metrics") or {}).items()
         if value is None or isinstance(value, (int, float))
     }
+    return dict(sorted(found.items(), key=lambda item: item[0] != result["metric"]["name"]))
 
 
 def _kind(description: Mapping[str, Any]) -> str:
