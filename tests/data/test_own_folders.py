@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from zetaclip.data import load
@@ -112,6 +113,21 @@ def test_folders_that_do_not_fit(folder, tmp_path):
         OwnerWarning, match="all of one class"
     ):  # an error would tell of one record whether it is there
         load(tmp_path / "empty", test_share=0.5)
-    (folder / "cat" / "broken.jpg").write_bytes(b"not a jpeg")
-    with pytest.raises(InputError, match=r"cannot read the image .*broken\.jpg"):
+
+
+def test_a_broken_picture_is_named_and_left_out(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ZETACLIP_CACHE", str(tmp_path / "c"))
+    whole = load(folder, size=8)
+    (folder / "cat" / "5x.jpg").write_bytes(b"not a jpeg")
+    (folder / "owl" / "cut.png").write_bytes((folder / "cat" / "1.png").read_bytes()[:45])
+    for cache in (False, True):
+        with pytest.warns(OwnerWarning, match=r"2 of 32 pictures .*5x\.jpg.*cut\.png.*private"):
+            pets = load(folder, size=8, cache=cache)
+        # The others are what they were, on the side where they were.
+        assert torch.equal(pets.train.x, whole.train.x) and torch.equal(pets.test.y, whole.test.y)
+        assert pets.notes == whole.notes  # the count is nowhere
+    assert not list((tmp_path / "c").glob("*"))
+    for path in folder.rglob("*.*"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="none of the 32 images"):
         load(folder)

@@ -17,22 +17,6 @@ from zetaclip.data.written import date_style, moment, number, number_style
 from zetaclip.errors import InputError, PrivacyLeakWarning
 
 WORDS = "the quick brown fox jumps over a lazy dog and then sleeps under".split()  # noqa: SIM905
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "then",
-    "sleeps",
-    "under",
-    "this",
-    "tree",
-]
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_regression_answers_in_units_and_within_its_range(tmp_path):
         run.predict_proba({"x": [2]})
 
 
-def test_folders_of_pictures(tmp_path):
+def test_folders_of_pictures(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for name, channel in (("red", 0), ("blue", 2)):
         (tmp_path / "train" / name).mkdir(parents=True)
@@ -201,7 +201,7 @@ def test_folders_of_pictures(tmp_path):
             pixels[:, :, channel] += 130
             Image.fromarray(pixels).save(tmp_path / "train" / name / f"{i}.png")
     config = Config(
-        data=str(tmp_path / "train"), data_options={"size": 8}, model="mlp-2", method="dp-sgd",
+        data=str(tmp_path / "train"), image_size=8, model="mlp-2", method="dp-sgd",
         sigma=0.5, steps=30, batch_size=40, seed=2,
     )  # fmt: skip
     train(config, tmp_path / "run")
@@ -219,6 +219,12 @@ def test_folders_of_pictures(tmp_path):
     out = tmp_path / "p.csv"
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "new"), "--out", str(out)]) == 0
     assert out.read_text() == "file,prediction\na.png,red\nb.jpg,blue\n"
+    (tmp_path / "new" / "aa.png").write_bytes(b"broken")
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "new"), "--out", str(out)]) == 0
+    assert out.read_text() == "file,prediction\na.png,red\nb.jpg,blue\n"
+    assert "1 of 3 pictures can't be read" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"cannot read the image .*aa\.png"):
+        run.predict(tmp_path / "new")
     with pytest.raises(InputError, match=r"shape \(3, 9, 9\)"):
         run.predict(np.zeros((1, 3, 9, 9), np.uint8))
     with pytest.raises(InputError, match="a table was given"):
@@ -269,3 +275,20 @@ def test_a_folder_that_does_not_fit_its_weights(table_run, tmp_path):
     with pytest.raises(InputError, match="can't be used"):
         zetaclip.load_run(tmp_path / "run")
     assert type(build("mlp-4", (6,), 1)) is not None
+
+
+def test_a_data_frame_is_trained_on_and_resumed(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    data = write(tmp_path / "p.csv", patients())
+    frame, config = pandas.read_csv(data), settings(data)
+    train(config, tmp_path / "file")
+    train(config, tmp_path / "frame", data=frame)
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("file", "frame"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    said = json.loads((tmp_path / "frame" / "config.json").read_text())["data"]
+    assert said == "data in memory"
+    assert train(config, tmp_path / "frame", data=frame, resume=True)["steps"] == 40
+    dataset = load(data, schema=SCHEMA, test_share=0)
+    train(config, tmp_path / "set", data=dataset)
+    assert torch.equal(load_file(tmp_path / "set" / "model.safetensors")["fc1.bias"], a["fc1.bias"])
+    assert (zetaclip.load_run(tmp_path / "frame").predict(frame) == frame["outcome"]).mean() > 0.8

@@ -56,7 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
             " updates",
             file=sys.stderr,
         )
-    answers = trained.answers(records, arguments.proba)
+    broken: dict[Path, str] = {}
+    answers = trained.answers(records, arguments.proba, broken)
+    if broken:
+        from ..data.pictures import told
+
+        total = len(broken) + len(answers["prediction"])
+        print(f"warning: {told(broken, total)}", file=sys.stderr)
     text = _csv(answers)
     if out is None:
         sys.stdout.write(text)

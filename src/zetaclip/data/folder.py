@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +13,10 @@ from .files import cached
 from .holdout import held_out
 from .images import looked_at
 from .inputs import ImageInput
+from .pictures import ENDINGS, decode_pictures, picture_files, told
 from .pixels import scaled
 from .places import Place
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
@@ -102,8 +98,11 @@ def own_folder(
         The data.
 
     Raises:
-        InputError: The folders do not fit, an image cannot be read, or an argument has a value
-            that is not allowed.
+        InputError: The folders do not fit, no image can be read, or an argument has a value that
+            is not allowed.
+
+    **Guarantee.** Whether an image is left out because it can't be read depends on that image
+    alone. So ε holds as for images that can be read; the count is told to the owner by a warning.
     """
     _check(size, scaling, test_share)
     if task not in ("classification", "binary"):
@@ -116,6 +115,7 @@ def own_folder(
     notes = [
         f"images are scaled and cut to {size}x{size} pixels",
         "the classes are the names of the folders, treated as public",
+        "pictures that can't be read are left out, each by itself",
     ]
     if train_folder.is_dir() and test_folder is not None:
         classes = _classes(train_folder)
@@ -124,11 +124,11 @@ def own_folder(
             raise InputError(
                 f"{test_folder} has classes that {train_folder} lacks: {', '.join(sorted(strange))}"
             )
-        x, y = _read(train_folder, classes, size, channels, kept)
-        x_test, y_test = _read(test_folder, classes, size, channels, kept)
+        x, y = _read(train_folder, classes, size, channels, kept, True)
+        x_test, y_test = _read(test_folder, classes, size, channels, kept, True)
     else:
         classes = _classes(path)
-        pixels, labels = _read(path, classes, size, channels, kept)
+        pixels, labels = _read(path, classes, size, channels, kept, True)
         testing = held_out(pixels, labels, test_share, seed, "test")
         if testing.all() or not testing.any():
             raise InputError(
@@ -215,17 +215,18 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return classes
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """The picture files in a folder and in the folders inside it, in order of their names."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in _ENDINGS)
-
-
 def _read(
-    folder: Path, classes: tuple[str, ...], size: int, channels: int, cache: str | None
+    folder: Path,
+    classes: tuple[str, ...],
+    size: int,
+    channels: int,
+    cache: str | None,
+    skip_broken: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, channels, size, size) and labels, in the order of the classes.
 
-    ``cache`` is the name of the cached copies; None: no cache.
+    ``cache`` is the name of the cached copies; None: no cache. With ``skip_broken``, pictures that
+    can't be read are left out with a warning for their owner.
     """
     files: list[Path] = []
     labels: list[int] = []
@@ -235,47 +236,40 @@ def _read(
         files += found
         labels += [label] * len(found)
     if not files:
-        raise InputError(f"{folder} has no images (of {', '.join(_ENDINGS)})")
-    decode = partial(decode_pictures, files, (channels, size, size))
-    pixels = (
-        cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
-    )
+        raise InputError(f"{folder} has no images (of {', '.join(ENDINGS)})")
+    broken: dict[Path, str] = {}
+
+    def decode() -> np.ndarray:
+        pixels = decode_pictures(files, (channels, size, size), broken if skip_broken else None)
+        if broken:
+            raise _Broken(pixels)  # such a folder is not cached
+        return pixels
+
+    try:
+        pixels = (
+            cached(f"{cache}-{folder.name}-{size}x{channels}", files, decode) if cache else decode()
+        )
+    except _Broken as found:
+        kept = np.array([file not in broken for file in files])
+        if not kept.any():
+            raise InputError(f"none of the {len(files)} images in {folder} can be read") from None
+        warnings.warn(
+            f"{told(broken, len(files))}. How many they are is private: it is told here, and not"
+            " written into the run's folder",
+            OwnerWarning,
+            stacklevel=3,
+        )
+        return found.pixels[kept], np.array(labels, np.int64)[kept]
     return pixels, np.array(labels, np.int64)
 
 
-def decode_pictures(files: Sequence[Path], shape: tuple[int, int, int]) -> np.ndarray:
-    """Picture files as pixels.
+class _Broken(Exception):
+    """Some pictures could not be read.
 
     Args:
-        files: The files.
-        shape: Channels, height and width: pictures are scaled, and cut to their middle.
-
-    Returns:
-        An array (n, channels, height, width) of values from 0 to 255.
-
-    Raises:
-        InputError: A file can't be read; the message names it.
+        pixels: The pixels, 0 where a picture could not be read.
     """
-    pixels = np.empty((len(files), *shape), np.uint8)
 
-    def one(i: int) -> None:
-        pixels[i] = _image(files[i], shape)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
-        list(pool.map(one, range(len(files))))
-    return pixels
-
-
-def _image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """The middle of an image, channels first."""
-    from PIL import Image, ImageOps
-
-    channels, height, width = shape
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (2 * width, 2 * height))  # a JPEG decoder can skip unneeded detail
-            upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
-            square = np.asarray(ImageOps.fit(upright, (width, height), Image.Resampling.BICUBIC))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read the image {path}: {error}") from error
-    return square[None] if channels == 1 else square.transpose(2, 0, 1)
+    def __init__(self, pixels: np.ndarray) -> None:
+        super().__init__()
+        self.pixels = pixels

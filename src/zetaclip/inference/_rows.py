@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def prepared(source: Input, rows: Any) -> tuple[Tensor, list[str] | None]:
+def prepared(
+    source: Input, rows: Any, broken: dict[Path, str] | None = None
+) -> tuple[Tensor, list[str] | None]:
     """New records as rows of ``x``.
 
     Args:
         source: How the training records were prepared.
         rows: The records; see ``Run.predict``.
+        broken: Gets the picture files that can't be read, which are then left out. None makes
+            such a file an error.
 
     Returns:
         The rows, and the names of the picture files, if it was files.
@@ -32,7 +36,7 @@ def prepared(source: Input, rows: Any) -> tuple[Tensor, list[str] | None]:
     """
     if isinstance(source, TableInput):
         return _table(source, rows), None
-    return _pictures(source, rows)
+    return _pictures(source, rows, broken)
 
 
 def _table(source: TableInput, rows: Any) -> Tensor:
@@ -59,19 +63,24 @@ def _table(source: TableInput, rows: Any) -> Tensor:
     return source.prepare(table, lines)
 
 
-def _pictures(source: ImageInput, rows: Any) -> tuple[Tensor, list[str] | None]:
+def _pictures(
+    source: ImageInput, rows: Any, broken: dict[Path, str] | None
+) -> tuple[Tensor, list[str] | None]:
     if isinstance(rows, (str, os.PathLike)):
-        from ..data.folder import picture_files
+        from ..data.pictures import picture_files
 
         path = _existing(rows)
         files = picture_files(path) if path.is_dir() else [path]
         if not files:
             raise InputError(f"{path} has no pictures")
         top = path if path.is_dir() else path.parent
-        return _decoded(source, files), [str(file.relative_to(top)) for file in files]
+        x = _decoded(source, files, broken)
+        kept = [str(file.relative_to(top)) for file in files if not broken or file not in broken]
+        return x, kept
     if isinstance(rows, Sequence) and rows and isinstance(rows[0], (str, os.PathLike)):
         files = [_existing(row) for row in rows]
-        return _decoded(source, files), [str(file) for file in files]
+        x = _decoded(source, files, broken)
+        return x, [str(file) for file in files if not broken or file not in broken]
     if is_frame(rows) or isinstance(rows, Mapping):
         raise InputError("a table was given, and the run was trained on pictures")
     pixels = np.asarray(rows)
@@ -80,10 +89,15 @@ def _pictures(source: ImageInput, rows: Any) -> tuple[Tensor, list[str] | None]:
     return source.prepare(pixels), None
 
 
-def _decoded(source: ImageInput, files: Sequence[Path]) -> Tensor:
-    from ..data.folder import decode_pictures
+def _decoded(source: ImageInput, files: Sequence[Path], broken: dict[Path, str] | None) -> Tensor:
+    from ..data.pictures import decode_pictures
 
-    return source.prepare(decode_pictures(files, source.shape), white=255.0)
+    pixels = decode_pictures(files, source.shape, broken)
+    if broken:
+        if len(broken) == len(files):
+            raise InputError(next(iter(broken.values())))
+        pixels = pixels[[file not in broken for file in files]]
+    return source.prepare(pixels, white=255.0)
 
 
 def _existing(name: str | os.PathLike[str]) -> Path:

@@ -148,12 +148,16 @@ class Run:
         self._check_classes()
         return _probabilities(self.task, self._outputs(self._prepared(rows)[0]))
 
-    def answers(self, rows: Any, proba: bool = False) -> dict[str, np.ndarray]:
+    def answers(
+        self, rows: Any, proba: bool = False, broken: dict[Path, str] | None = None
+    ) -> dict[str, np.ndarray]:
         """What ``zetaclip predict`` writes, by column.
 
         Args:
             rows: See ``predict``.
             proba: Also the probability of each class.
+            broken: Gets the picture files that can't be read, with the reason; they are left out.
+                None makes such a file an error.
 
         Returns:
             ``prediction``; before it ``file``, if picture files were given; after it a column for
@@ -161,7 +165,7 @@ class Run:
         """
         if proba:
             self._check_classes()
-        x, files = self._prepared(rows)
+        x, files = self._prepared(rows, broken)
         outputs = self._outputs(x)
         found: dict[str, np.ndarray] = {} if files is None else {"file": np.array(files)}
         if self.task == "regression":
@@ -181,12 +185,14 @@ class Run:
         if self.task == "regression":
             raise InputError("the run predicts a number, so there are no probabilities of classes")
 
-    def _prepared(self, rows: Any) -> tuple[Tensor, list[str] | None]:
+    def _prepared(
+        self, rows: Any, broken: dict[Path, str] | None = None
+    ) -> tuple[Tensor, list[str] | None]:
         import torch
 
         if isinstance(rows, torch.Tensor):
             return rows, None
-        return prepared(self._input(), rows)
+        return prepared(self._input(), rows, broken)
 
     def _input(self) -> inputs.Input:
         if "input" not in self._about:

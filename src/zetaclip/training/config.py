@@ -63,6 +63,12 @@ class Config:
     schema: str | None = _option(
         None, "your own data: a file that declares columns, bounds and classes", kind=str
     )
+    image_size: int | None = _option(
+        None,
+        "a folder of images: their side in pixels; they are scaled and cut to a square"
+        " (default: 64)",
+        kind=int,
+    )
     class_weight: Any = _option(
         None,
         "public weights of classes in the loss, as LABEL=WEIGHT,...; other classes have weight 1",
@@ -210,6 +216,19 @@ class Config:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_values(self)
+
+    def data_arguments(self) -> dict[str, Any]:
+        """The arguments of ``zetaclip.data.load`` beside the name, as far as they are set."""
+        own = {
+            "target": self.target,
+            "task": self.task,
+            "schema": self.schema,
+            "size": self.image_size,
+        }
+        return {
+            **{name: value for name, value in own.items() if value is not None},
+            **self.data_options,
+        }
 
     def changed(self, **values: Any) -> Config:
         """A copy with other values."""
@@ -359,6 +378,8 @@ def _check_values(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"`{name}` must be positive, not {value:g}")
+    if config.image_size is not None and "size" in config.data_options:
+        raise ConfigError("give image_size or data_options.size, not both")
     if config.epochs is not None and config.steps is not None:
         raise ConfigError("give `epochs` or `steps`, not both")
     if config.epsilon is not None and config.sigma is not None:

@@ -45,8 +45,7 @@ def check_names(config: Config) -> None:
             )
     from ..data.registry import check
 
-    own = {"target": config.target, "task": config.task, "schema": config.schema}
-    check(config.data, config.data_root, **own, **config.data_options)
+    check(config.data, config.data_root, **config.data_arguments())
     if config.schema is not None:
         from ..data.declared import read_schema
 

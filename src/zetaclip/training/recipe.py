@@ -47,16 +47,20 @@ DEFAULT_EPSILON = 3.0
 _VALIDATION_SEED = 20240
 
 
-def load_data(config: Config) -> Dataset:
-    """The data set of a run: loaded, skewed, and with a validation part if one was asked for."""
-    from ..data import dirichlet_skew, load
+def load_data(config: Config, data: Any = None) -> Dataset:
+    """The data set of a run: loaded, skewed, and with a validation part if one was asked for.
 
-    own: dict[str, Any] = {
-        name: value
-        for name in ("target", "task", "schema")
-        if (value := getattr(config, name)) is not None
-    }
-    dataset = load(config.data, root=config.data_root, **own, **config.data_options)
+    Args:
+        config: The settings.
+        data: A ``Dataset``, or a table in memory, instead of what ``config.data`` names.
+    """
+    from ..data import Dataset, dirichlet_skew, load
+
+    if isinstance(data, Dataset):
+        dataset = data
+    else:
+        source = config.data if data is None else data
+        dataset = load(source, root=config.data_root, **config.data_arguments())
     if config.skew is not None:
         dataset = dirichlet_skew(dataset, config.skew, config.skew_seed, size=config.skew_size)
     if config.validation:

@@ -27,6 +27,8 @@ from .recipe import build_method, build_model, check_choices, load_data, resolve
 from .signals import Interrupted
 from .steps import PlainSteps, PrivateSteps, Steps
 
+_IN_MEMORY = "data in memory"  # what config.json says about data that were passed to ``train``
+
 
 def train(
     config: Config,
@@ -39,6 +41,7 @@ def train(
     display: Display | None = None,
     series: Callable[[str, dict[str, Any]], None] | None = None,
     begun: Callable[[], None] | None = None,
+    data: Any = None,
 ) -> dict[str, Any]:
     """Trains what ``config`` says into the folder ``out``.
 
@@ -53,6 +56,9 @@ def train(
         display: Where progress is printed; default: nowhere.
         series: Called with ("metrics" | "probe" | "clip", line), for logging elsewhere.
         begun: Called once the folder can be read.
+        data: The training data, instead of what ``config.data`` names: a ``zetaclip.data.Dataset``,
+            or a table in memory such as a pandas DataFrame, read as ``zetaclip.data.load`` reads
+            it. To resume such a run, pass the same data.
 
     Returns:
         The content of ``result.json``; on ranks other than 0 an empty dict.
@@ -74,7 +80,11 @@ def train(
     if others is not None and not others.first:
         return follow(others)
     folder, leader = RunFolder(out), Leader(others)
+    if data is not None:
+        config = config.changed(data=_IN_MEMORY)
     try:
+        if data is not None and others is not None:
+            raise ConfigError("data in memory can't be trained on by several ranks; write a file")
         if resume and folder.finished and not force:
             _same_config(folder, config)
             result = json.loads((folder / "result.json").read_text())
@@ -92,6 +102,7 @@ def train(
                 series,
                 begun,
                 leader,
+                data,
             )
     except BaseException as error:
         leader.stop(error)
@@ -131,13 +142,14 @@ def _run(
     series: Callable[[str, dict[str, Any]], None] | None,
     begun: Callable[[], None] | None,
     leader: Leader,
+    data: Any,
 ) -> dict[str, Any]:
     started = time.perf_counter()
     check_device(config.device)
     method = build_method(config)
     check_choices(config, method)
     display.say(f"loading {config.data}")
-    dataset = load_data(config)
+    dataset = load_data(config, data)
     config = resolve(config, dataset, method)
     if leader.ranks is not None and not method.private:
         raise ConfigError(
@@ -272,6 +284,7 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
         for name, value in asdict(config).items()
         if value is not None
         and value != {}
+        and value != "auto"
         and saved.get(name) != value
         and not (name == "threads" and allow_threads)
     ]
