@@ -239,7 +239,7 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         InputError: The name is unknown, the network does not fit the shape, or the callable cannot
             be imported or called.
 
-    Example:
+    Examples:
         >>> build("mlp-2", (14,), 1).fc2.out_features
         1
     """

@@ -76,7 +76,7 @@ def epsilon(events: Iterable[Event], delta: float, accountant: str = "pld") -> f
     are more than 64 kinds of step (a schedule that changes at every step), similar ones are rounded
     towards less noise. "prv" warns before it computes for more than 10 seconds or 10^5 steps.
 
-    Example:
+    Examples:
         >>> round(epsilon([Event(0.01, 1.0, 1000)], 1e-5, "pld"), 1)
         1.8
     """
@@ -155,7 +155,7 @@ def get_noise_multiplier(
         TypeError: Neither or both of ``epochs`` and ``steps`` are given.
         ValueError: An argument has a value that is not allowed.
 
-    Example:
+    Examples:
         >>> q = 256 / 60_000
         >>> sigma = get_noise_multiplier(
         ...     target_epsilon=3.0, target_delta=1e-5, sample_rate=q, epochs=8

@@ -73,7 +73,7 @@ class Budget:
     before it starts, and stays charged if it is killed. All fits are assumed to use the same
     records: use one budget per data set.
 
-    Example:
+    Examples:
         >>> budget = Budget(3.0, 1e-5, path="study.budget")
         >>> receipt = budget.spend([Event(0.01, 1.0, 1000)], "first fit")
         >>> budget.spent <= 3.0

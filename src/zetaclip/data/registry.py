@@ -63,7 +63,7 @@ def load(name: Any, root: str | os.PathLike[str] | None = None, **options: Any) 
         InputError: The name is unknown, files are missing, or the set does not have an option. The
             message explains what to do.
 
-    Example:
+    Examples:
         >>> data = load("digits")
         >>> len(data.train), data.input_shape
         (1437, (1, 8, 8))

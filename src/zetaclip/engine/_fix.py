@@ -34,7 +34,7 @@ def fix(module: nn.Module) -> nn.Module:
     and a pretrained network has to be trained again. BatchNorm in eval mode is replaced, too,
     because the next ``train()`` would turn it on.
 
-    Example:
+    Examples:
         >>> model = zetaclip.fix(torchvision.models.resnet18())
     """
     fixed = copy.deepcopy(module)

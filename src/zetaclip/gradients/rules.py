@@ -65,7 +65,7 @@ def layer_rule(*types: type[nn.Module], path: str, **options: Any) -> Callable:
     Returns:
         The decorator. It raises ``ValueError`` if a type has a rule already.
 
-    Example:
+    Examples:
         A layer ``y = x * self.weight``::
 
             @layer_rule(Scale, path="scale")

@@ -63,7 +63,7 @@ class Privacy(Callback):
     same ledger. Checkpoints contain no secret: the random streams are beside them in
     ``<name>.private``. Without that file, a checkpoint is resumed with new noise.
 
-    Example:
+    Examples:
         >>> privacy = Privacy(target_epsilon=3.0, target_delta=1e-5, clipping=1.0)
         >>> Trainer(max_epochs=5, callbacks=[privacy]).fit(module, loader)  # doctest: +SKIP
     """

@@ -181,7 +181,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
     note in the ledger. ``score`` on private data is a release of its own. A second fit spends
     again; see ``budget``.
 
-    Example:
+    Examples:
         >>> model = PrivateClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1], num_examples=1000)
         >>> model.fit(X, y).predict(X_new)  # doctest: +SKIP
     """

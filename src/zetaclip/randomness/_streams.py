@@ -37,7 +37,7 @@ class Stream:
     Args:
         key: 32 secret bytes.
 
-    Example:
+    Examples:
         >>> stream = Stream.fresh()
         >>> stream.draw() == stream.draw()
         False

@@ -64,7 +64,7 @@ class Probe:
     Raises:
         ValueError: An argument has a value that is not allowed.
 
-    Example:
+    Examples:
         >>> probe = Probe("fc1").bind(model, dict(model.named_parameters()))
         >>> probe.read(model, step=0).fits["fc1"].zeta
         2.31

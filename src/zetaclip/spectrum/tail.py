@@ -37,7 +37,7 @@ def fit_tail(
     or fewer than 4 distinct values in the tail, gives ``ok=False``. A ``k`` above the number of
     eigenvalues is reduced to it.
 
-    Example:
+    Examples:
         >>> fit_tail(eigenvalues(torch.randn(64, 128)), shape=(64, 128)).ok
         True
     """

@@ -38,7 +38,7 @@ class Config:
     Raises:
         ConfigError: A value has the wrong type or is out of range.
 
-    Example:
+    Examples:
         >>> Config(data="mnist", epsilon=1.0, epochs=8).epsilon
         1.0
     """
