@@ -17,7 +17,7 @@ FLOORS = [
     {"accounting", "control", "losses"},
     {"clipping"},
     {"mechanism", "methods"},
-    {"engine"},
+    {"engine", "optim"},
     {"data"},
     {"features", "models"},
     {"training"},

@@ -58,10 +58,11 @@ __all__ = [
     "load_run",
     "losses",
     "methods",
+    "optim",
 ]
 
 if TYPE_CHECKING:
-    from . import losses, methods
+    from . import losses, methods, optim
     from .accounting import Budget, get_noise_multiplier
     from .clipping import Affine, ClipRule, Extra, Flat
     from .control import Replay, Schedule, Spectral
@@ -84,6 +85,7 @@ def __getattr__(name: str) -> Any:
     if name in (
         "losses",
         "methods",
+        "optim",
     ):  # tables to look things up in, so modules and not names of them
         return import_module(f".{name}", __name__)
     if name not in _HOME_OF:

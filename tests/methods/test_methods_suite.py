@@ -24,7 +24,11 @@ from zetaclip.ledger import Event
 from zetaclip.mechanism import Mechanism, Receipt
 
 # The spectral probe looks at every second step, so that C moves in a short run.
-OPTIONS = {"ww-dp-sgd": {"probe": "0", "period": 2}, "adadpigu": {"warmup": 0.4}}
+OPTIONS = {
+    "auto": {"gain": 2.0},
+    "ww-dp-sgd": {"probe": "0", "period": 2},
+    "adadpigu": {"warmup": 0.4},
+}
 CASES = {name: (name, OPTIONS.get(name, {})) for name in methods.names(private=True)}
 CASES["dp-sam same"] = ("dp-sam", {"ascent_batch": "same", "ascent_share": 0.3})
 CASES["dp-sam uneven"] = ("dp-sam", {"ascent_share": 0.3})

@@ -20,6 +20,7 @@ from zetaclip.methods._updates import FAMILIES
 NAMES = [
     "sgd",
     "adam",
+    "auto",
     "dp-sgd",
     "dp-adam",
     "dp-adam-bc",
@@ -115,7 +116,7 @@ def test_bad_input_is_an_error_that_says_what_to_change(case):
 
 def test_every_method_builds_its_own_optimizer():
     for name in methods.names():
-        method = methods.get(name)
+        method = methods.get(name, **({"gain": 2.0} if name == "auto" else {}))
         made = method.optimizer(tiny().parameters())
         assert FAMILIES[method.family].matches(made) and made.param_groups[0]["lr"] == method.lr
         assert method.optimizer(tiny().parameters(), lr=0.123).param_groups[0]["lr"] == 0.123

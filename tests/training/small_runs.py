@@ -10,6 +10,7 @@ SMALL = {
     "steps": 30,
     "seed": 7,
     "threads": 1,
+    "method": "ww-dp-sgd",
     "spectral": {"period": 5},
 }
 

@@ -35,7 +35,10 @@ def result(folder):
 
 def test_flags_go_over_the_file_and_set_over_both(tmp_path, capsys):
     file = tmp_path / "run.toml"
-    file.write_text("sigma = 5.0\nsteps = 3\nlr = 0.1\n[spectral]\nperiod = 1\ngain = 0.3\n")
+    file.write_text(
+        'method = "ww-dp-sgd"\nsigma = 5.0\nsteps = 3\nlr = 0.1\n'
+        "[spectral]\nperiod = 1\ngain = 0.3\n"
+    )
     words = [
         *WORDS,
         "--config",
@@ -100,7 +103,7 @@ def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch, capsys):
     ("words", "said"),
     [
         (["--method", "dp-sdg", "--sigma", "1"], "dp-sgd"),
-        (["--set", "spectral.gian=1", "--sigma", "1"], "gian"),
+        (["--method", "ww-dp-sgd", "--set", "spectral.gian=1", "--sigma", "1"], "gian"),
         (["--data", "digit", "--sigma", "1"], "digits"),
         (["--model", "cn", "--sigma", "1"], "cnn"),
         (["--epsilon", "1", "--sigma", "1"], "not both"),

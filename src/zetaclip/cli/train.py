@@ -22,12 +22,12 @@ DESCRIPTION = (
     "Train a private model and write a folder with its weights, its ledger and its result."
 )
 EPILOG = """examples:
-  zetaclip train                                         the bundled digits, ww-dp-sgd, ε = 3
-  zetaclip train --data mnist --epsilon 1 --epochs 8
+  zetaclip train                                         the bundled digits, nothing to tune, ε = 3
+  zetaclip train --data mnist --epsilon 1 --minutes 5
   zetaclip train --data mnist --sigma 1.1 --method dp-sgd --clip 1 --recipe paper
   zetaclip train --data patients.csv --target outcome --schema patients.toml --epsilon 1 --no-eval
   zetaclip train --out runs/a --resume                   continue an interrupted run
-  zetaclip train --set spectral.gain=0.2 --set spectral.period=25
+  zetaclip train --method ww-dp-sgd --set spectral.gain=0.2
 
 Your own data: declare columns, bounds and classes in a schema file. What is inferred from the data
 is not covered by ε, and the result says so. Never publish a run's private/ folder: anyone who has

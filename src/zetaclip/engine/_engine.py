@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from ..errors import NoGuarantee
 from ..ledger import Event, Ledger
-from ..methods import Method, NoiseBudget, NoiseSchedule
+from ..methods import Auto, Method, NoiseBudget, NoiseSchedule
 from ..words import counted
 from . import _checkpoint as checkpoint
 from ._assemble import assemble
@@ -99,7 +99,8 @@ class PrivacyEngine:
             optimizer: of all trainable parameters of the module, and no others.
             data_loader: its data set is sampled anew; ``collate_fn`` and workers are kept.
             noise_multiplier: σ in DP-SGD's terms, or a public function of the updates done.
-            clipping: a norm, a controller or a clip rule.
+            clipping: a norm, a controller or a clip rule; or "auto", which goes with the optimizer
+                ``zetaclip.optim.Auto`` and leaves nothing to tune.
             max_grad_norm: another name for a norm.
             method: a whole composition; by default DP-SGD.
             sample_rate: q, the probability of each record to join a batch; public. By default the
@@ -150,8 +151,7 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         check_loader(data_loader)
         check_sampling(poisson_sampling)
-        chosen = composition(method, clipping, max_grad_norm)
-        chosen.check_update(optimizer)
+        chosen = composition(method, clipping, max_grad_norm).for_update(optimizer)
         check_multiplier(noise_multiplier)
         owners = Units(units, len(data_loader.dataset), rows_per_unit, views)  # type: ignore[arg-type]
         settings, declared = settings_for(
@@ -169,6 +169,8 @@ class PrivacyEngine:
         steps = None if epochs is None else settings.steps_in(epochs)
         self._delta.look(target_delta, settings.num_examples)
         self._delta.target = target_delta
+        if isinstance(optimizer, Auto):
+            optimizer.plan(steps)
         chosen, plan = chosen.planned(self._budget(noise_multiplier, settings, steps, target_delta))
         settings = settings.at_rate(plan.sample_rate)
         model = PrivateModule(module, optimizer, settings)

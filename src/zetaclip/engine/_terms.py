@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import OwnerWarning
 from ..ledger import Header
-from ..methods import Method, NoiseSchedule, at
+from ..methods import Method, NoiseSchedule, at, get
 from ._configuration import described
 from ._settings import Settings
 
@@ -19,9 +19,15 @@ def composition(method: Method | None, clipping: Any, max_grad_norm: float | Non
         if clipping is not None:
             raise TypeError("clipping= and max_grad_norm= are the same thing; give one of them")
         clipping = max_grad_norm
+    if isinstance(clipping, str) and clipping == "auto":
+        if method is not None and method.name != "auto":
+            raise TypeError(f'clipping="auto" is a method of its own; leave {method.name!r} out')
+        method, clipping = method or get("auto"), None
     if method is None:
         if clipping is None:
-            raise TypeError("give clipping= (a norm, a controller or a clip rule) or method=")
+            raise TypeError(
+                'give clipping= (a norm, a controller, a clip rule or "auto") or method='
+            )
         method = Method()
     elif not isinstance(method, Method):
         raise TypeError(f"method must be a zetaclip Method, not {type(method).__name__}")

@@ -85,7 +85,8 @@ class _Private(BaseEstimator):
                 f"method {given.method!r} is not private; use scikit-learn's own MLPClassifier"
                 " instead"
             )
-        config = _with_sigma(config, dataset, method)
+        config = _with_sigma(config, dataset, method, model)
+        method = build_method(config)
         steps = PrivateSteps(config, dataset, method, model)
         if given.num_examples is not None:
             for note in steps.notes:
@@ -159,7 +160,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
         hidden: Widths of the hidden layers; ``()`` is logistic regression.
-        epochs: Expected passes over the data.
+        epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: (lowest, highest) of the features, each a number or one number per feature. Values
             outside are clipped.
@@ -191,8 +192,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
         epsilon: float = 1.0,
         delta: float | None = None,
         hidden: tuple[int, ...] = (128, 64),
-        epochs: float = 20,
-        method: str = "ww-dp-sgd",
+        epochs: float | None = None,
+        method: str = "auto",
         bounds: Any = None,
         classes: Any = None,
         num_examples: int | None = None,
@@ -301,7 +302,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
         hidden: Widths of the hidden layers; ``()`` is linear regression.
-        epochs: Expected passes over the data.
+        epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: See ``PrivateClassifier``.
         target_bounds: (lowest, highest) of the target. Targets and predictions outside are clipped.
@@ -315,8 +316,8 @@ class PrivateRegressor(RegressorMixin, _Private):
         epsilon: float = 1.0,
         delta: float | None = None,
         hidden: tuple[int, ...] = (128, 64),
-        epochs: float = 20,
-        method: str = "ww-dp-sgd",
+        epochs: float | None = None,
+        method: str = "auto",
         bounds: Any = None,
         target_bounds: tuple[float, float] | None = None,
         num_examples: int | None = None,
@@ -494,10 +495,10 @@ def _config(given: Any, layer: str, seed: int | None) -> Config:
     )
 
 
-def _with_sigma(config: Config, dataset: Dataset, method: Method) -> Config:
+def _with_sigma(config: Config, dataset: Dataset, method: Method, model: torch.nn.Module) -> Config:
     from ..training.recipe import nominal_size, resolve, total_steps
 
-    resolved = resolve(config, dataset, method)
+    resolved = resolve(config, dataset, method, model)
     size, _ = nominal_size(resolved, dataset)
     assert (
         resolved.batch_size is not None

@@ -5,12 +5,14 @@
 ``names()`` lists them; ``Method`` composes a clip rule, a controller, passes and an update.
 """
 
+from ._auto import Auto
 from ._composition import Method, NoiseBudget, NoiseSchedule, Pass, Plan, at, same_for_all
 from ._table import get, names
 from ._updates import AdamBC, WeightAverage
 
 __all__ = [
     "AdamBC",
+    "Auto",
     "Method",
     "NoiseBudget",
     "NoiseSchedule",

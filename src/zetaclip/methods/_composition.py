@@ -145,7 +145,8 @@ class Method:
     "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the
     rule has it as its keyword ``rule`` (``functools.partial``), where a replacement finds it.
     ``family`` is the update that ``optimizer`` builds, with ``update`` as its options; other
-    families are refused unless ``any_update``. ``unsound`` says why nothing is claimed, if nothing
+    families are refused unless ``any_update``. ``clip_by_update`` takes C from the optimizer's
+    ``clip_norm``. ``unsound`` says why nothing is claimed, if nothing
     is.
 
     The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the
@@ -164,6 +165,7 @@ class Method:
     fixed: Collection[str] = frozenset()
     family: str = "sgd"
     any_update: bool = True
+    clip_by_update: bool = False
     update: Mapping[str, Any] = field(default_factory=dict)
     private: bool = True
     unsound: str = ""
@@ -201,8 +203,8 @@ class Method:
         """
         return build(self.family, params, self.lr if lr is None else lr, {**self.update, **options})
 
-    def check_update(self, optimizer: Optimizer) -> None:
-        """Refuses an optimizer that this method is not."""
+    def for_update(self, optimizer: Optimizer) -> Method:
+        """This method with an optimizer, which is refused if this method is not it."""
         if not self.any_update:
             check_family(self.name, self.family, optimizer)
         if isinstance(optimizer, NoiseAware) and self.rule.maps:
@@ -210,6 +212,9 @@ class Method:
                 f"{type(optimizer).__name__} subtracts one noise variance from every coordinate, "
                 f"but method {self.name!r} gives each coordinate its own; use SGD, Adam or AdamW"
             )
+        if not self.clip_by_update:
+            return self
+        return replace(self, controller=Constant(optimizer.clip_norm))  # type: ignore[attr-defined]
 
     def planned(self, budget: NoiseBudget) -> tuple[Method, Plan]:
         """The plan for a budget, and this method with the rule that the plan brings."""

@@ -24,6 +24,7 @@ from ..control import Constant, Paced, Quantile, SlackControl, Spectral
 from ..control.base import check_inside
 from ..words import near
 from . import _plans as plans
+from ._auto import CLIP_OF_GAIN, UNIT_GAIN
 from ._composition import Method, Pass, Plan
 from ._updates import AlongLast, Ascend, defaults
 
@@ -129,6 +130,19 @@ def _adam() -> Method:
 
 
 # -- one clipped sum, another update
+
+
+@_entry("auto", "zetaclip", reads="public numbers")
+def _auto(clip: float | None = None) -> Method:
+    """C and the step size follow from public numbers; nothing to tune."""
+    return Method(
+        controller=Constant(CLIP_OF_GAIN * UNIT_GAIN if clip is None else clip),
+        family="auto",
+        any_update=False,
+        clip_by_update=clip is None,
+        fixed={"controller": "choosing C is the method", "rule": "C is chosen for its rule"},
+        paper_lr=1.0,
+    )
 
 
 @_entry("dp-sgd", "Abadi et al., CCS 2016")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..control import Released
+from ._auto import Auto
 
 
 @runtime_checkable
@@ -126,6 +127,9 @@ FAMILIES = {
     "adam": Family(Adam, ("betas", "eps", "weight_decay", "amsgrad"), "dp-adam"),
     "adamw": Family(AdamW, ("betas", "eps", "weight_decay", "amsgrad"), "dp-adamw"),
     "adam-bc": Family(AdamBC, ("betas", "floor", "weight_decay"), "dp-adam-bc"),
+    "auto": Family(
+        Auto, ("momentum", "weight_decay", "gain", "steps", "regression", "decay"), "auto"
+    ),
 }
 
 

@@ -112,24 +112,31 @@ class Config:
     )
     # -- method and training
     method: str = _option(
-        "ww-dp-sgd",
-        "a method by name (`zetaclip methods` lists them), or package.module:object",
+        "",
+        "a method by name (`zetaclip methods` lists them), or package.module:object (default: auto;"
+        " with --recipe paper, ww-dp-sgd)",
         kind=str,
     )
     method_options: dict[str, Any] = _option({}, "options of the method")
     recipe: str = _option(
         "default",
         "default: decoupled step size, linear decay, the method's own learning rate; paper: the"
-        " paper's constant, coupled learning rate and its controller as published",
+        " paper's constant, coupled learning rate and its controller as published (not for auto)",
         kind=str,
         choices=("default", "paper"),
     )
+    minutes: float | None = _option(
+        None,
+        "about how long training may take; auto chooses batch and length by it, so that the run"
+        " depends on the machine's speed",
+        kind=float,
+    )
     epochs: float | None = _option(
-        None, "epochs to train (default: depends on the data set)", kind=float
+        None, "epochs to train (default: auto chooses by N and ε)", kind=float
     )
     steps: int | None = _option(None, "updates to train, instead of epochs", kind=int)
     batch_size: int | None = _option(
-        None, "expected logical batch size L = qN (default: depends on the data set)", kind=int
+        None, "expected logical batch size L = qN (default: auto chooses by N and ε)", kind=int
     )
     physical_batch_size: int | None = _option(
         None,
@@ -137,14 +144,18 @@ class Config:
         " batch)",
         kind=int,
     )
-    lr: float | None = _option(None, "learning rate (default: the method's)", kind=float)
+    lr: float | None = _option(
+        None,
+        "learning rate (default: the method's); for auto a factor on the rate that it finds",
+        kind=float,
+    )
     schedule: str | None = _option(
         None,
         "schedule of the learning rate (default: linear, to zero)",
         kind=str,
         choices=("linear", "cosine", "constant"),
     )
-    momentum: float | None = _option(None, "momentum of SGD (default: 0)", kind=float)
+    momentum: float | None = _option(None, "momentum of SGD (default: 0; auto: 0.9)", kind=float)
     weight_decay: float | None = _option(
         None,
         "weight decay of the optimizer (default: 0.01 for AdamW, else 0)",
@@ -161,7 +172,7 @@ class Config:
     # -- clipping
     clip: float | None = _option(
         None,
-        "the clipping norm C; its start value if a controller sets it (default: 1)",
+        "the clipping norm C; its start value if a controller sets it (default: 1; auto finds it)",
         kind=float,
     )
     clipping: Any = _option(
@@ -203,7 +214,9 @@ class Config:
     )
     device: str = _option("cpu", "cpu, cuda, cuda:1, mps", kind=str)
     threads: int | None = _option(None, "threads of torch (default: torch's own choice)", kind=int)
-    eval_every: int = _option(1, "epochs between two evaluations", kind=int)
+    eval_every: int | None = _option(
+        None, "epochs between two evaluations (default: 1; auto evaluates about 20 times)", kind=int
+    )
     no_eval: bool = _option(
         False, "don't evaluate: ε does not cover metrics on held-out private data", kind=bool
     )
@@ -215,6 +228,8 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        if not self.method:
+            object.__setattr__(self, "method", default_method(self.recipe))
         _check_values(self)
 
     def data_arguments(self) -> dict[str, Any]:
@@ -274,12 +289,17 @@ class Config:
         return cls(**values)
 
 
+def default_method(recipe: str) -> str:
+    """The method of a run that names none."""
+    return "ww-dp-sgd" if recipe == "paper" else "auto"
+
+
 def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     """The full name of a setting that is an option of the chosen method."""
     from ..methods import get
     from ..methods._table import TABLE
 
-    name = values.get("method", Config.method)
+    name = values.get("method") or default_method(values.get("recipe", Config.recipe))
     return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []
 
 
@@ -288,8 +308,8 @@ _CHOICES = {
     f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata
 }
 _POSITIVE = (
-    "skew", "skew_size", "num_examples", "epochs", "steps", "batch_size", "physical_batch_size",
-    "lr", "clip", "epsilon", "max_epsilon", "threads", "eval_every",
+    "skew", "skew_size", "num_examples", "minutes", "epochs", "steps", "batch_size",
+    "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon", "threads", "eval_every",
 )  # fmt: skip
 
 

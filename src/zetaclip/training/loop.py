@@ -226,18 +226,16 @@ class Training:
             "epsilon": self._epsilon_so_far(final),
             "metric": None,
         }
-        if (
-            not config.no_eval
-            and self.dataset.test is not None
-            and (final or epoch % config.eval_every == 0)
-        ):
+        due = final or epoch % (config.eval_every or 1) == 0
+        if not due and config.method == "auto":
+            return  # its epochs are short, often one update
+        if due and not config.no_eval and self.dataset.test is not None:
             line |= self._evaluate()
         clip = {} if steps.clip is None else {"clip": steps.clip}
-        rate = steps.optimizer.param_groups[0]["lr"]
         line |= {
             **clip,
             "zeta": self.zeta,
-            "lr": rate,
+            "lr": steps.last_rate,
             "seconds": {k: round(v, 4) for k, v in self.seconds.items()},
         }
         self.last = line

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ConfigError
-from .fixed import choose, head_defaults
+from .fixed import choose, frozen, head_defaults
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +46,7 @@ _PAPER_RATES = {
 _PAPER_RATES |= {"adult": 0.1, "heart": 0.1, "ved": 0.1}
 DEFAULT_EPSILON = 3.0
 _VALIDATION_SEED = 20240
+_EVALUATIONS = 20  # in a run whose length was chosen here
 
 
 def load_data(config: Config, data: Any = None) -> Dataset:
@@ -213,13 +215,21 @@ def build_model(config: Config, dataset: Dataset, fixed: Fixed | None = None) ->
     return model.to(config.device)
 
 
-def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
+def resolve(
+    config: Config,
+    dataset: Dataset,
+    method: Method,
+    model: nn.Module | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Config:
     """Makes every choice that ``config`` leaves open; what is set stays as it is.
 
     Args:
         config: The settings.
         dataset: The data.
         method: The method.
+        model: The network, if it is not the one that ``config`` names.
+        say: Told when constants of features are made, which takes seconds to minutes.
 
     Raises:
         ConfigError: The settings don't fit the data or the method.
@@ -227,25 +237,35 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
     from ..methods._updates import defaults
     from ..models import default_for
 
+    if model is None:
+        config = config.changed(features=choose(config, dataset))
+        network = default_for(dataset) if config.features == "none" else "linear"
+        config = config.changed(model=config.model or network)
+    else:
+        config = config.changed(features="none")
+    if config.epsilon is None and config.sigma is None and method.private:
+        config = config.changed(epsilon=DEFAULT_EPSILON)
     size, _ = nominal_size(config, dataset)
+    if config.method == "auto":
+        config = _resolve_auto(config, dataset, model, size, say)
+    elif config.minutes is not None:
+        raise ConfigError("minutes is for the method 'auto', which chooses the length of a run")
     batch, epochs = _LENGTHS.get(dataset.name, (min(256, max(16, size // 40)), 20.0))
     paper = config.recipe == "paper"
-    config = config.changed(features=choose(config, dataset))
+    options = {**defaults(method.family), **method.update}
     chosen: dict[str, Any] = {
-        "model": default_for(dataset) if config.features == "none" else "linear",
         "batch_size": min(batch, size),
         "lr": _paper_rate(dataset, method) if paper else method.lr,
         "schedule": "constant" if paper else "linear",
         "decouple": method.private and not paper,
-        "momentum": 0.0,
-        "weight_decay": float({**defaults(method.family), **method.update}["weight_decay"]),
+        "momentum": float(options.get("momentum", 0.0)),
+        "weight_decay": float(options["weight_decay"]),
         "weight_average": method.weight_average,
         "delta": min(1e-5, size**-1.1),
+        "eval_every": 1,
     }
     if config.steps is None:
         chosen["epochs"] = epochs
-    if config.epsilon is None and config.sigma is None and method.private:
-        chosen["epsilon"] = DEFAULT_EPSILON
     if config.features != "none" and not paper:
         chosen |= head_defaults(config, method, size)
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
@@ -263,6 +283,56 @@ def resolve(config: Config, dataset: Dataset, method: Method) -> Config:
                     " leave it out"
                 )
     return resolved
+
+
+def _resolve_auto(
+    config: Config,
+    dataset: Dataset,
+    model: nn.Module | None,
+    size: int,
+    say: Callable[[str], None],
+) -> Config:
+    """The choices of the method "auto": batch, length, and what its step size is made from.
+
+    The network is built from a fixed seed for that, so that a run that is resumed finds the same.
+    """
+    import torch
+
+    from ..randomness._forward import alone
+    from . import lengths
+
+    if config.recipe == "paper":
+        raise ConfigError("recipe 'paper' is for the paper's methods; name one, e.g. ww-dp-sgd")
+    if config.minutes is not None and (config.epochs is not None or config.steps is not None):
+        raise ConfigError("give minutes, or epochs or steps, not both")
+    fixed = frozen(config, dataset, say)
+    if model is None:
+        with alone():
+            torch.manual_seed(0)
+            model = build_model(config, dataset, fixed)
+    inputs = lengths.made_up(dataset, None if fixed is None else fixed.columns)
+    try:
+        linear, gain = lengths.measure(model, inputs)
+    except ValueError as error:
+        raise ConfigError(f"method 'auto' can't read this network: {error}") from error
+    records = None if config.minutes is None else lengths.records_in(config.minutes, model, inputs)
+    batch, epochs = lengths.length(
+        size,
+        config.epsilon,
+        linear,
+        batch=config.batch_size,
+        epochs=config.epochs,
+        steps=config.steps,
+        records=records,
+    )
+    planned = steps_per_epoch(config.changed(batch_size=batch), size)
+    passes = epochs if epochs is not None else (config.steps or 1) / planned
+    return config.changed(
+        batch_size=batch,
+        epochs=epochs,
+        eval_every=config.eval_every or max(1, round(passes / _EVALUATIONS)),
+        method_options={"gain": float(f"{gain:.4g}"), **config.method_options},
+    )
 
 
 def class_weights(config: Config, dataset: Dataset) -> list[float] | None:

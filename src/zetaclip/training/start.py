@@ -150,7 +150,8 @@ def _run(
     check_choices(config, method)
     display.say(f"loading {config.data}")
     dataset = load_data(config, data)
-    config = resolve(config, dataset, method)
+    config = resolve(config, dataset, method, say=display.say)
+    method = build_method(config)
     if leader.ranks is not None and not method.private:
         raise ConfigError(
             f"method {config.method!r} is not private, and only private methods train on several"

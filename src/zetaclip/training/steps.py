@@ -21,7 +21,7 @@ from ..clipping import ClipRule
 from ..engine._rehearsal import MadeUp
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
-from ..methods import WeightAverage
+from ..methods import Auto, WeightAverage
 from ..randomness._forward import set_users_streams, users_streams
 from .config import Config
 from .evaluate import Task
@@ -114,6 +114,8 @@ def _noting(method: Method, notes: Diagnostics) -> Method:
 class _Steps:
     """What both kinds share: the task, the learning rate schedule, the average of the weights."""
 
+    optimizer: Any
+
     def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
         self.config = config
         self.method = method
@@ -139,8 +141,13 @@ class _Steps:
 
     def optimizer_options(self) -> dict[str, Any]:
         """Options over the method's own. Families without momentum get none, which equals 0."""
-        momentum = {"momentum": self.config.momentum} if self.config.momentum else {}
-        return {**momentum, "weight_decay": self.config.weight_decay}
+        options: dict[str, Any] = {"weight_decay": self.config.weight_decay}
+        if self.config.momentum or self.method.family == "auto":
+            options["momentum"] = self.config.momentum
+        if self.method.family == "auto":
+            regression = self.task.kind == "regression"
+            options |= {"steps": self.total, "regression": regression, "decay": False}
+        return options
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
         """Sets the learning rate of the next update."""
@@ -148,6 +155,12 @@ class _Steps:
         for group in optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+    @property
+    def last_rate(self) -> float:
+        """The learning rate of the last update."""
+        inner = self.optimizer.inner if isinstance(self, PrivateSteps) else self.optimizer
+        return inner.rate if isinstance(inner, Auto) else float(inner.param_groups[0]["lr"])
 
     def backward(self, *batch: Tensor, divisor: int = 1) -> None:
         """Backpropagates the loss summed over these records.

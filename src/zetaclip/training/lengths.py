@@ -1,0 +1,108 @@
+"""Batch size and length of a run from public numbers: N, ε, the network, and the time there is.
+
+About 300 updates are enough where there is much noise; a larger ε can use more. For a given number
+of updates the largest batch is the best one, so the batch grows until every record is used in every
+update, or until the records that may be processed are used up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..methods._auto import gain, layers
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+
+# Updates at ε of 1 or less, and how they grow with ε, up to ε = 8.
+_FEWEST, _GROWTH, _LARGEST = 300, 0.58, 8.0
+# Records that are processed in all, and the least number of epochs.
+_RECORDS = {True: (2_000_000, 10.0), False: (480_000, 8.0)}  # of a linear model, of a network
+_SMALLEST_BATCH = 16
+_MADE_UP = 16  # rows for the gain
+_TIMED = 256  # rows for the speed
+_PRIVATE = 2.0  # time of a private step over that of an ordinary one
+
+
+def updates_for(epsilon: float | None) -> int:
+    """How many updates a budget can use; None stands for ε = 3."""
+    bounded = min(_LARGEST, max(1.0, 3.0 if epsilon is None else epsilon))
+    return round(_FEWEST * bounded**_GROWTH)
+
+
+def length(
+    size: int,
+    epsilon: float | None,
+    linear: bool,
+    *,
+    batch: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    records: float | None = None,
+) -> tuple[int, float | None]:
+    """The expected batch size, and the epochs (None if ``steps`` are given).
+
+    Args:
+        size: The public number of training records.
+        epsilon: The target ε, if there is one.
+        linear: Whether the model is linear.
+        batch: The expected batch size, if it is given.
+        epochs: The epochs, if they are given.
+        steps: The updates, if they are given.
+        records: How many records there is time for, if that is known.
+    """
+    usual, least = _RECORDS[linear]
+    total = max(usual, least * size) if records is None else records
+    wanted = steps or updates_for(epsilon)
+    if batch is None:
+        passed = epochs * size if epochs is not None else total
+        batch = round(passed / wanted)
+        batch = max(1, min(size, max(_SMALLEST_BATCH, batch)))
+    if steps is not None:
+        return batch, None
+    if epochs is None:
+        wanted = max(wanted, math.ceil(3 * size / batch))  # no record is left unused
+        epochs = wanted / max(1, -(-size // batch))
+    return batch, epochs
+
+
+def made_up(dataset: Dataset, columns: int | None = None) -> Tensor:
+    """Inputs with the shape and the declared scale of the data set's, the same in every run.
+
+    Args:
+        dataset: Its numbers are taken to be between -1 and 1, the scale of every prepared input.
+        columns: The number of fixed features, which have length 1; None if there are none.
+    """
+    x = dataset.train.x
+    shape = (_MADE_UP, *dataset.input_shape) if columns is None else (_MADE_UP, columns)
+    if columns is None and not x.is_floating_point():
+        return torch.zeros(shape, dtype=x.dtype)
+    numbers = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 1
+    if columns is not None:
+        numbers /= numbers.norm(dim=1, keepdim=True)
+    return numbers.to(x.dtype) if x.is_floating_point() else numbers
+
+
+def measure(model: nn.Module, inputs: Tensor) -> tuple[bool, float]:
+    """Whether a model is linear in its trained parameters, and its gain on made-up inputs."""
+    device = next(model.parameters()).device
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return layers(trained) == 1, gain(model, inputs.to(device))
+
+
+def records_in(minutes: float, model: nn.Module, inputs: Tensor) -> float:
+    """About how many records a private training processes in this time, on this machine."""
+    device = next(model.parameters()).device
+    batch = inputs.repeat(_TIMED // len(inputs), *[1] * (inputs.ndim - 1)).to(device)
+    best = math.inf
+    for _ in range(3):
+        begun = time.perf_counter()
+        model(batch).sum().backward()
+        best = min(best, time.perf_counter() - begun)
+        model.zero_grad()
+    return minutes * 60 * len(batch) / (_PRIVATE * best)
