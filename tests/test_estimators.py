@@ -85,7 +85,7 @@ def test_scikit_learns_own_checks_with_the_defaults(kind):
 
 
 def test_what_a_fit_spends(table):
-    fitted = classifier(epsilon=2.0, delta=1e-6).fit(*table)
+    fitted = classifier(method="ww-dp-sgd", epsilon=2.0, delta=1e-6).fit(*table)
     assert fitted.epsilon_ == epsilon(fitted.ledger_.events(), 1e-6, "pld")
     assert 1.9 < fitted.epsilon_ <= 2.0 and fitted.delta_ == 1e-6
     # L = 16 of 600 records: 38 updates an epoch.
@@ -157,7 +157,7 @@ def test_values_outside_the_bounds_count_as_the_bounds(table):
         ({"classes": [1]}, "at least two classes"),
         ({"method": "sgd"}, "is not private"),
         ({"method": "dp-smg"}, "did you mean 'dp-sgd'"),
-        ({"epsilon": -1.0}, "epsilon must be positive"),
+        ({"epsilon": -1.0}, "`epsilon` must be positive"),
         ({"hidden": (0,)}, "positive widths"),
         ({"hidden": 16}, r"sequence of widths, such as \(128, 64\), not 16"),
     ],
@@ -232,7 +232,7 @@ def test_regression(table):
 
 def test_layers_without_a_spectrum_are_told(table):
     with pytest.warns(UserWarning, match="the clipping norm never moved.*wider layers in hidden="):
-        classifier(hidden=(4,)).fit(*table)
+        classifier(method="ww-dp-sgd", hidden=(4,)).fit(*table)
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-adam", "dp-sam"])

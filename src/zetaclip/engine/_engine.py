@@ -113,7 +113,7 @@ class PrivacyEngine:
                 divides by weights of the whole batch, so one record scales the gradients of all
                 others before they are clipped, and ε does not hold. Use a sum for such a loss.
             decouple_lr: divide the private gradient by its sensitivity, so that moving C does not
-                move the step size.
+                move the step size. ``Auto`` always has it so.
             normalize: "expected" divides by L. "realized" divides by the number of records drawn,
                 as the paper has it; it withdraws the claim of ε.
             empty: "noise" releases noise alone for a batch without records. "skip" skips it, as the
@@ -162,7 +162,7 @@ class PrivacyEngine:
             unit_reduction=unit_reduction,
             physical_batch_size=physical_batch_size,
             loss_reduction=loss_reduction,
-            decouple_lr=decouple_lr,
+            decouple_lr=decouple_lr or isinstance(optimizer, Auto),
             normalize=normalize,
             empty=empty,
         )

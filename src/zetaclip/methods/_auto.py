@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 REACH = 2.0
 _DEEP = 4
 # How far one step may move an output of a linear model, and of a network.
-BOUND_LINEAR, BOUND_NETWORK = 256.0, 16.0
+BOUND_LINEAR, BOUND_NETWORK = 2048.0, 16.0
 # Outputs for a target that is scaled to [-1, 1] may move by this part of what logits may.
 REGRESSION = 0.2
 # C as a part of the gain: of a record's gradient per unit of the loss's slope.

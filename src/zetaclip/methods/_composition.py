@@ -336,7 +336,9 @@ class Method:
                 f"method {self.name!r} brings its own clip {part}, which clipping= can't "
                 f"replace{reason}{start}"
             )
-        changes = {part: value}
+        changes: dict[str, Any] = {part: value}
+        if part == "controller":
+            changes["clip_by_update"] = False
         if part == "rule" and self._plan_completes_rule:
             completing: Any = self.plan
             changes["plan"] = partial(completing, rule=value)

@@ -140,7 +140,7 @@ def _auto(clip: float | None = None) -> Method:
         family="auto",
         any_update=False,
         clip_by_update=clip is None,
-        fixed={"controller": "choosing C is the method", "rule": "C is chosen for its rule"},
+        fixed={"controller": "its C is fixed", "rule": "C is chosen for its rule"},
         paper_lr=1.0,
     )
 

@@ -12,8 +12,8 @@ from ..words import near
 from .config import Config, ConfigError
 
 METHODS = (
-    "sgd", "adam", "dp-sgd", "dp-adam", "dp-adam-bc", "dp-adamw", "adp-adamw", "dp-is", "dp-sam",
-    "dp-sat", "auto-s", "dp-psac", "adaclip", "adadpigu", "dp-adam-ac", "quantile",
+    "sgd", "adam", "auto", "dp-sgd", "dp-adam", "dp-adam-bc", "dp-adamw", "adp-adamw", "dp-is",
+    "dp-sam", "dp-sat", "auto-s", "dp-psac", "adaclip", "adadpigu", "dp-adam-ac", "quantile",
     "bounded-adaptive", "slaclip", "ww-dp-sgd",
 )  # fmt: skip
 # The arguments of ``zetaclip.Spectral``, and what ``recipe.build_spectral`` adds.
