@@ -153,7 +153,7 @@ def heart(
         seed: Public seed of the split.
 
     Returns:
-        A binary task.
+        A binary task. In new rows a missing blood pressure or cholesterol must be empty, not 0.
 
     Raises:
         InputError: A file is damaged, or an argument has a value that is not allowed.
@@ -201,6 +201,8 @@ def heart(
         ),
         nominal_size=len(splits[0]),
         features=feature_names(HEART),
+        target="disease",
+        inputs=TableInput(HEART),
     )
 
 

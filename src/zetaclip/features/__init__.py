@@ -1,4 +1,4 @@
-"""Fixed features for pictures: nothing in them was learned from real records.
+"""Fixed features for pictures and tables: nothing in them was learned from real records.
 
     module = patches((3, 32, 32))           # frozen; made once from synthetic pictures, then cached
     features = precompute(dataset, module)  # the data set with features in place of pictures
@@ -15,15 +15,18 @@ from ..errors import InputError
 from ._patches import Patches, fits, patches
 from ._precompute import features_of, precompute
 from ._scattering import Scattering, scattering
+from ._tables import Bins, bins, rebuilt_bins
 
-Fixed = Patches | Scattering
-KINDS = ("patches", "scattering")
+Fixed = Patches | Scattering | Bins
+KINDS = ("patches", "scattering")  # of pictures
 
 __all__ = [
     "KINDS",
+    "Bins",
     "Fixed",
     "Patches",
     "Scattering",
+    "bins",
     "build",
     "features_of",
     "fits",
@@ -40,7 +43,7 @@ def build(
     options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Fixed:
-    """Features by name.
+    """Features of pictures by name.
 
     Args:
         kind: One of ``KINDS``.
@@ -72,6 +75,8 @@ def rebuilt(description: Mapping[str, Any]) -> Fixed:
         InputError: This version makes other features from these settings.
     """
     kind = str(description["kind"])
+    if kind == "bins":
+        return rebuilt_bins(description)
     shape = tuple(int(side) for side in description["shape"])
     options = {"mirror": description["mirror"]} if kind == "patches" else {}
     made = build(kind, shape, options)

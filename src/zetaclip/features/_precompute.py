@@ -1,4 +1,4 @@
-"""Features of many pictures at once: in small parts, on all cores."""
+"""Features of many records at once: in parts, on all cores."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ._patches import Patches
     from ._scattering import Scattering
+    from ._tables import Bins
 
-_ROWS = 256  # pictures that one thread takes at a time
+    Fixed = Patches | Scattering | Bins
+
+_ROWS = 256  # records that one thread takes at a time
 
 
 @torch.no_grad()
 def features_of(
-    module: Patches | Scattering, x: Tensor, moved: Callable[[int], None] = lambda rows: None
+    module: Fixed, x: Tensor, moved: Callable[[int], None] = lambda rows: None
 ) -> Tensor:
-    """Features of pictures, computed in parts, on as many cores as torch has threads.
+    """Features of records, computed in parts, on as many cores as torch has threads.
 
     Each part is computed by one thread. So the features don't depend on the number of threads.
 
     Args:
         module: A frozen module of this package.
-        x: Pictures (rows, channels, height, width).
+        x: Pictures (rows, channels, height, width), or encoded rows of a table.
         moved: Called after each part with the number of its rows.
 
     Returns:
@@ -54,15 +57,15 @@ def features_of(
 
 
 def precompute(
-    dataset: Dataset, module: Patches | Scattering, moved: Callable[[int], None] = lambda rows: None
+    dataset: Dataset, module: Fixed, moved: Callable[[int], None] = lambda rows: None
 ) -> Dataset:
-    """The data set with features in place of pictures.
+    """The data set with features in place of pictures or rows.
 
     **Guarantee.** Each record's features depend on that record alone, and nothing is written to
     disk. Features of private records are as private as the records.
 
     Args:
-        dataset: Pictures with values in [-1, 1].
+        dataset: Pictures with values in [-1, 1], or a table.
         module: A frozen module of this package.
         moved: Called with the number of records that are done, for a progress bar.
     """

@@ -102,13 +102,15 @@ class Config:
     features: str = _option(
         "auto",
         "fixed features before the network, which is then a head on them: patches (from synthetic"
-        " pictures alone), scattering, none; auto: patches for pictures, unless a model is"
-        " named or the method reads spectra",
+        " pictures alone), scattering, bins (tables), none; auto: patches for pictures and bins for"
+        " tables, unless a model is named or the method reads spectra",
         kind=str,
-        choices=("auto", "patches", "scattering", "none"),
+        choices=("auto", "patches", "scattering", "bins", "none"),
     )
     features_options: dict[str, Any] = _option(
-        {}, "options of the features (patches: mirror, whether mirror images mean the same)"
+        {},
+        "options of the features (patches: mirror, whether mirror images mean the same; bins:"
+        " knots, crosses, share)",
     )
     # -- method and training
     method: str = _option(

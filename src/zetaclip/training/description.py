@@ -29,6 +29,7 @@ _VERSION = 1
 FEATURES: dict[str, tuple[str, str]] = {
     "patches": ("features", "rebuilt"),
     "scattering": ("features", "rebuilt"),
+    "bins": ("features", "rebuilt"),
 }
 # Parts that may hold what was inferred from the records.
 _PREPARATION = ("input", "target")

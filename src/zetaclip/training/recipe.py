@@ -267,7 +267,7 @@ def resolve(
     if config.steps is None:
         chosen["epochs"] = epochs
     if config.features != "none" and not paper:
-        chosen |= head_defaults(config, method, size)
+        chosen |= head_defaults(config, method, size, dataset.task)
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:
