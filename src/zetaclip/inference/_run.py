@@ -51,7 +51,7 @@ class Run:
         self._hides = "private" in self._about
         network = description.build_network(self._about)
         facts = load_weights(network, folder)
-        features = description.build_features(self._about["features"])
+        features = description.build_features(self._about.get("features"))
         self.model = _joined(features, network)
         self.task: str = self._about["task"]
         self.finished = folder.finished
@@ -190,7 +190,7 @@ class Run:
     ) -> tuple[Tensor, list[str] | None]:
         import torch
 
-        if isinstance(rows, torch.Tensor):
+        if isinstance(rows, torch.Tensor) and "features" in self._about:
             return rows, None
         return prepared(self._input(), rows, broken)
 

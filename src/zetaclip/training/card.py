@@ -227,7 +227,7 @@ def _metrics(result: Mapping[str, Any]) -> str:
 
 
 def _training(description: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    features = description["features"]
+    features = description.get("features") or result.get("features")
     lines = [
         f"- network: `{result['model']}`, {result['parameters']} trained parameters",
         f"- features: fixed in advance, not trained (`{features['kind']}`)" if features else "",

@@ -31,8 +31,9 @@ FEATURES: dict[str, tuple[str, str]] = {
     "scattering": ("features", "rebuilt"),
     "bins": ("features", "rebuilt"),
 }
-# Parts that may hold what was inferred from the records.
-_PREPARATION = ("input", "target")
+# Parts that may hold what was inferred from the records: a layout tells how many values each column
+# has, and which have missing ones.
+_PREPARATION = ("input", "target", "features")
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -66,10 +67,23 @@ def public(config: Config, dataset: Dataset) -> dict[str, Any]:
     if not dataset.private_statistics or dataset.public:
         return whole
     word = (
-        "input and target are in private/input.json: they hold what was inferred from private"
+        "what is missing here is in private/input.json: it holds what was inferred from private"
         " data, which ε does not cover"
     )
-    return {**{n: v for n, v in whole.items() if n not in _PREPARATION}, "private": word}
+    hidden = _hidden(whole)
+    return {**{n: v for n, v in whole.items() if n not in hidden}, "private": word}
+
+
+def _hidden(whole: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(n for n in _PREPARATION if n != "features" or "layout" in (whole[n] or {}))
+
+
+def shown_features(dataset: Dataset) -> dict[str, Any] | None:
+    """The settings of the fixed features, for the result: without a layout that was inferred."""
+    if dataset.feature_map is None:
+        return None
+    inferred = bool(dataset.private_statistics) and not dataset.public
+    return {n: v for n, v in dataset.feature_map.items() if n != "layout" or not inferred}
 
 
 def write(folder: RunFolder, config: Config, dataset: Dataset) -> None:
@@ -79,7 +93,7 @@ def write(folder: RunFolder, config: Config, dataset: Dataset) -> None:
     """
     whole, shown = describe(config, dataset), public(config, dataset)
     if "private" in shown:
-        folder.write_hidden({name: whole[name] for name in _PREPARATION})
+        folder.write_hidden({name: whole[name] for name in _hidden(whole)})
     folder.write_json(NAME, shown)
 
 

@@ -17,6 +17,7 @@ from ..errors import AccountingError
 from ..spectrum.null import random_null
 from ..words import counted
 from .config import Config
+from .description import shown_features
 from .folder import RunFolder, finite
 from .progress import shown
 
@@ -135,7 +136,7 @@ def compose(
         "method": config.method,
         "model": config.model,
         "parameters": sum(p.numel() for p in steps.model.parameters() if p.requires_grad),
-        "features": None if dataset.feature_map is None else dict(dataset.feature_map),
+        "features": shown_features(dataset),
         "data": dataset.name,
         "task": dataset.task,
         "clip": None,
