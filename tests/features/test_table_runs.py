@@ -104,7 +104,7 @@ def test_an_inferred_layout_stays_private(table, tmp_path):
         result = train(config(table, schema=None, target="outcome", steps=3), tmp_path / "run")
     assert "layout" not in result["features"]
     for path in (tmp_path / "run").glob("*.*"):
-        assert b"layout" not in path.read_bytes(), path
+        assert b'"layout"' not in path.read_bytes(), path
     assert len(zetaclip.load_run(tmp_path / "run").predict(table)) == 1500
     (tmp_path / "run/private/input.json").unlink()
     published = zetaclip.load_run(tmp_path / "run")

@@ -288,6 +288,7 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
         and value != "auto"
         and saved.get(name) != value
         and not (name == "threads" and allow_threads)
+        and not (name == "features" and value == "auto")
     ]
     if differing:
         raise FolderError(
