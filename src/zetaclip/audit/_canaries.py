@@ -81,6 +81,12 @@ class TranscriptSteps(PrivateSteps):
             torch.cat([ordinary, chosen]),
         )
 
+    def owners(self, dataset: Dataset) -> Tensor | None:
+        """Each canary is a unit of one row."""
+        if dataset.owners is None:
+            return None
+        return torch.cat([dataset.owners, -1 - torch.from_numpy(np.flatnonzero(self.included))])
+
     def made_up(self, dataset: Dataset) -> MadeUp:
         """Made-up records, the first of them ordinary and the others canaries."""
         made = super().made_up(dataset)

@@ -13,6 +13,7 @@ import torch
 
 from ..training.config import Config, ConfigError
 from ..training.evaluate import outputs_of
+from ..training.fixed import applied, frozen
 from ..training.progress import Display
 from ..training.recipe import build_method, build_model, load_data, resolve
 from ..training.steps import PrivateSteps
@@ -132,8 +133,13 @@ def audit(
     config = resolve(config, dataset, method)
     if not method.private:
         raise ConfigError(f"method {config.method!r} claims no ε, so there is nothing to audit")
+    if attacker == "final" and dataset.owners is not None:
+        raise ConfigError("attacker 'final' is for rows; units are audited by 'transcript'")
     if config.seed is not None:
         torch.manual_seed(config.seed)
+    fixed = frozen(config, dataset, display.say)
+    if fixed is not None:
+        dataset = applied(fixed, dataset, display)
     rng = np.random.default_rng(config.seed)
     run = _transcript if attacker == "transcript" else _final
     display.say(f"training once with {canaries} canaries")

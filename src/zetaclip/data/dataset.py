@@ -52,6 +52,9 @@ class Dataset:
             whole group follows by composition, not from the run's ε alone.
         group: What a group is (a trip, a person); empty if there are none.
         features: Names of the columns of ``x``.
+        owners: For each training record, the number of the unit that it belongs to; None if each
+            record is a unit of its own.
+        rows_per_unit: The largest number of records that a unit brings into a batch.
         target: Name of the column that is predicted; empty for pictures.
         inputs: How raw records became the rows of ``x``; None if raw records can't be prepared one
             by one. Constants only, nothing of the records.
@@ -75,6 +78,8 @@ class Dataset:
     records_per_group: int = 1
     group: str = ""
     features: tuple[str, ...] = ()
+    owners: Tensor | None = None
+    rows_per_unit: int | None = None
     target: str = ""
     inputs: Input | None = None
     feature_map: Mapping[str, Any] | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +19,20 @@ from .columns import encode, feature_names, is_missing, numbers, positions
 from .dataset import Dataset, Split
 from .declared import read_schema
 from .frames import as_text, table_of
-from .holdout import held_out
+from .holdout import held_out, held_out_owners, owner_numbers
 from .inputs import TableInput
 from .schema import Schema, complete
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _DELIMITERS = ",;\t|"
 _FEWEST = 10
+_ROWS_PER_UNIT = 10
+# Names of columns that say whose row it is.
+_IDENTIFIER = re.compile(
+    r"(^|_|\b)(id|uuid|guid|patient|user|customer|client|person|subject|member|vehicle)$", re.I
+)
 
 
 def own_table(
@@ -35,8 +44,10 @@ def own_table(
     test_share: float = 0.2,
     seed: int = 0,
     delimiter: str | None = None,
+    unit: str | None = None,
+    rows_per_unit: int | None = None,
 ) -> Dataset:
-    """A table as a ``Dataset``; one record is one row.
+    """A table as a ``Dataset``; one record is one row, and a unit is a row or several of them.
 
     Args:
         source: The file, or a table in memory: see ``frames.table_of``.
@@ -49,6 +60,8 @@ def own_table(
             nothing.
         seed: Public seed of the split.
         delimiter: Field separator of a text file; guessed from the first line if not given.
+        unit: The column that says whose row it is. It is no feature; the split goes by it.
+        rows_per_unit: The largest number of rows that a unit brings into a batch (default: 10).
 
     Returns:
         The data.
@@ -68,7 +81,15 @@ def own_table(
     else:
         (table, lines), name = table_of(source), "table"
         _check_size(lines, "the table", _FEWEST)
-    meaning = complete(table, read_schema(schema) if schema is not None else {}, target, task)
+    declared: Mapping[str, Any] = read_schema(schema) if schema is not None else {}
+    owners = None
+    if unit is not None:
+        owners, declared = _owners(table, lines, unit, declared)
+    elif rows_per_unit is not None:
+        raise InputError("rows_per_unit needs unit, the column that says whose row it is")
+    meaning = complete(table, declared, target, task)
+    if unit is None:
+        _warn_of_identifiers(table, meaning.target)
     if meaning.inferred:
         warnings.warn(
             f"{name}: inferred from the data, which ε does not cover: "
@@ -80,14 +101,14 @@ def own_table(
         )
     x = encode(meaning.columns, table, lines)
     y = _targets(table[meaning.target], meaning, lines)
-    train, test = _parts(x, y, test_share, seed)
+    train, test, kept = _parts(x, y, test_share, seed, owners)
     return Dataset(
         name=name,
         task=meaning.task,
         train=train,
         test=test,
         outputs=len(meaning.classes) if meaning.task == "classification" else 1,
-        unit="one row",
+        unit="one row" if unit is None else f"one {unit} with all its rows",
         classes=meaning.classes,
         public=False,
         notes=(*_treatments(meaning, test_share, seed), *meaning.notes),
@@ -95,7 +116,11 @@ def own_table(
         target_range=meaning.target_range,
         features=feature_names(meaning.columns),
         target=meaning.target,
-        inputs=TableInput(meaning.columns, meaning.ignored),
+        inputs=TableInput(
+            meaning.columns, meaning.ignored if unit is None else (*meaning.ignored, unit)
+        ),
+        owners=kept,
+        rows_per_unit=None if unit is None else (rows_per_unit or _ROWS_PER_UNIT),
     )
 
 
@@ -225,10 +250,17 @@ def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np
     return labels.astype(np.float32) if meaning.task == "binary" else labels
 
 
-def _parts(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split, Split | None]:
+def _parts(
+    x: np.ndarray, y: np.ndarray, share: float, seed: int, owners: np.ndarray | None
+) -> tuple[Split, Split | None, Tensor | None]:
+    """The records for training and for testing, and the owners of the first."""
     import torch
 
-    testing = held_out(x, y, share, seed, "test")
+    testing = (
+        held_out(x, y, share, seed, "test")
+        if owners is None
+        else held_out_owners(owners, share, seed, "test")
+    )
     if testing.all() or (share and not testing.any()):
         raise InputError(
             f"{len(y)} records are too few to hold out a share of {share:g}, or take another seed"
@@ -236,7 +268,42 @@ def _parts(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[Split
     train, test = (
         Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~testing, testing)
     )
-    return train, test if share else None
+    kept = None if owners is None else torch.from_numpy(owners[~testing])
+    return train, test if share else None, kept
+
+
+def _owners(
+    table: dict[str, list[str]], lines: list[int], unit: str, declared: Mapping[str, Any]
+) -> tuple[np.ndarray, Mapping[str, Any]]:
+    """Takes the column of units out of the table, and out of the schema if it is there.
+
+    Raises:
+        InputError: There is no such column, or a row has no unit.
+    """
+    if unit not in table:
+        raise InputError(f"there is no column {unit!r} for the unit; there are: {', '.join(table)}")
+    names = table.pop(unit)
+    for name, line in zip(names, lines, strict=True):
+        if is_missing(name):
+            raise InputError(
+                f"line {line} has no {unit}: say whose row it is, or leave the row out"
+            )
+    columns = {name: entry for name, entry in declared.get("columns", {}).items() if name != unit}
+    return owner_numbers(names), {**declared, **({"columns": columns} if columns else {})}
+
+
+def _warn_of_identifiers(table: dict[str, list[str]], target: str) -> None:
+    """Tells the owner if rows seem to belong to the same people."""
+    for name, fields in table.items():
+        repeats = len(fields) - len(set(fields))
+        if name != target and _IDENTIFIER.search(name) and repeats > len(fields) // 10:
+            warnings.warn(
+                f"column {name!r} looks like an identifier, and its values repeat. ε is for one row"
+                f" then, not for one {name} with all its rows: `unit` (--unit {name}) protects"
+                " these. To protect rows, leave the column out with a schema",
+                OwnerWarning,
+                stacklevel=4,
+            )
 
 
 def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ..errors import InputError
 from .columns import Numeric
 from .dataset import Dataset, Split
 from .files import cached
+from .holdout import owner_numbers
 from .inputs import TableInput
 from .places import Place
 
@@ -88,6 +89,8 @@ def ved(
     test_share: float = 0.2,
     seed: int = 0,
     hybrids: bool = False,
+    unit: str | None = None,
+    rows_per_unit: int | None = None,
 ) -> Dataset:
     """Segments of trips of petrol cars, split by vehicle.
 
@@ -97,6 +100,9 @@ def ved(
         test_share: Expected share of the vehicles that is held out for testing.
         seed: Public seed of the split and of the kept segments.
         hybrids: Also use cars with an additional electric motor.
+        unit: "trip" or "vehicle": ε is for one of these with all its segments (default: for one
+            segment).
+        rows_per_unit: The largest number of segments that a unit brings into a batch (default: 10).
 
     Returns:
         A regression.
@@ -119,6 +125,10 @@ def ved(
         )
     if not 0 < test_share < 1:
         raise InputError(f"test_share must lie between 0 and 1, not {test_share!r}")
+    if unit not in (None, "trip", "vehicle"):
+        raise InputError(f"unit is trip or vehicle, not {unit!r}")
+    if unit is None and rows_per_unit is not None:
+        raise InputError("rows_per_unit needs unit (trip or vehicle)")
     static, *weeks = place.files
     cars = petrol_cars(static, hybrids)
     rows = np.concatenate([cached(_CACHE, [week], partial(segments, week)) for week in weeks])
@@ -130,13 +140,21 @@ def ved(
         raise InputError(f"too few segments of petrol cars in {place.folder} to train and to test")
     x, y = _features(rows, cars), np.clip(rows[:, 3], *TARGET_RANGE)
     train, test = _split(x, y, ~testing), _split(x, y, testing)
+    owners = None
+    if unit is not None:
+        import torch
+
+        numbers = rows[~testing, : 1 if unit == "vehicle" else 2].astype(np.int64)
+        owners = torch.from_numpy(owner_numbers(map(tuple, numbers.tolist())))
     return Dataset(
         name="ved" if not hybrids else "ved-hybrids",
         task="regression",
         train=train,
         test=test,
         outputs=1,
-        unit=f"one {SECONDS} s segment of a trip",
+        unit=f"one {SECONDS} s segment of a trip"
+        if unit is None
+        else f"one {unit} with all its segments",
         notes=(
             f"the files of {len(weeks)} week{'s' if len(weeks) > 1 else ''} of VED's 54 were "
             f"found; at most {segments_per_trip} segments of a trip are kept, "
@@ -146,11 +164,13 @@ def ved(
             "the target is clipped to its declared range, "
             f"{TARGET_RANGE[0]:g} to {TARGET_RANGE[1]:g} g/s",
         ),
-        nominal_size=len(train),
+        nominal_size=len(train) if owners is None else len(owners.unique()),
         target_range=TARGET_RANGE,
         target_unit="g/s",
-        records_per_group=segments_per_trip,
-        group="trip",
+        records_per_group=segments_per_trip if unit is None else 1,
+        group="trip" if unit is None else "",
+        owners=owners,
+        rows_per_unit=None if unit is None else (rows_per_unit or 10),
         features=tuple(name for name, _, _ in FEATURES),
         target="mean fuel rate [g/s]",
         inputs=TableInput(tuple(Numeric(*feature) for feature in FEATURES)),

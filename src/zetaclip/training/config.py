@@ -75,6 +75,23 @@ class Config:
         kind=str,
         metavar="LABEL=WEIGHT,...",
     )
+    unit: str | None = _option(
+        None,
+        "your own tables: the column that says whose row it is; ε is for one of these with all"
+        " its rows, and N and batch sizes count them (default: each row by itself)",
+        kind=str,
+    )
+    rows_per_unit: int | None = _option(
+        None,
+        "largest number of rows that one unit brings into a batch (default: 10)",
+        kind=int,
+    )
+    views: int = _option(
+        1,
+        "augmented copies of each picture (shifted; colour pictures mirrored, too) whose gradients"
+        " are averaged before clipping; needs --features none",
+        kind=int,
+    )
     skew: float | None = _option(
         None, "label skew: Dirichlet alpha, smaller is more skewed", kind=float
     )
@@ -241,6 +258,8 @@ class Config:
             "task": self.task,
             "schema": self.schema,
             "size": self.image_size,
+            "unit": self.unit,
+            "rows_per_unit": self.rows_per_unit,
         }
         return {
             **{name: value for name, value in own.items() if value is not None},
@@ -312,6 +331,7 @@ _CHOICES = {
 _POSITIVE = (
     "skew", "skew_size", "num_examples", "minutes", "epochs", "steps", "batch_size",
     "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon", "threads", "eval_every",
+    "rows_per_unit", "views",
 )  # fmt: skip
 
 

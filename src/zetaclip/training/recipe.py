@@ -64,6 +64,8 @@ def load_data(config: Config, data: Any = None) -> Dataset:
         source = config.data if data is None else data
         dataset = load(source, root=config.data_root, **config.data_arguments())
     if config.skew is not None:
+        if dataset.owners is not None:
+            raise ConfigError("`skew` is for rows, not for units of several rows; leave one out")
         dataset = dirichlet_skew(dataset, config.skew, config.skew_seed, size=config.skew_size)
     if config.validation:
         dataset = _with_validation(dataset, config.validation)
@@ -80,7 +82,7 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
     import torch
 
     from ..data import Split
-    from ..data.holdout import held_out
+    from ..data.holdout import held_out, held_out_owners
 
     x, y = dataset.train.x, dataset.train.y
     if dataset.public:
@@ -89,8 +91,11 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
         held, kept = order[:count], order[count:].sort().values
         note = f"evaluated on {count} held-out training records, not on the test set"
     else:
+        where = (share, _VALIDATION_SEED, "validation")
         chosen = torch.from_numpy(
-            held_out(x.numpy(), y.numpy(), share, _VALIDATION_SEED, "validation")
+            held_out(x.numpy(), y.numpy(), *where)
+            if dataset.owners is None
+            else held_out_owners(dataset.owners.numpy(), *where)
         )
         held, kept = (rows.nonzero()[:, 0] for rows in (chosen, ~chosen))
         note = (
@@ -105,6 +110,7 @@ def _with_validation(dataset: Dataset, share: float) -> Dataset:
         train=Split(x[kept], y[kept]),
         test=Split(x[held], y[held]),
         nominal_size=len(kept) if dataset.public else None,
+        owners=None if dataset.owners is None else dataset.owners[kept],
         notes=(*dataset.notes, note),
     )
 
@@ -115,6 +121,8 @@ def nominal_size(config: Config, dataset: Dataset) -> tuple[int, bool]:
         return config.num_examples, True
     if dataset.nominal_size is not None:
         return dataset.nominal_size, True
+    if dataset.owners is not None:
+        return len(dataset.owners.unique()), False
     return len(dataset.train.y), False
 
 
@@ -282,6 +290,11 @@ def resolve(
                     f"method {config.method!r} is not private, so `{name}` means nothing for it;"
                     " leave it out"
                 )
+        if config.views > 1:
+            raise ConfigError(
+                f"`views` are averaged before clipping, and method {config.method!r} does not clip;"
+                " leave them out"
+            )
     return resolved
 
 

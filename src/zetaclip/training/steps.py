@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ..clipping import ClipRule
+from ..data.augment import Shift
 from ..engine._rehearsal import MadeUp
 from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
 from ..methods import Auto, WeightAverage
 from ..randomness._forward import set_users_streams, users_streams
-from .config import Config
+from .config import Config, ConfigError
 from .evaluate import Task
 from .folder import RunFolder
 from .recipe import (
@@ -214,6 +215,17 @@ class _Steps:
         return dict(extra["trainer"])
 
 
+def _augmentation(config: Config, dataset: Dataset) -> Shift | None:
+    if config.views == 1:
+        return None
+    if dataset.train.x.ndim != 4:
+        raise ConfigError(
+            "`views` are augmented pictures, and this network gets no pictures: use --features none"
+            " and a network (--model cnn), or leave `views` out"
+        )
+    return Shift()
+
+
 class PrivateSteps(_Steps):
     """Updates by ``PrivacyEngine``.
 
@@ -263,6 +275,10 @@ class PrivateSteps(_Steps):
                 empty=config.empty,
                 epochs=self.total / self.per_epoch,
                 target_delta=config.delta,
+                units=self.owners(dataset),
+                rows_per_unit=dataset.rows_per_unit,
+                views=config.views,
+                augment=_augmentation(config, dataset),
             )
         for warning in caught:
             if issubclass(warning.category, OwnerWarning):  # not for the notes: they are published
@@ -279,6 +295,10 @@ class PrivateSteps(_Steps):
     def tensors(self, dataset: Dataset) -> tuple[Tensor, ...]:
         """The training records, one tensor for each argument of ``loss``."""
         return dataset.train.x, dataset.train.y
+
+    def owners(self, dataset: Dataset) -> Tensor | None:
+        """The unit of each training record; None if each is a unit of its own."""
+        return dataset.owners
 
     def made_up(self, dataset: Dataset) -> MadeUp:
         """Made-up records of the right shape, with targets of every kind."""
