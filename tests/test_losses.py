@@ -306,7 +306,7 @@ def test_a_rehearsal_changes_no_seeded_run(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rehearsed = weights()
-        monkeypatch.setattr("zetaclip.training.steps.rehearse", lambda *_: None)
+        monkeypatch.setattr("zetaclip.engine.Hooks.rehearse", lambda *_: None)
         assert torch.equal(rehearsed, weights())
 
 

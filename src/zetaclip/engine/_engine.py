@@ -21,12 +21,12 @@ from . import _checkpoint as checkpoint
 from ._assemble import assemble
 from ._dataset_checks import check_loader, check_sampling
 from ._describe import Description, described_paths
+from ._dry_run import dry_run
 from ._group import Ranks, on_first_rank
 from ._hooks import Hooks
 from ._loader import PoissonLoader
 from ._loop import PrivateLoop
 from ._optimizer import PrivateOptimizer, check_optimizer
-from ._parity import dry_run
 from ._private_module import PrivateModule
 from ._records import zero_row
 from ._rehearsal import check_criterion

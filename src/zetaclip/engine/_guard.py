@@ -7,14 +7,11 @@ it would spoil.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
 
-import torch
 import torch.nn.modules.module as _hooks
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -22,46 +19,8 @@ from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
+from ._memory import COMPARED_STEPS, Memory, equal
 from ._order import FORKED, OrderError
-
-# Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
-# up to so many bytes are compared at every step; all others, which would take longer than that is
-# worth, for so many steps.
-COMPARED_BYTES = 1 << 14
-COMPARED_STEPS = 3
-
-
-class _Memory(NamedTuple):
-    """Where a tensor keeps its numbers.
-
-    And the numbers themselves, where they are few enough to be compared at every step.
-    """
-
-    tensor: Tensor
-    address: int | None  # None where a tensor has no one place in memory
-    values: (
-        Any  # the bytes themselves, as ctypes sees them; None if they are too many, or elsewhere
-    )
-    storage: Any  # keeps the address valid, whatever becomes of the tensor
-
-    @staticmethod
-    def find(tensor: Tensor) -> _Memory:
-        if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
-            return _Memory(tensor, None, None, None)
-        address = tensor.data_ptr()
-        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.nbytes > COMPARED_BYTES:
-            return _Memory(tensor, address, None, None)
-        # A tensor as ctypes: read in a tenth of a microsecond, and unlike numpy's view it doesn't
-        # stop anybody from resizing.
-        return _Memory(
-            tensor,
-            address,
-            (ctypes.c_char * tensor.nbytes).from_address(address),
-            tensor.untyped_storage(),
-        )
-
-    def of(self, tensor: Tensor) -> bool:
-        return self.tensor is tensor and (self.address is None or tensor.data_ptr() == self.address)
 
 
 class Guard:
@@ -118,7 +77,7 @@ class Guard:
         self._learned: list[
             tuple[int, Tensor | None, int]
         ] = []  # what forward wrote: its place, and how it was found
-        self._memory: list[_Memory | None] = [None] * len(self._watched)
+        self._memory: list[Memory | None] = [None] * len(self._watched)
         self._contents: list[bytes | Tensor | None] = []
         self._process = os.getpid()
         self._steps = 0
@@ -215,7 +174,7 @@ class Guard:
             return None
         memory = self._memory[place]
         if memory is None or not memory.of(tensor):
-            memory = self._memory[place] = _Memory.find(tensor)
+            memory = self._memory[place] = Memory.find(tensor)
         if memory.values is not None:
             return memory.values.raw
         return tensor.detach().clone() if self._steps < COMPARED_STEPS else None
@@ -231,7 +190,7 @@ class Guard:
         return (
             memory.values.raw == content
             if isinstance(content, bytes)
-            else _equal(tensor.detach(), content)
+            else equal(tensor.detach(), content)
         )
 
     def _versions(self) -> Iterator[tuple[Tensor | None, int]]:
@@ -360,13 +319,6 @@ class Guard:
                 "noise; freeze it (requires_grad_(False)) if it is not meant to be trained",
                 stacklevel=7,
             )
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """A NaN is equal to a NaN here: weights may be lost without anybody having written to them."""
-    if torch.equal(one, other) or one.shape != other.shape:
-        return one.shape == other.shape
-    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _held(parts: Iterable[nn.Module]) -> list[tuple]:

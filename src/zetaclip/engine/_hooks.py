@@ -11,9 +11,9 @@ from torch import Tensor
 from ..ledger import Ledger
 from ..randomness._forward import set_users_streams
 from . import _checkpoint as checkpoint
+from ._examples import LossFn
 from ._loader import PoissonLoader
 from ._loop import PrivateLoop
-from ._parity import LossFn
 from ._rehearsal import MadeUp, rehearse
 
 

@@ -2,8 +2,7 @@
 
 With a wrong declaration every gradient is scaled by the size of its batch before it is clipped, and
 one record moves the sum by more than C. ``_loss_graph.py`` reads the graph; here is who asks for
-it,
-when, and what is said.
+it, when, and what is said.
 
 The numbers that a graph has saved are gone once backward has passed them. So
 ``torch.autograd.backward`` is wrapped when the first run is made; the wrapper does nothing unless
@@ -26,7 +25,8 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
-from ._loss_graph import FEW, MEAN, SUM, Trail, classified, layers_of
+from ._loss_graph import classified, layers_of
+from ._loss_nodes import FEW, MEAN, SUM, Trail
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"

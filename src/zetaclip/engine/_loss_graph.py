@@ -10,83 +10,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..gradients import CaptureBuffer
+from . import _loss_nodes as nodes
+from ._loss_nodes import MEAN, SUM, Trail
 from ._loss_weights import by_chance
 
-SUM, MEAN = 0, -1  # by which power of the rows a reduction scales each record's loss
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
-# With as few rows, another dimension (classes, tokens, quantiles) or factor often equals them.
-FEW = 16
 _OF_ALL = "a number that all records have a part in"
 _EACH = -1  # each output of the node holds one record
-_IGNORED = -100  # torch's default of ignore_index, which most labels never are
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Operations that keep a loss linear in what they are given, if their other operand is a constant.
-_LINEAR = _names(
-    "Add Sub Rsub Neg Mul Div Sum Nansum Mean View UnsafeView Reshape ReshapeAlias ViewAs "
-    "AsStrided Unsqueeze Squeeze Expand "
-    "Clone Copy CopyBackwards CopySlices ToCopy Alias Where MaskedFill Index IndexSelect Gather "
-    "Select Slice Narrow Split "
-    "SplitWithSizes Unbind MaskedSelect Take Stack Cat Permute Transpose T Flip Repeat Cumsum"
-)
-_PICKS = _names(
-    "Index IndexSelect Gather Select Slice Narrow Split SplitWithSizes MaskedSelect Take Unbind"
-)
-_JOINS = _names("Stack Cat")
-# Operations that repeat an operand along dimensions of another one.
-_BROADCASTS = _names(
-    "Add Sub Rsub Mul Div Expand Repeat Where Maximum Minimum Pow Lerp Addcmul Addcdiv Logaddexp "
-    "Hypot Atan2 Xlogy"
-)
-_PRODUCTS = _names("Mm Bmm Addmm Baddbmm Addbmm Mv Addmv Dot Vdot")
-# Of a number that all records have a part in: the slope of these hangs on all of them.
-_BENT = _names(
-    "Exp Expm1 Log Log1p Log2 Log10 Sqrt Rsqrt Pow Sigmoid Tanh Softplus LogSigmoidForward "
-    "Reciprocal Abs Relu Clamp ClampMax "
-    "ClampMin Maximum Minimum Sin Cos Logaddexp"
-)
-# Reductions over records in which one record decides what another one counts.
-_MIXES = _names(
-    "LinalgVectorNorm Norm Std StdMean Var VarMean Max Min Amax Amin Median Nanmedian Logsumexp "
-    "Prod Kthvalue Topk Aminmax Mode Cov Pdist"
-)
-# What each value comes to depends on all others along the saved dimension.
-_ALONG = _MIXES | _names(
-    "Softmax LogSoftmax SafeSoftmax Sort Cumsum Cumprod Cummax Cummin Logcumsumexp Renorm"
-)
-
-
-class Trail(NamedTuple):
-    """What lies on the way from a node of the graph down to a private layer."""
-
-    powers: frozenset[int] = frozenset()  # of the reductions that may be the one over the records
-    shift: int = 0  # by numbers that equal the rows
-    loose: bool = False  # whether such a number may well be a public constant
-    common: bool = False  # whether such a number is an everyday factor, as 0.1 or 4
-    far: bool = False  # whether it is but some multiple of the rows
-    counts: frozenset[int] = frozenset()  # how many values were added up, wherever some were
-    wide: int = 0  # the most dimensions that equal the rows in one value on the way
-    paired: str = ""  # every record was compared with every other one: what makes the pairs
-    spread: bool = False  # a number that all records have a part in was given to each record
-    rooted: bool = False  # the last step took the root of a sum of squares over the records
-    divided: bool = False  # by a tensor with one value that is not the rows
-    weighed: float | None = None  # how likely weights of records are their own, if there are any
-    numbers: frozenset[float] = frozenset()  # divisors that are no multiple of the rows
-    picked: bool = False  # only some of the records come through
-    single: int | None = None  # exactly one record comes through: its index
-    unclear: bool = False  # which dimension holds the records could not be told
-    wrong: str = ""
-    doubt: str = ""
 
 
 def classified(
@@ -117,7 +52,8 @@ def classified(
         node, number = (root.grad_fn if isinstance(root, Tensor) else root.node), root.output_nr
         if node is not None:
             found |= {
-                graph.started(trail, _shape(node, number), gradient) for trail in graph.trails(node)
+                graph.started(trail, nodes.shape_of(node, number), gradient)
+                for trail in graph.trails(node)
             }
     return found
 
@@ -174,7 +110,7 @@ class _Graph:
     def _through(self, node: Any) -> frozenset[Trail]:
         leading = [
             (
-                _shape(below, number),
+                nodes.shape_of(below, number),
                 frozenset(
                     trail._replace(single=number) if trail.single == _EACH else trail
                     for trail in self.known.get(below, frozenset())
@@ -186,7 +122,7 @@ class _Graph:
         leading = [(shape, trails) for shape, trails in leading if trails]
         if not leading:
             return frozenset()
-        kind, out = re.sub(r"Backward.*$", "", node.name()), _shape(node, 0)
+        kind, out = re.sub(r"Backward.*$", "", node.name()), nodes.shape_of(node, 0)
         # Two factors that records have a part in.
         mixed = len(leading) > 1 and kind in ("Mul", "Div")
         singles = {trail.single for _, trails in leading for trail in trails}
@@ -199,7 +135,7 @@ class _Graph:
                 out,
                 trail._replace(
                     wide=max(trail.wide, shape.count(self.rows)),
-                    single=trail.single if len(singles) == 1 or kind in _JOINS else None,
+                    single=trail.single if len(singles) == 1 or kind in nodes.JOINS else None,
                 ),
             )
             for shape, trails in leading
@@ -224,31 +160,31 @@ class _Graph:
         if trail.single is not None:
             return self._of_one(node, kind, mixed, after, trail)
         reduction = getattr(node, "_saved_reduction", None)
-        linear = kind in _LINEAR and not mixed
+        linear = kind in nodes.LINEAR and not mixed
         spreads = before is None and after is not None and trail.powers and not trail.picked
         if not linear and (trail.spread or (mixed and spreads)):
             return trail._replace(wrong=f"it compares each record with {_OF_ALL} ({node.name()})")
         if reduction is not None:
-            return self._loss(node, reduction, given, trail)
+            return nodes.through_loss(node, reduction, given, trail)
         if kind in ("Sum", "Nansum", "Mean"):
             return self._reduced(
                 node, kind, tuple(getattr(node, "_saved_self_sym_sizes", given)), trail
             )
         if kind == "Trace" and before is not None:  # each record with itself
-            return self._of_records(trail)._replace(powers=frozenset({SUM}), paired="")
+            return nodes.of_records(trail)._replace(powers=frozenset({SUM}), paired="")
         if kind == "Diagonal" and trail.paired:
             return trail._replace(paired="")
         if not trail.paired and self._pairs(kind, given, out, trail):
             trail = trail._replace(
                 paired=f"{node.name()} makes shape {tuple(out)} of shape {tuple(given)}"
             )
-        if kind in _ALONG and (said := self._along(node, kind, given, trail)):
+        if kind in nodes.ALONG and (said := self._along(node, kind, given, trail)):
             return said
-        if kind in _PRODUCTS and before is not None and after is None:
-            return self._of_records(trail)._replace(powers=frozenset({SUM}))
+        if kind in nodes.PRODUCTS and before is not None and after is None:
+            return nodes.of_records(trail)._replace(powers=frozenset({SUM}))
         if linear:
             if (
-                kind in _PICKS
+                kind in nodes.PICKS
                 and before is not None
                 and (after is None or (before == 0 and given[0] != out[0]))
             ):
@@ -257,23 +193,23 @@ class _Graph:
                 return trail._replace(
                     picked=True, powers=trail.powers | {SUM}, single=self._one(node, kind, out)
                 )
-            if kind in ("Select", "Unbind") and self._over(node, given) == {before}:
+            if kind in ("Select", "Unbind") and nodes.dims_of(node, given) == {before}:
                 return trail._replace(unclear=True)
             if before is not None and after is None:
                 return trail._replace(
                     doubt=trail.doubt or f"{node.name()} puts records into another shape"
                 )
-            if kind in _BROADCASTS and spreads:
+            if kind in nodes.BROADCASTS and spreads:
                 trail = trail._replace(spread=True)
             return self._scaled(node, kind, trail)
         if after is not None:
-            return self._of_records(trail)
+            return nodes.of_records(trail)
         if before is not None:
             words = f"{node.name()} makes one number of all records"
-            if kind in _MIXES:
+            if kind in nodes.MIXES:
                 return trail._replace(wrong=f"{words}, in which each counts by the others")
             return trail._replace(powers=frozenset({SUM, MEAN}), doubt=words)
-        if mixed or kind in _BENT:
+        if mixed or kind in nodes.BENT:
             why = "multiplies or divides by" if mixed else "takes a function of"
             return trail._replace(wrong=f"it {why} {_OF_ALL} ({node.name()})")
         return trail._replace(doubt=trail.doubt or f"what {node.name()} does is not known")
@@ -283,44 +219,40 @@ class _Graph:
         if kind == "Unbind":
             return _EACH
         if kind == "Select":
-            return _signed(node._saved_index) % self.rows
-        if kind == "Slice" and out[_signed(node._saved_dim)] == 1:
-            return _signed(node._saved_start) % self.rows
+            return nodes.signed(node._saved_index) % self.rows
+        if kind == "Slice" and out[nodes.signed(node._saved_dim)] == 1:
+            return nodes.signed(node._saved_start) % self.rows
         return None
-
-    @staticmethod
-    def _of_records(trail: Trail) -> Trail:
-        """A function of each record: what was reduced below it is the model's own affair."""
-        return Trail(
-            picked=trail.picked, paired=trail.paired, wide=trail.wide, unclear=trail.unclear
-        )
 
     def _of_one(self, node: Any, kind: str, mixed: bool, after: int | None, trail: Trail) -> Trail:
         """One record alone, as in a loop over records: any function of it is its own."""
-        if kind in _JOINS and after is not None:  # the loop has ended
+        if kind in nodes.JOINS and after is not None:  # the loop has ended
             return Trail(wide=trail.wide)
-        if kind in _LINEAR and not mixed:
+        if kind in nodes.LINEAR and not mixed:
             return self._scaled(node, kind, trail)
-        return self._of_records(trail)._replace(powers=frozenset({SUM}), single=trail.single)
+        return nodes.of_records(trail)._replace(powers=frozenset({SUM}), single=trail.single)
 
     def _pairs(self, kind: str, given: tuple[int, ...], out: tuple[int, ...], trail: Trail) -> bool:
         """Whether a second dimension as long as the records' one comes up here."""
         held = self.records(given)
-        if held is None or kind not in _BROADCASTS | _PRODUCTS | {"Cdist", "EuclideanDist"}:
+        if held is None or kind not in nodes.BROADCASTS | nodes.PRODUCTS | {
+            "Cdist",
+            "EuclideanDist",
+        }:
             return False
         had = trail.wide if given[held] == self.rows else given.count(given[held])
         return out.count(given[held]) > max(had, 1)
 
     def _along(self, node: Any, kind: str, given: tuple[int, ...], trail: Trail) -> Trail | None:
         """What an operation along a dimension does, if that dimension holds the records."""
-        over = self._over(node, given)
+        over = nodes.dims_of(node, given)
         sizes = [size for size in given if size and size % self.rows == 0]
         if not any(given[dim] in sizes for dim in over):
             return None
         beside = any(size in sizes for dim, size in enumerate(given) if dim not in over)
         if trail.picked or trail.unclear or beside:
             return None if beside and self.records(given) not in over else (
-                self._of_records(trail)._replace(unclear=True)
+                nodes.of_records(trail)._replace(unclear=True)
             )  # fmt: skip
         rooted = kind in ("LinalgVectorNorm", "Norm")
         power = getattr(node, "_saved_ord", getattr(node, "_saved_p", 2))
@@ -328,14 +260,6 @@ class _Graph:
             wrong=f"{node.name()} runs over the records, so that each counts by the others",
             rooted=rooted and float(2 if power is None else power) == 2,
         )
-
-    @staticmethod
-    def _over(node: Any, given: Sequence[int]) -> set[int]:
-        """The dimensions that an operation runs over: the saved ones, or all."""
-        dims = getattr(node, "_saved_dim", None)
-        if not given or dims is None or dims == ():
-            return set(range(len(given)))
-        return {_signed(dim) % len(given) for dim in ((dims,) if isinstance(dims, int) else dims)}
 
     def records(self, shape: Sequence[int]) -> int | None:
         """Which dimension holds the records, or those of all positions; None if none does."""
@@ -350,7 +274,7 @@ class _Graph:
 
     def _reduced(self, node: Any, kind: str, sizes: Sequence[int], trail: Trail) -> Trail:
         trail = trail._replace(counts=trail.counts | {math.prod(sizes)})
-        over = self._over(node, sizes)
+        over = nodes.dims_of(node, sizes)
         if self.records(sizes) in over or any(sizes[dim] == self.rows for dim in over):
             power = MEAN if kind == "Mean" else SUM
             if trail.spread:  # each of the rows got the number once more
@@ -363,44 +287,6 @@ class _Graph:
             )
         return trail
 
-    def _loss(self, node: Any, reduction: int, given: Sequence[int], trail: Trail) -> Trail:
-        """One of torch's own losses: 0 none, 1 mean, 2 sum."""
-        positions = math.prod(
-            size for dim, size in enumerate(given) if dim != 1
-        )  # dimension 1 is the classes'
-        below = Trail(
-            frozenset({SUM}) if trail.picked else frozenset(),
-            picked=trail.picked,
-            paired=trail.paired,
-            wide=trail.wide,
-            unclear=trail.unclear,
-            counts=frozenset({math.prod(given), positions}),
-        )
-        if reduction == 2:
-            return below._replace(powers=frozenset({SUM}))
-        if reduction == 0:
-            return below
-        if trail.picked:
-            return below._replace(
-                wrong="it takes the mean over some of the records, whose number hangs on the others"
-            )
-        wrong = ""
-        if node.name().startswith("NllLoss"):
-            ignored = _signed(node._saved_ignore_index)
-            if node._saved_weight is not None:
-                wrong = "it divides by the class weights of the whole batch (weight=)"
-            elif ignored != _IGNORED:
-                wrong = (
-                    "it divides by the labels of the whole batch that are not "
-                    f"ignore_index={ignored}"
-                )
-            elif float(node._saved_total_weight) != positions:
-                wrong = (
-                    f"it divides by the labels of the whole batch that are not {_IGNORED} "
-                    "(ignore_index)"
-                )
-        return below._replace(powers=frozenset({MEAN}), wrong=wrong)
-
     def _scaled(self, node: Any, kind: str, trail: Trail) -> Trail:
         """A product or a quotient with one number."""
         if kind not in ("Mul", "Div"):
@@ -410,7 +296,7 @@ class _Graph:
             if isinstance(value, Tensor) and value.numel() == 1:
                 if not float(value):
                     return Trail(frozenset({SUM, MEAN}))  # no gradient comes through
-                divides, is_tensor = kind == "Div", not _is_number(value)
+                divides, is_tensor = kind == "Div", not nodes.is_number(value)
                 found = self._with_number(trail, float(value), divides, is_tensor)
                 if divides and is_tensor and not value.requires_grad and found.shift == trail.shift:
                     return found._replace(divided=True)
@@ -443,7 +329,7 @@ class _Graph:
             return trail._replace(
                 shift=trail.shift + sign,
                 loose=trail.loose or loose,
-                common=trail.common or (not is_tensor and _common(value)),
+                common=trail.common or (not is_tensor and nodes.is_common(value)),
                 far=trail.far or not counted,
             )
         return trail._replace(numbers=trail.numbers | {value}) if divides else trail
@@ -461,29 +347,3 @@ class _Graph:
         if not bool((gradient == first).all()):
             return trail._replace(doubt=trail.doubt or "backward() is given a gradient of its own")
         return self._with_number(trail, float(first), False, True)
-
-
-def _shape(node: Any, number: int) -> tuple[int, ...]:
-    """The shape of what a node has made."""
-    return tuple(node._input_metadata[number].shape)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _common(value: float) -> bool:
-    """Whether losses are often scaled by this number: 0.5, 0.01, a small whole number, 100."""
-    if value < 1:
-        return float(f"{value:.1e}") == value
-    return value <= FEW or value in (25.0, 100.0, 1000.0)
-
-
-def _is_number(value: Tensor) -> bool:
-    """Whether this was a plain number of Python's.
-
-    Torch remembers, and lets it not decide on a result's type.
-    """
-    small = torch.float16 if value.is_floating_point() else torch.int8
-    zero = torch.zeros((), dtype=small, device=value.device)
-    return value.dtype != small and torch.result_type(zero, value) == small

@@ -17,19 +17,12 @@ from torch.utils._pytree import tree_map
 
 from ..errors import LossError, OwnerWarning
 from ..randomness._forward import untouched
+from ._dry_run import misreduced, reduction_problems, without_trace
+from ._examples import LossFn, dimensions, evaluating, select_rows
 from ._loader import PoissonLoader
 from ._loop import PrivateLoop
 from ._loss_check import PAIRS, WEIGHTED, verdict
 from ._loss_graph import classified
-from ._parity import (
-    LossFn,
-    dimensions,
-    evaluating,
-    misreduced,
-    reduction_problems,
-    select_rows,
-    without_trace,
-)
 
 _COUNTS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _ONES = ("mask",)  # in the name of a field: a mask of zeros would hide the record
