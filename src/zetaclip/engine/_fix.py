@@ -28,7 +28,7 @@ def fix(module: nn.Module) -> nn.Module:
         The copy. It is an unchanged copy if nothing had to be replaced.
 
     Raises:
-        ValueError: A layer to replace is lazy: run one forward first.
+        ValueError: A layer is lazy: run one forward first.
 
     **Edge cases.** GroupNorm does not compute what BatchNorm did: running statistics are dropped,
     and a pretrained network has to be trained again. BatchNorm in eval mode is replaced, too,
@@ -37,11 +37,13 @@ def fix(module: nn.Module) -> nn.Module:
     Examples:
         >>> model = zetaclip.fix(torchvision.models.resnet18())
     """
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise ValueError("the module has lazy layers; run one forward before fix")
     fixed = copy.deepcopy(module)
     told: list[str] = []
     made: dict[int, nn.Module] = {}  # a layer that is used at several places stays one layer
     for name, part in list(fixed.named_modules(remove_duplicate=False)):
-        new = made.get(id(part)) or _replacement(name, part)
+        new = made.get(id(part)) or _replacement(part)
         if new is None:
             continue
         made[id(part)] = new
@@ -59,9 +61,7 @@ def fix(module: nn.Module) -> nn.Module:
     return fixed
 
 
-def _replacement(name: str, part: nn.Module) -> nn.Module | None:
-    if isinstance(part, _NormBase) and any(is_lazy(p) for p in part.parameters()):
-        raise ValueError(f"{name}: a lazy layer can't be replaced; run one forward before fix")
+def _replacement(part: nn.Module) -> nn.Module | None:
     new: nn.Module
     if isinstance(part, _BatchNorm):
         new = nn.GroupNorm(_groups(part), part.num_features, part.eps, part.affine)
