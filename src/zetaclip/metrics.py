@@ -1,4 +1,4 @@
-"""Accuracy, AUC, RMSE and calibration, exact where there are ties.
+"""Accuracy, AUC, RMSE, calibration, curves and residuals, exact where there are ties.
 
 Logits have shape (n, classes). For two classes they may have shape (n,) or (n, 1): the logit of the
 second class. Every function raises ``ValueError`` for empty input or shapes that do not fit. A NaN
@@ -9,6 +9,9 @@ NaN. scikit-learn's functions raise on NaN and infinite scores, so they are not 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,6 +144,132 @@ def reliability(logits: Tensor, y: Tensor, bins: int = 15) -> list[dict[str, flo
         }
         for i in range(bins)
     ]
+
+
+def confusion(logits: Tensor, y: Tensor, classes: int) -> list[list[int]]:
+    """How often each class was taken for which: a row per true class, a column per predicted one.
+
+    Args:
+        logits: (n, classes), or one logit per record: class 1 is predicted if it is above 0.
+        y: Classes as numbers.
+        classes: Number of classes.
+
+    Returns:
+        The counts; an empty list if a logit is NaN.
+    """
+    logits, y = _pair(logits, y)
+    if logits.isnan().any():
+        return []
+    chosen = (logits > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)
+    counts = torch.bincount(y.long() * classes + chosen, minlength=classes * classes)
+    return [[int(count) for count in row] for row in counts.reshape(classes, classes)]
+
+
+def roc(scores: Tensor, y: Tensor) -> list[tuple[float, float]]:
+    """The ROC curve as (false positive rate, true positive rate), from (0, 0) to (1, 1).
+
+    Args:
+        scores: One score per record.
+        y: 0 or 1 per record.
+
+    Returns:
+        A point for each different score; an empty list if a score is NaN or a class is missing.
+    """
+    found = _cumulated(scores, y)
+    if found is None:
+        return []
+    right, wrong = found
+    return [
+        (0.0, 0.0),
+        *zip((wrong / wrong[-1]).tolist(), (right / right[-1]).tolist(), strict=True),
+    ]
+
+
+def precision_recall(scores: Tensor, y: Tensor) -> list[tuple[float, float]]:
+    """The precision-recall curve as (recall, precision), from the highest score down.
+
+    Args:
+        scores: One score per record.
+        y: 0 or 1 per record.
+
+    Returns:
+        A point for each different score; an empty list if a score is NaN or a class is missing.
+    """
+    found = _cumulated(scores, y)
+    if found is None:
+        return []
+    right, wrong = found
+    return list(zip((right / right[-1]).tolist(), (right / (right + wrong)).tolist(), strict=True))
+
+
+def _cumulated(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Records of class 1 and of class 0 whose score is at least each score, highest first."""
+    scores, y = _pair(scores, y)
+    if scores.dim() != 1:
+        raise ValueError(f"scores must have one value per record, not shape {tuple(scores.shape)}")
+    positive = (y > 0.5).double()
+    if scores.isnan().any() or not 0 < positive.sum() < len(y):
+        return None
+    values, place = torch.unique(-scores, return_inverse=True)  # ascending: the highest first
+    ones = torch.bincount(place, weights=positive, minlength=len(values)).cumsum(0)
+    zeros = torch.bincount(place, weights=1 - positive, minlength=len(values)).cumsum(0)
+    return ones, zeros
+
+
+def residuals(pred: Tensor, y: Tensor, bins: int = 40) -> dict[str, Any]:
+    """How far predictions are off: prediction minus target, in the units of ``y``.
+
+    Args:
+        pred: One prediction per record.
+        y: One target per record.
+        bins: Number of bins of the histogram, and of the targets.
+
+    Returns:
+        "mean", "absolute" (the mean absolute error), "r2" (None if all targets are equal),
+        "quantiles" (at 5, 25, 50, 75 and 95 %), "histogram" ("edges" and "counts"), and
+        "by_target": rows of "target", "prediction" and "count", means over bins of the target. An
+        empty dict if a prediction is not finite.
+    """
+    pred, y = _pair(pred, y)
+    if pred.shape != y.shape:
+        raise ValueError(f"predictions have shape {tuple(pred.shape)}, targets {tuple(y.shape)}")
+    y = y.double()
+    if not pred.isfinite().all():
+        return {}
+    off = pred - y
+    spread = float((y - y.mean()).square().sum())
+    levels = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64)
+    low, high = float(off.min()), float(off.max())
+    edges = torch.linspace(low, high if high > low else low + 1.0, bins + 1, dtype=torch.float64)
+    counts = torch.bincount(torch.bucketize(off, edges[1:-1]), minlength=bins)
+    ends = torch.linspace(float(y.min()), float(y.max()), bins + 1, dtype=torch.float64)
+    place = torch.bucketize(y, ends[1:-1])
+    number = torch.bincount(place, minlength=bins)
+    means = [torch.bincount(place, weights=v, minlength=bins) / number for v in (y, pred)]
+    return {
+        "mean": float(off.mean()),
+        "absolute": float(off.abs().mean()),
+        "r2": 1 - float(off.square().sum()) / spread if spread else None,
+        "quantiles": torch.quantile(off, levels).tolist(),
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+        "by_target": [
+            {"target": float(t), "prediction": float(p), "count": int(n)}
+            for t, p, n in zip(*means, number, strict=True)
+            if n
+        ],
+    }
+
+
+def thinned(points: list[tuple[float, float]], most: int = 100) -> list[list[float]]:
+    """At most ``most`` points of a curve, evenly spaced along it, with the first and the last."""
+    if len(points) <= most:
+        return [list(point) for point in points]
+    lengths = [0.0]
+    for (x, y), (u, v) in pairwise(points):
+        lengths.append(lengths[-1] + abs(u - x) + abs(v - y))
+    wanted = [lengths[-1] * place / (most - 1) for place in range(most)]
+    kept = {min(bisect_left(lengths, at), len(points) - 1) for at in wanted}
+    return [list(points[place]) for place in sorted(kept)]
 
 
 def _pair(values: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from zetaclip import PrivacyEngine, methods
 from zetaclip.data import load
 from zetaclip.engine._checkpoint import CheckpointError
-from zetaclip.errors import AccountingError, RankError
+from zetaclip.errors import AccountingError, PrivacyLeakWarning, RankError
 from zetaclip.gradients import CaptureError
 from zetaclip.ledger import Ledger
 from zetaclip.models import build
@@ -237,7 +237,27 @@ def test_no_eval_writes_no_metric(tmp_path):
         result["metric"]["value"] is None
         and result["metrics"] == {}
         and result["reliability"] is None
+        and result["evaluation"] is None
     )
+
+
+def test_the_result_has_what_each_class_was_taken_for(finished):
+    result = result_of(finished)
+    found = result["evaluation"]
+    right = sum(row[place] for place, row in enumerate(found["confusion"]))
+    assert right / sum(map(sum, found["confusion"])) == result["metric"]["value"]
+    assert [part["records"] for part in found["per_class"]] == list(map(sum, found["confusion"]))
+
+
+def test_class_names_that_came_from_private_records_are_not_published(tmp_path):
+    rows = "\n".join(f"{n % 7},{'sick' if n % 2 else 'well'}" for n in range(200))
+    (tmp_path / "t.csv").write_text(f"a,y\n{rows}\n")
+    own = {"data": str(tmp_path / "t.csv"), "target": "y", "model": "mlp", "spectral": {}}
+    with pytest.warns(PrivacyLeakWarning):
+        small_runs.run(tmp_path / "run", small_runs.small(steps=2, **own))
+    text = (tmp_path / "run" / "result.json").read_text()
+    assert json.loads(text)["evaluation"]["classes"] == ["0", "1"]
+    assert "sick" not in text
 
 
 def test_the_paper_s_literal_form_claims_nothing(tmp_path):

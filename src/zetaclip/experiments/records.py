@@ -42,7 +42,7 @@ _LINES = {
     ),
     "probes.jsonl": ("probe", "step", "clip", "smoothed", "zeta"),
 }
-_LEFT_OUT = ("reliability",)
+_LEFT_OUT = ("reliability", "evaluation")
 
 
 def read(out: Path) -> dict[str, Run]:

@@ -25,6 +25,7 @@ from .format import (
     zone_share,
 )
 from .page import Page, Section
+from .quality import IDS, NOTE, confusions, quality_charts
 from .read import Run, last, number
 from .table import Cell, facts, table
 from .trust import Trust, examine
@@ -65,10 +66,12 @@ def footer_text() -> str:
 
 
 def _chart_sections(runs: Sequence[Run]) -> list[Section]:
-    charts = charts_for(runs)
+    charts = [*charts_for(runs), *(c for c in quality_charts(runs) if not c.empty)]
     training = tuple(chart for chart in charts if chart.id.startswith(TRAINING))
     spectra = tuple(chart for chart in charts if chart.id.startswith("spectrum-"))
-    rest = tuple(chart for chart in charts if chart.id in ("reliability", "time"))
+    quality = tuple(chart for chart in charts if chart.id in (*IDS, "reliability"))
+    rest = tuple(chart for chart in charts if chart.id == "time")
+    classes = confusions(runs[0]) if len(runs) == 1 else ""
     made = []
     if training:
         made.append(Section("training", "Training", charts=training))
@@ -79,8 +82,10 @@ def _chart_sections(runs: Sequence[Run]) -> list[Section]:
             " about what was learned.</p>"
         )
         made.append(Section("spectra", "Spectrum of the probed weights", text, spectra))
+    if quality or classes:
+        made.append(Section("quality", "On held-out records", NOTE + classes, quality))
     if rest:
-        made.append(Section("quality", "Calibration and time", charts=rest))
+        made.append(Section("time", "Time", charts=rest))
     return made
 
 

@@ -61,10 +61,15 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def hides(dataset: Dataset) -> bool:
+    """Whether names and ranges of the data were inferred from private records."""
+    return bool(dataset.private_statistics) and not dataset.public
+
+
 def public(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The description without what was inferred from private data."""
     whole = describe(config, dataset)
-    if not dataset.private_statistics or dataset.public:
+    if not hides(dataset):
         return whole
     word = (
         "what is missing here is in private/input.json: it holds what was inferred from private"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from .. import metrics
 if TYPE_CHECKING:
     from ..data import Dataset, Split
 
+MOST_CLASSES = 30  # of a table of confusions
 _ROWS = 250  # records at a time, so that evaluation needs no more memory than a step
 
 
@@ -89,6 +91,54 @@ class Task:
                 torch.stack((torch.zeros_like(logit), logit), dim=1), y.long()
             )
         return metrics.reliability(outputs, y)
+
+    def details(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+        """What a single number hides, small enough for result.json.
+
+        Args:
+            outputs: The network's outputs on held-out records.
+            y: Their targets.
+            classes: Names of the classes that may be published; empty: they are numbered.
+
+        Returns:
+            For classes: "classes", "per_class" (records, and the share that was right), and
+            "confusion", which is left out above ``MOST_CLASSES`` classes. For two classes also
+            "roc" and "precision_recall". For a regression "residuals". Curves have at most 100
+            points. Empty if an output is not finite.
+        """
+        if not outputs.isfinite().all():
+            return {}
+        if self.kind == "regression":
+            predicted = outputs.squeeze(1).double() * self.half + self.middle
+            return {"residuals": rounded(metrics.residuals(predicted, y))}
+        count = 2 if self.kind == "binary" else outputs.shape[1]
+        table = metrics.confusion(outputs, y, count)
+        found: dict[str, Any] = {
+            "classes": list(classes) or [str(number) for number in range(count)],
+            "per_class": [
+                {"records": sum(row), "accuracy": row[place] / sum(row) if sum(row) else None}
+                for place, row in enumerate(table)
+            ],
+        }
+        if count <= MOST_CLASSES:
+            found["confusion"] = table
+        if self.kind == "binary":
+            scores = outputs.squeeze(1)
+            for name, curve in (
+                ("roc", metrics.roc),
+                ("precision_recall", metrics.precision_recall),
+            ):
+                found[name] = metrics.thinned(curve(scores, y))
+        return rounded(found)
+
+
+def rounded(value: Any) -> Any:
+    """Floats with six significant digits: enough for a picture, and a third of the text."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
 @torch.no_grad()

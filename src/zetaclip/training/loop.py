@@ -276,10 +276,12 @@ class Training:
         steps = self.steps
         with nullcontext() if steps.average is None else steps.average.applied():
             self._save_weights()
-            reliability = None
+            reliability, details = None, None
             if not self.config.no_eval and self.dataset.test is not None:
                 outputs = outputs_of(steps.model, self.dataset.test, steps.device)
                 reliability = steps.task.reliability(outputs, self.dataset.test.y)
+                classes = () if description.hides(self.dataset) else self.dataset.classes
+                details = steps.task.details(outputs, self.dataset.test.y, classes)
         if isinstance(steps, PrivateSteps):
             steps.engine.detach()
             steps.engine.ledger.to_jsonl(self.folder / "ledger.jsonl")
@@ -291,6 +293,7 @@ class Training:
             self.last,
             self.seconds,
             reliability,
+            details,
             self.resumed,
             stop,
         )
@@ -332,6 +335,7 @@ class Training:
             self.folder,
             {},
             self.seconds,
+            None,
             None,
             self.resumed,
             steps.total,

@@ -93,6 +93,7 @@ def compose(
     last: dict[str, Any],
     seconds: dict[str, float],
     reliability: list[dict[str, Any]] | None,
+    details: dict[str, Any] | None,
     resumed: int,
     stop: int,
 ) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def compose(
         last: The last line of metrics.jsonl.
         seconds: Time by part.
         reliability: Accuracy by confidence, in bins.
+        details: Confusions, curves or residuals on held-out records.
         resumed: How often the run was resumed.
         stop: How many updates ``max_epsilon`` allowed.
     """
@@ -144,6 +146,7 @@ def compose(
         "seconds": {"total": total, **seconds},
         "probe_share": seconds["probe"] / max(1e-9, seconds["train"] + seconds["probe"]),
         "reliability": reliability,
+        "evaluation": details,
         "resumed": resumed,
         "ranks": ranks_of(steps),
         "versions": versions(),
