@@ -21,6 +21,8 @@ PAGES = [
     "docs/data.md",
     "docs/methods.md",
     "docs/using.md",
+    "docs/units.md",
+    "docs/audit.md",
     "docs/guides/scikit-learn.md",
     "docs/guides/from-opacus.md",
 ]

@@ -7,9 +7,11 @@ from helpers import mean_loss, private, train
 from networks import MODELS
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.engine._units import Units
+from zetaclip.integrations.terms import Terms
 
 KEY = bytes(range(32))
 # Units 0 to 6 with five or six rows each, not next to each other, then four of five rows.
@@ -277,3 +279,17 @@ def test_augmentation_follows_a_secret_key_and_leaves_torchs_stream_alone():
 def test_what_does_not_fit_is_said(change, message):
     with pytest.raises(ValueError, match=message):
         private(linear(), data(), num_examples=11 if "units" in change else 60, **change)
+
+
+def test_the_terms_of_frameworks_take_units():
+    terms = Terms(
+        noise_multiplier=1.0, clipping=1.0, num_examples=11, units=OWNERS, rows_per_unit=4, seed=0
+    )
+    module = linear()
+    loader = DataLoader(TensorDataset(*data()), batch_size=2)
+    assert terms.steps_per_epoch(loader) == 6
+    engine, _, private_loader = terms.make_private(
+        module, torch.optim.SGD(module.parameters(), lr=0.1), loader, 6
+    )
+    assert engine.ledger.header.adjacency.startswith("add/remove one unit")
+    assert private_loader.sample_rate == pytest.approx(2 / 11)

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ..accounting import affordable, epsilon
 from ..engine import CheckpointError, PoissonLoader, PrivacyEngine, PrivateOptimizer, Remedy
 from ..engine._dataset_checks import check_loader
+from ..engine._units import Units
 from ..errors import AccountingError, NoGuarantee
 from ..ledger import Ledger
 from ..methods import _table as methods
@@ -48,6 +49,9 @@ class Terms:
         decouple_lr: See ``make_private``.
         normalize: See ``make_private``.
         empty: See ``make_private``.
+        units: See ``make_private``.
+        rows_per_unit: See ``make_private``.
+        unit_reduction: See ``make_private``.
         accountant: See ``PrivacyEngine``.
         seed: See ``PrivacyEngine``.
 
@@ -70,6 +74,9 @@ class Terms:
     decouple_lr: bool = False
     normalize: str = "expected"
     empty: str = "noise"
+    units: Any = field(default=None, compare=False, repr=False)
+    rows_per_unit: int | None = None
+    unit_reduction: str = "mean"
     accountant: str = "pld"
     seed: int | None = None
 
@@ -89,7 +96,8 @@ class Terms:
         check_loader(loader)
         if self.sample_rate is not None:
             return max(1, math.ceil(1 / self.sample_rate - 1e-9))
-        size = self.num_examples or len(loader.dataset)  # type: ignore[arg-type]
+        rows = len(loader.dataset)  # type: ignore[arg-type]
+        size = self.num_examples or Units(self.units, rows, self.rows_per_unit).count
         assert loader.batch_size is not None
         return max(1, -(-size // loader.batch_size))
 
