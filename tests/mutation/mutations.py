@@ -551,28 +551,28 @@ _add(
 )
 _add(
     "two rows of one batch count as the larger",
-    "ledger/_ledger.py",
+    "ledger/*.py",
     "np.add.reduceat(",
     "np.maximum.reduceat(",
     "test_ledger.py::test_rows_of_one_batch_are_one_gaussian",
 )
 _add(
     "a query may be released twice from one batch",
-    "ledger/_ledger.py",
+    "ledger/*.py",
     "elif query in self._open_queries:",
     "elif False:",
     "test_ledger.py::test_a_query_twice_in_a_batch",
 )
 _add(
     "a row's numbers need not agree",
-    "ledger/_ledger.py",
+    "ledger/*.py",
     "            and abs(std - multiplier * sensitivity) <= _SLACK * std\n",
     "",
     "test_ledger.py::test_rows_that_cannot_be",
 )
 _add(
     "a row's sensitivity need not hold the slack",
-    "ledger/_ledger.py",
+    "ledger/*.py",
     "abs(sensitivity - widened(self.clip)) <= _SLACK * sensitivity",
     "True",
     "test_grid.py::test_a_row_checks_its_clip_and_grid",

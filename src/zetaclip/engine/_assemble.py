@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -41,65 +43,55 @@ def assemble(
 
     If it fails, module and optimizer are as before: the user mends it and calls again.
     """
-    claim(model.named)
-    try:
-        loop = _assembled(
-            model, optimizer, dataset, units, settings, method, plan, ledger, seed, planned_steps
+    with _claimed(model):
+        layout, controller, rule = model.layout, method.controller, method.rule
+        control = ControlLoop(controller, bound_probe(controller, model.module, model.named))
+        log = ReleaseLog(ledger)
+        state = RunState(
+            sampling=seed.key("sampling"),
+            noise=seed.key("noise"),
+            stream=seed.name("name"),
+            control=controller.init(),
+            rule=rule.init(layout.numel),
         )
-    except BaseException:
-        release(model.named.values())
-        raise
+        group: Group = SingleProcess(units.count)
+        digest = None
+        others = ranks()
+        if others is not None:
+            terms = configuration(settings, method, plan, optimizer, layout) | {
+                "shapes": [tuple(parameter.shape) for parameter in layout.parameters],
+                "rates": [float(part["lr"]) for part in optimizer.param_groups],
+            }
+            tensors = list(model.tensors().values())
+            state, log.name, digest = join(others, terms, dataset, units, tensors, state, log.name)
+            group = others
+        rereads = (
+            method.remember is not None
+            or rule.remembers
+            or (controller.probe is None and controller.reads_gradient)
+        )
+        loop = PrivateLoop(
+            model=model,
+            batches=Batches(dataset, settings, method, plan, planned_steps, group, units, digest),
+            log=log,
+            update=Update(optimizer, settings.decouple_lr, rereads),
+            control=control,
+            settings=settings,
+            method=method,
+            plan=plan,
+            state=state,
+        )
     loop.update.install()
     model.attach()
     return loop
 
 
-def _assembled(
-    model: PrivateModule,
-    optimizer: Optimizer,
-    dataset: Any,
-    units: Units,
-    settings: Settings,
-    method: Method,
-    plan: Plan,
-    ledger: Ledger,
-    seed: Seed,
-    planned_steps: int | None,
-) -> PrivateLoop:
-    layout, controller, rule = model.layout, method.controller, method.rule
-    control = ControlLoop(controller, bound_probe(controller, model.module, model.named))
-    log = ReleaseLog(ledger)
-    state = RunState(
-        sampling=seed.key("sampling"),
-        noise=seed.key("noise"),
-        stream=seed.name("name"),
-        control=controller.init(),
-        rule=rule.init(layout.numel),
-    )
-    group: Group = SingleProcess(units.count)
-    digest = None
-    others = ranks()
-    if others is not None:
-        terms = configuration(settings, method, plan, optimizer, layout) | {
-            "shapes": [tuple(parameter.shape) for parameter in layout.parameters],
-            "rates": [float(part["lr"]) for part in optimizer.param_groups],
-        }
-        tensors = list(model.tensors().values())
-        state, log.name, digest = join(others, terms, dataset, units, tensors, state, log.name)
-        group = others
-    rereads = (
-        method.remember is not None
-        or rule.remembers
-        or (controller.probe is None and controller.reads_gradient)
-    )
-    return PrivateLoop(
-        model=model,
-        batches=Batches(dataset, settings, method, plan, planned_steps, group, units, digest),
-        log=log,
-        update=Update(optimizer, settings.decouple_lr, rereads),
-        control=control,
-        settings=settings,
-        method=method,
-        plan=plan,
-        state=state,
-    )
+@contextmanager
+def _claimed(model: PrivateModule) -> Iterator[None]:
+    """The parameters belong to this run, unless the block fails."""
+    claim(model.named)
+    try:
+        yield
+    except BaseException:
+        release(model.named.values())
+        raise

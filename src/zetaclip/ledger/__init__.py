@@ -4,6 +4,7 @@ A ``Ledger`` has a ``Header`` and a ``Row`` for every release; its ``events()`` 
 accountants.
 """
 
-from ._ledger import Event, Header, Key, Ledger, Row
+from ._ledger import Ledger
+from ._rows import Event, Header, Key, Row
 
 __all__ = ["Event", "Header", "Key", "Ledger", "Row"]

@@ -16,7 +16,8 @@ from pathlib import Path
 from filelock import lock_descriptor, unlock_descriptor
 
 from ..errors import LedgerError
-from ._ledger import Key, Ledger, Row
+from ._ledger import Ledger
+from ._rows import Key, Row
 
 # Marks a line that a killed writer left unfinished, so that the next row starts on its own line.
 _SEAL = "(the line above was never finished)"
