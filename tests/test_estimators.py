@@ -20,6 +20,9 @@ from zetaclip.accounting import epsilon
 from zetaclip.integrations.sklearn import PrivateClassifier, PrivateRegressor
 
 N = 600
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "other rows are drawn, with other noise",
+}
 PLD = ("test_what_a_fit_spends", "test_scikit_learns_own_checks_with_the_defaults")
 
 
@@ -69,10 +72,11 @@ def weights(estimator):
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_own_checks(kind):
-    results = check_estimator(kind(epochs=1), on_fail=None)
+    results = check_estimator(kind(epochs=1), on_fail=None, expected_failed_checks=EXPECTED)
     failed = {r["check_name"]: repr(r["exception"]) for r in results if r["status"] == "failed"}
     skipped = {r["check_name"] for r in results if r["status"] == "skipped"}
     assert failed == {} and skipped <= {"check_array_api_input"} and len(results) > 40
+    assert {r["check_name"] for r in results if r["status"] == "xfail"} == set(EXPECTED)
 
 
 @pytest.mark.slow
@@ -80,7 +84,9 @@ def test_scikit_learns_own_checks(kind):
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_own_checks_with_the_defaults(kind):
     assert not [
-        r["check_name"] for r in check_estimator(kind(), on_fail=None) if r["status"] == "failed"
+        r["check_name"]
+        for r in check_estimator(kind(), on_fail=None, expected_failed_checks=EXPECTED)
+        if r["status"] == "failed"
     ]
 
 
@@ -125,7 +131,7 @@ def test_all_that_is_missing_in_one_warning(table):
     x, y = table
     with pytest.warns(PrivacyLeakWarning) as caught:
         PrivateRegressor(hidden=(32, 32), epochs=1, random_state=0).fit(x, y)
-    assert len(caught) == 1 and "target_bounds, bounds and num_examples were not declared" in str(
+    assert len(caught) == 1 and "bounds, target_bounds and num_examples were not declared" in str(
         caught[0].message
     )
     assert caught[0].filename == __file__

@@ -170,10 +170,22 @@ class Budget:
             bound = min(bound, _alone(spendings[0].events, self.delta))
         return max(0.0, bound)
 
-    def allows(self, events: Iterable[Event]) -> bool:
-        """Whether ``spend`` would grant these events."""
-        made = self._made(events, "")
-        return self._grants(made, self.spendings)
+    def allows(self, *fits: Iterable[Event]) -> bool:
+        """Whether ``spend`` would grant these fits one after the other.
+
+        Args:
+            fits: What each fit would release.
+        """
+        known: dict[tuple[Event, ...], Spending] = {}
+        earlier = self.spendings
+        for events in fits:
+            held = tuple(events)
+            if held not in known:
+                known[held] = self._made(held, "")
+            if not self._grants(known[held], earlier):
+                return False
+            earlier.append(known[held])
+        return True
 
     def spend(self, events: Iterable[Event], what: str = "a fit") -> str:
         """Charges a fit before it releases anything.

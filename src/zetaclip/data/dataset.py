@@ -19,10 +19,13 @@ class Split:
     Attributes:
         x: float32, one row per record.
         y: int64 classes; float32 0 or 1 for a binary task; float32 targets for a regression.
+        weight: float32 weight of each record's loss; None for 1. It belongs to the record: it must
+            not depend on other records.
     """
 
     x: Tensor
     y: Tensor
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

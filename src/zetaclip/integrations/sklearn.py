@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import secrets
+import time
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,15 +16,23 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 
 from ..accounting import Budget
 from ..errors import PrivacyLeakWarning
+from ._rows import as_table, declared, has_words, table_input
+from ._search import Search, search_above, spend
 
 if TYPE_CHECKING:
     import torch
 
     from ..data import Dataset
+    from ..data.inputs import TableInput
     from ..methods import Method
     from ..training.config import Config
     from ..training.steps import PrivateSteps
@@ -34,6 +43,8 @@ __all__ = ["PrivateClassifier", "PrivateRegressor"]
 _ACCOUNTANT = "pld"
 # Lineages (an estimator and its clones) that have released something in this process.
 _FITTED: set[str] = set()
+# Fewer rows may have labels that are all different by chance.
+_FEWEST = 10
 
 
 class _Private(BaseEstimator):
@@ -41,11 +52,15 @@ class _Private(BaseEstimator):
 
     module_: torch.nn.Module
     _lineage: str
+    _search: Search | None = None
 
     def __sklearn_clone__(self) -> Any:
         """A clone that knows its origin, so that a second fit can be noticed."""
         twin: Any = super().__sklearn_clone__()
         twin._lineage = self._family()
+        twin._search = self._search
+        if twin._search is None and twin.budget is not None:
+            twin._search = search_above()
         return twin
 
     def _family(self) -> str:
@@ -53,20 +68,64 @@ class _Private(BaseEstimator):
             self._lineage = secrets.token_hex(8)
         return self._lineage
 
-    def _scaled(self, x: np.ndarray, leaks: list[str]) -> np.ndarray:
-        """Features scaled from their bounds to [-1, 1]; values outside are clipped."""
-        self.feature_low_, self.feature_high_ = _bounds(self.bounds, x, leaks)
-        return self._rescaled(x)
+    def _read(self, X: Any, y: Any, leaks: list[str], numeric: bool) -> tuple[np.ndarray, Any]:
+        """Rows in [-1, 1] and checked targets; remembers how rows are prepared."""
+        given: Any = self
+        about = declared(given.schema)
+        self.input_: TableInput | None = None
+        if not (about.get("columns") or has_words(X)):
+            x, y = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                ensure_min_samples=2,
+                y_numeric=numeric,
+                ensure_all_finite="allow-nan",
+            )
+            self.feature_low_, self.feature_high_ = _bounds(given.bounds, x, leaks)
+            return self._rescaled(x), y
+        if given.bounds is not None:
+            raise ValueError(
+                "bounds= is for tables of numbers alone; declare every column in schema="
+            )
+        y = validate_data(self, X="no_validation", y=y, y_numeric=numeric)
+        validate_data(self, X, skip_check_array=True)
+        check_consistent_length(X, y)
+        self.input_, inferred = table_input(X, about.get("columns", {}))
+        if inferred:
+            leaks.append("schema")
+        return self._rows(X), y
+
+    def _rows(self, X: Any) -> np.ndarray:
+        """Rows of a table with declared columns, in [-1, 1]."""
+        assert self.input_ is not None
+        rows: np.ndarray = self.input_.prepare(*as_table(X)).double().numpy()
+        return rows
 
     def _rescaled(self, x: np.ndarray) -> np.ndarray:
+        """Numbers scaled from their bounds to [-1, 1] and clipped; a missing one is the middle."""
         low, high = self.feature_low_, self.feature_high_
         width = np.where(high > low, high - low, 1.0)
-        return 2.0 * (np.clip(x, low, high) - low) / width - 1.0
+        return np.nan_to_num(2.0 * (np.clip(x, low, high) - low) / width - 1.0, nan=0.0)
+
+    def _weight(self, sample_weight: Any, x: np.ndarray) -> Any:
+        """Weights of the records between 0 and the declared bound, as a tensor."""
+        import torch
+
+        if sample_weight is None:
+            return None
+        bound = getattr(self, "max_sample_weight", None)
+        if not isinstance(bound, (int, float)) or not 0 < bound < float("inf"):
+            raise ValueError(f"max_sample_weight must be a positive number, not {bound!r}")
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64)
+        return torch.from_numpy(np.clip(weights, 0.0, bound)).float()
 
     def _train(
         self, dataset: Dataset, leaks: list[str], weights: dict[str, float] | None = None
     ) -> None:
         """Trains a new network and sets all fitted attributes."""
+        from ..training.progress import Display
         from ..training.recipe import build_method
         from ..training.steps import PrivateSteps
 
@@ -102,13 +161,17 @@ class _Private(BaseEstimator):
             self._say_again()
         else:
             planned = steps.engine.planned_events(0, steps.total)
-            receipt = budget.spend(planned, f"{type(self).__name__}(epsilon={given.epsilon:g})")
+            what = f"{type(self).__name__}(epsilon={given.epsilon:g})"
+            receipt = spend(budget, planned, what, self._search, len(dataset.train))
             # The folds of a cross-validation share a random_state, but must not share noise.
             steps.engine.reseed(f"charge {budget.number_of(receipt)}")
+        display = Display(quiet=not given.verbose)
+        begun = time.perf_counter()
         try:
-            while steps.done < steps.total:
-                for _ in steps.updates(steps.total):
-                    pass
+            with display.bar(0, steps.total) as bar:
+                while steps.done < steps.total:
+                    for done in steps.updates(steps.total):
+                        bar.step(done, dict)
         finally:
             if len(steps.engine.ledger):
                 _FITTED.add(self._family())
@@ -124,6 +187,10 @@ class _Private(BaseEstimator):
         self.epsilon_ = steps.epsilon()
         self.ledger_ = steps.engine.ledger
         self.clip_history_ = steps.optimizer.clip_history
+        display.say(
+            f"{type(self).__name__}: {steps.done} updates in {time.perf_counter() - begun:.1f} s,"
+            f" ε = {self.epsilon_:.3g} at δ = {self.delta_:.3g}"
+        )
 
     def _say_again(self) -> None:
         if self._family() in _FITTED:
@@ -143,11 +210,23 @@ class _Private(BaseEstimator):
         import torch
 
         check_is_fitted(self)
-        x = self._rescaled(validate_data(self, X, dtype=np.float64, reset=False))
+        if self.input_ is not None:
+            validate_data(self, X, skip_check_array=True, reset=False)
+            x = self._rows(X)
+        else:
+            x = self._rescaled(
+                validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
+            )
         network = copy.deepcopy(self.module_).double()
         with torch.no_grad():
             outputs: np.ndarray = network(torch.from_numpy(x)).numpy()
         return outputs
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        return tags
 
 
 class PrivateClassifier(ClassifierMixin, _Private):
@@ -173,12 +252,19 @@ class PrivateClassifier(ClassifierMixin, _Private):
         class_weight: {label: weight} from public knowledge; other labels have weight 1. "balanced"
             is an error, because it would count private labels. Give weights below 1 to classes that
             should count less: a clipped gradient can't grow.
+        schema: For tables with words, dates or missing values: what the columns are, as in the
+            schema of ``zetaclip.data.load``, as a mapping or a file. ``classes`` may be in it, too.
+        lr: Learning rate; None takes the method's.
+        batch_size: Expected batch size; None chooses one by the number of records.
+        max_sample_weight: The bound of ``sample_weight`` in ``fit``; larger ones are clipped to it.
+        verbose: Whether to show progress.
 
     **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with
     respect to adding or removing one row of (X, y), if ``bounds``, ``classes`` and ``num_examples``
     were not taken from the data.
 
-    **Edge cases.** What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a
+    **Edge cases.** A missing number is the middle of its bounds; a missing or unknown word is no
+    word at all. What is not declared is taken from the data, with a ``PrivacyLeakWarning`` and a
     note in the ledger. ``score`` on private data is a release of its own. A second fit spends
     again; see ``budget``.
 
@@ -200,6 +286,11 @@ class PrivateClassifier(ClassifierMixin, _Private):
         budget: Budget | None = None,
         random_state: Any = None,
         class_weight: Any = None,
+        schema: Any = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        max_sample_weight: float = 1.0,
+        verbose: bool | int = False,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -212,9 +303,23 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self.num_examples = num_examples
         self.budget = budget
         self.random_state = random_state
+        self.schema = schema
+        self.lr = lr
+        self.batch_size = batch_size
+        self.max_sample_weight = max_sample_weight
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> PrivateClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateClassifier:
         """Trains on the rows of X and their labels y.
+
+        Args:
+            X: Rows: numbers, with NaN where one is missing, or a table with a ``schema``.
+            y: Labels.
+            sample_weight: Weight of each record's loss, from 0 to ``max_sample_weight``. It must be
+                an attribute of the record, and not depend on other records.
+
+        Returns:
+            The estimator.
 
         Raises:
             ValueError: A label is not among the declared classes, or an argument is wrong.
@@ -224,26 +329,32 @@ class PrivateClassifier(ClassifierMixin, _Private):
 
         from ..data import Dataset, Split
 
-        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(y)
         leaks: list[str] = []
-        if self.classes is None:
+        x, y = self._read(X, y, leaks, numeric=False)
+        check_classification_targets(y)
+        known = self._known_classes(y)
+        if known is None:
             leaks.append("classes")
-        self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
+        self.classes_ = np.unique(y if known is None else known)
+        _check_repeats(self.classes_, y, known is None)
         if len(self.classes_) < 2:
             raise ValueError(f"{type(self).__name__} needs at least two classes, but got 1 class")
         codes = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         if np.any(self.classes_[codes] != y):
             raise ValueError("y contains labels that are not among the declared classes=")
         weights = self._class_weights()
-        inputs = torch.from_numpy(self._scaled(x, leaks)).float()
+        inputs = torch.from_numpy(x).float()
         two = len(self.classes_) == 2
         targets = torch.from_numpy(codes)
         self._train(
             Dataset(
                 name="the user's table",
                 task="binary" if two else "classification",
-                train=Split(inputs, targets.float() if two else targets.long()),
+                train=Split(
+                    inputs,
+                    targets.float() if two else targets.long(),
+                    self._weight(sample_weight, x),
+                ),
                 test=None,
                 outputs=1 if two else len(self.classes_),
                 unit="one row",
@@ -254,6 +365,13 @@ class PrivateClassifier(ClassifierMixin, _Private):
             weights,
         )
         return self
+
+    def _known_classes(self, y: np.ndarray) -> np.ndarray | None:
+        """The declared labels, of the kind that y has; None if there are none."""
+        if self.classes is not None:
+            return np.asarray(self.classes)
+        named = declared(self.schema).get("classes")
+        return None if named is None else np.asarray(named).astype(y.dtype)
 
     def _class_weights(self) -> dict[str, float] | None:
         """The declared weights, by the number of each class."""
@@ -309,6 +427,11 @@ class PrivateRegressor(RegressorMixin, _Private):
         num_examples: A public number of records.
         budget: A ``zetaclip.Budget`` that all fits are charged to.
         random_state: See ``PrivateClassifier``.
+        schema: See ``PrivateClassifier``; ``target_bounds`` may be in it, too.
+        lr: See ``PrivateClassifier``.
+        batch_size: See ``PrivateClassifier``.
+        max_sample_weight: See ``PrivateClassifier``.
+        verbose: See ``PrivateClassifier``.
     """
 
     def __init__(
@@ -323,6 +446,11 @@ class PrivateRegressor(RegressorMixin, _Private):
         num_examples: int | None = None,
         budget: Budget | None = None,
         random_state: Any = None,
+        schema: Any = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        max_sample_weight: float = 1.0,
+        verbose: bool | int = False,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -334,9 +462,22 @@ class PrivateRegressor(RegressorMixin, _Private):
         self.num_examples = num_examples
         self.budget = budget
         self.random_state = random_state
+        self.schema = schema
+        self.lr = lr
+        self.batch_size = batch_size
+        self.max_sample_weight = max_sample_weight
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> PrivateRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateRegressor:
         """Trains on the rows of X and their targets y.
+
+        Args:
+            X: See ``PrivateClassifier.fit``.
+            y: Targets.
+            sample_weight: See ``PrivateClassifier.fit``.
+
+        Returns:
+            The estimator.
 
         Raises:
             ValueError: An argument is wrong.
@@ -346,16 +487,20 @@ class PrivateRegressor(RegressorMixin, _Private):
 
         from ..data import Dataset, Split
 
-        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=True)
         leaks: list[str] = []
+        x, y = self._read(X, y, leaks, numeric=True)
         low, high = self._target_range(y, leaks)
-        inputs = torch.from_numpy(self._scaled(x, leaks)).float()
+        inputs = torch.from_numpy(x).float()
         self.target_low_, self.target_high_ = low, high
         self._train(
             Dataset(
                 name="the user's table",
                 task="regression",
-                train=Split(inputs, torch.from_numpy(np.clip(y, low, high)).float()),
+                train=Split(
+                    inputs,
+                    torch.from_numpy(np.clip(y, low, high)).float(),
+                    self._weight(sample_weight, x),
+                ),
                 test=None,
                 outputs=1,
                 unit="one row",
@@ -368,20 +513,21 @@ class PrivateRegressor(RegressorMixin, _Private):
         return self
 
     def _target_range(self, y: np.ndarray, leaks: list[str]) -> tuple[float, float]:
-        if self.target_bounds is None:
+        bounds = self.target_bounds
+        if bounds is None:
+            bounds = declared(self.schema).get("target_bounds")
+        if bounds is None:
             leaks.append("target_bounds")
             low, high = float(y.min()), float(y.max())
             return (low, high) if low < high else (low - 0.5, high + 0.5)
         try:
-            low, high = (float(bound) for bound in self.target_bounds)
+            low, high = (float(bound) for bound in bounds)
         except (TypeError, ValueError):
             raise ValueError(
-                f"target_bounds must be two numbers, (lowest, highest), not {self.target_bounds!r}"
+                f"target_bounds must be two numbers, (lowest, highest), not {bounds!r}"
             ) from None
         if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise ValueError(
-                f"target_bounds must be (lowest, highest), finite, not {self.target_bounds}"
-            )
+            raise ValueError(f"target_bounds must be (lowest, highest), finite, not {bounds}")
         return low, high
 
     def predict(self, X: Any) -> np.ndarray:
@@ -396,14 +542,31 @@ class PrivateRegressor(RegressorMixin, _Private):
         return tags
 
 
-def _bounds(declared: Any, x: np.ndarray, leaks: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    if declared is None:
+_SIDES: Any = ((np.min, np.inf), (np.max, -np.inf))
+
+
+def _check_repeats(classes: np.ndarray, y: np.ndarray, inferred: bool) -> None:
+    """Refuses labels that are all different, as a number of the row or a name would be.
+
+    Raises:
+        ValueError: There are as many classes as rows.
+    """
+    if inferred and len(classes) == len(y) >= _FEWEST:
+        raise ValueError(
+            f"y has another label in each of the {len(y)} rows, so there is nothing to learn about"
+            " its classes: is it a number of the row? For a quantity take PrivateRegressor"
+        )
+
+
+def _bounds(given: Any, x: np.ndarray, leaks: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    if given is None:
         leaks.append("bounds")
-        return x.min(axis=0), x.max(axis=0)
+        there = np.isnan(x).all(axis=0)  # columns without any number
+        low, high = (side(x, axis=0, where=~np.isnan(x), initial=start) for side, start in _SIDES)
+        return np.where(there, 0.0, low), np.where(there, 0.0, high)
     try:
         low, high = (
-            np.broadcast_to(np.asarray(side, dtype=np.float64), x.shape[1]).copy()
-            for side in declared
+            np.broadcast_to(np.asarray(side, dtype=np.float64), x.shape[1]).copy() for side in given
         )
     except (TypeError, ValueError):
         raise ValueError(
@@ -489,6 +652,8 @@ def _config(given: Any, layer: str, seed: int | None) -> Config:
         delta=given.delta,
         epochs=given.epochs,
         num_examples=given.num_examples,
+        lr=given.lr,
+        batch_size=given.batch_size,
         accountant=_ACCOUNTANT,
         seed=seed,
         spectral={"probe": layer} if given.method == "ww-dp-sgd" else {},

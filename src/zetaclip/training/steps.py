@@ -179,12 +179,20 @@ class _Steps:
             self.diagnostics.losses.append(loss.item() / rows)
             self.diagnostics.sizes.append(rows)
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss summed over these records, weighted by class if weights were declared."""
+    def loss(self, *batch: Tensor) -> Tensor:
+        """The loss summed over these records, weighted by class and record if that was declared.
+
+        Args:
+            batch: Inputs, targets, and a weight for each record if there are weights.
+        """
+        x, y, *weight = batch
         outputs, y = self.model(x.to(self.device)), y.to(self.device)
-        if self.weights is None:
+        if self.weights is None and not weight:
             return self.task.loss(outputs, y, reduction="sum")
-        return (self.task.loss(outputs, y, reduction="none") * self.weights[y.long()]).sum()
+        losses = self.task.loss(outputs, y, reduction="none")
+        if self.weights is not None:
+            losses = losses * self.weights[y.long()]
+        return (losses * weight[0].to(self.device) if weight else losses).sum()
 
     def agreed(self) -> int:
         """The request of this process, or, with several ranks, the one they agreed on."""
@@ -294,7 +302,8 @@ class PrivateSteps(_Steps):
 
     def tensors(self, dataset: Dataset) -> tuple[Tensor, ...]:
         """The training records, one tensor for each argument of ``loss``."""
-        return dataset.train.x, dataset.train.y
+        split = dataset.train
+        return (split.x, split.y) if split.weight is None else (split.x, split.y, split.weight)
 
     def owners(self, dataset: Dataset) -> Tensor | None:
         """The unit of each training record; None if each is a unit of its own."""
