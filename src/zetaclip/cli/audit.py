@@ -6,10 +6,12 @@ import argparse
 import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from ..training.config import Config, ConfigError
+from ..files import replace_file
+from ..training.config import Config, ConfigError, merge, read_file
 from ..training.names import check_names
 from .train import add_settings, asked
 
@@ -60,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="how often the bound holds, at least (default: 0.99)",
     )
+    group.add_argument(
+        "--run",
+        dest="folder",
+        metavar="DIR",
+        help="take the settings of this run, and leave the result in DIR/audit.json for its report",
+    )
     group.add_argument("--json", action="store_true", help="print JSON")
     group.add_argument("--quiet", action="store_true", help="print the result only")
     add_settings(parser)
@@ -76,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.progress import Display
 
     try:
-        config = Config.from_mapping(asked(arguments))
+        config = Config.from_mapping(merge(_of_run(arguments.folder), asked(arguments)))
         check_names(config)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
@@ -90,11 +98,21 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except (ConfigError, ValueError) as error:
         raise CommandError(error) from error
+    if arguments.folder is not None:
+        with replace_file(Path(arguments.folder) / "audit.json") as file:
+            file.write(json.dumps(found, indent=2, ensure_ascii=False).encode() + b"\n")
     if arguments.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         print(_text(found))
     return int(found["excess"])
+
+
+def _of_run(folder: str | None) -> dict[str, Any]:
+    """The settings of a run, with coins and noise of its own: a seed is not taken over."""
+    if folder is None:
+        return {}
+    return {**read_file(Path(folder) / "config.json"), "seed": None}
 
 
 def _one_run(config: Config, arguments: argparse.Namespace, display: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .format import (
     zone_share,
 )
 from .page import Page, Section
+from .protection import protection
 from .quality import IDS, NOTE, confusions, quality_charts
 from .read import Run, last, number
 from .table import Cell, facts, table
@@ -95,8 +96,10 @@ def _one(run: Run, trust: Trust) -> list[Section]:
         f" class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
         f"{_tiles(run)}{_warnings(run, trust)}"
     )
+    plainly = protection(run, trust)
     return [
         Section("summary", html=head),
+        *([] if plainly is None else [plainly]),
         *_chart_sections([run]),
         Section("ledger", "Ledger and check", _ledger(run, trust)),
         Section("config", "Configuration", f"<div class=columns>{facts(_config_rows(run))}</div>"),
