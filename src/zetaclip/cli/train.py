@@ -26,6 +26,7 @@ EPILOG = """examples:
   zetaclip train --data mnist --epsilon 1 --minutes 5
   zetaclip train --data mnist --sigma 1.1 --method dp-sgd --clip 1 --recipe paper
   zetaclip train --data patients.csv --target outcome --schema patients.toml --epsilon 1 --no-eval
+  zetaclip train --data reviews.csv --text body --target label    free text, by hashed words
   zetaclip train --out runs/a --resume                   continue an interrupted run
   zetaclip train --method ww-dp-sgd --set spectral.gain=0.2
 

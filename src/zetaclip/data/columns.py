@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..errors import InputError
+from .text import Text
 from .written import ISO, moment, number, number_style
 
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
@@ -229,7 +230,7 @@ class Date:
 
 
 # The types by the word that a schema uses.
-TYPES: dict[str, Any] = {cls.kind: cls for cls in (Numeric, Categorical, Date)}
+TYPES: dict[str, Any] = {cls.kind: cls for cls in (Numeric, Categorical, Date, Text)}
 
 
 def days(text: str) -> float:

@@ -21,7 +21,7 @@ from .declared import read_schema
 from .frames import as_text, table_of
 from .holdout import held_out, held_out_owners, owner_numbers
 from .inputs import TableInput
-from .schema import Schema, complete
+from .schema import Schema, complete, with_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,7 @@ def own_table(
     *,
     target: str | None = None,
     task: str | None = None,
+    text: str | None = None,
     schema: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     test_share: float = 0.2,
     seed: int = 0,
@@ -53,6 +54,7 @@ def own_table(
         source: The file, or a table in memory: see ``frames.table_of``.
         target: The column to predict, if the schema does not declare it.
         task: "classification", "binary" or "regression", if the schema does not declare it.
+        text: A column of free text to predict from. Without a schema no other column is used.
         schema: Types, bounds and vocabularies of the columns, as a file or a mapping. What is not
             declared is inferred from the data, with a ``PrivacyLeakWarning``.
         test_share: Expected share of the rows that is held out for testing. Each row is chosen by
@@ -87,6 +89,8 @@ def own_table(
         owners, declared = _owners(table, lines, unit, declared)
     elif rows_per_unit is not None:
         raise InputError("rows_per_unit needs unit, the column that says whose row it is")
+    if text is not None:
+        declared = with_text(declared, text, table)
     meaning = complete(table, declared, target, task)
     if unit is None:
         _warn_of_identifiers(table, meaning.target)

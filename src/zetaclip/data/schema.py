@@ -97,6 +97,25 @@ def complete(
     )
 
 
+def with_text(declared: Mapping[str, Any], name: str, table: Table) -> dict[str, Any]:
+    """A schema in which a column is free text; if no column is declared, it is the only one.
+
+    Args:
+        declared: What ``read_schema`` returned; may be empty.
+        name: The column of free text.
+        table: Fields as text, by column.
+
+    Raises:
+        InputError: There is no such column.
+    """
+    if name not in table:
+        raise InputError(_no_column(name, table))
+    entries = dict(declared.get("columns", {})) or {other: {"type": "ignore"} for other in table}
+    if entries.get(name, {}).get("type") != "text":
+        entries[name] = {"type": "text"}
+    return {**declared, "columns": entries}
+
+
 def columns_of(
     table: Table, entries: Mapping[str, Mapping[str, Any]], target: str | None = None
 ) -> tuple[tuple[Column, ...], tuple[str, ...], _Findings]:

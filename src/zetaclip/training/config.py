@@ -69,6 +69,12 @@ class Config:
         " (default: 64)",
         kind=int,
     )
+    text: str | None = _option(
+        None,
+        "your own data: a column of free text to predict from; without a schema no other column is"
+        " used",
+        kind=str,
+    )
     class_weight: Any = _option(
         None,
         "public weights of classes in the loss, as LABEL=WEIGHT,...; other classes have weight 1",
@@ -257,6 +263,7 @@ class Config:
             "target": self.target,
             "task": self.task,
             "schema": self.schema,
+            "text": self.text,
             "size": self.image_size,
             "unit": self.unit,
             "rows_per_unit": self.rows_per_unit,

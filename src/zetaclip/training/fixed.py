@@ -97,11 +97,14 @@ def _table_defaults(config: Config, method: Method, size: int, task: str) -> dic
     steps = config.steps or _UPDATES
     if config.steps is None and config.epochs is not None:
         steps = max(1, math.ceil(config.epochs * size / batch))
-    found: dict[str, Any] = {"batch_size": batch, "momentum": 0.9}
+    found: dict[str, Any] = {"batch_size": batch}
     if config.steps is None:
         found["epochs"] = steps / -(-size // batch)
-    if not (method.private and method.family == "sgd") or config.lr is not None:
-        return found if method.family == "sgd" else {**found, "momentum": 0.0}
+    if not (method.private and method.family == "sgd"):
+        return found
+    found["momentum"] = 0.9
+    if config.lr is not None:
+        return found
     delta = config.delta or min(1e-5, size**-1.1)
     rate = min(1.0, batch / size)
     sigma = config.sigma
