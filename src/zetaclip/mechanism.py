@@ -327,7 +327,9 @@ class Mechanism:
         beside = self._add_up(group, total, beside)
 
         mean = torch.from_numpy(total).mul_(main.unit(divisor))
-        gradient = mean.to(self.layout.device, self.layout.dtype, copy=True)
+        # numpy asks the system for large pages, of which far fewer have to be cleared.
+        kind = np.float64 if self.layout.dtype == torch.float64 else np.float32
+        gradient = torch.from_numpy(np.empty(total.size, kind)).copy_(mean).to(self.layout.device)
         released = {
             name: torch.from_numpy(values * own.get(name, main).unit(divisor))
             for name, values in beside.items()

@@ -48,7 +48,7 @@ GRAM_FROM = 1 << 16
 HELD_FOLDED, HELD_SHIFTED = 2.25, 6.0
 # Compiled, gradients over fewer positions are cheaper to compute twice than to store: fresh memory
 # costs about as much as this many multiply-adds a float.
-STORED_FROM = 512
+STORED_FROM = 256
 # Floats in one piece of the unfolded image: it stays in the cache between its two uses.
 PIECE = 1 << 18
 

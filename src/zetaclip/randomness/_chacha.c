@@ -46,8 +46,8 @@ typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
 #define SWAPPED {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}
 #define SWAP(v) ((lanes)__builtin_shuffle((halves)(v), (halves)SWAPPED))
 #endif
-#define QUARTER(a, b, c, d)                               \
-    x[a] += x[b]; x[d] = SWAP(x[d] ^ x[a]);                \
+#define QUARTER(a, b, c, d, half_turn)                    \
+    x[a] += x[b]; x[d] = half_turn(x[d] ^ x[a]);           \
     x[c] += x[d]; x[b] = ROTATE(x[b] ^ x[c], 12);          \
     x[a] += x[b]; x[d] = ROTATE(x[d] ^ x[a], 8);           \
     x[c] += x[d]; x[b] = ROTATE(x[b] ^ x[c], 7);
@@ -79,13 +79,65 @@ WIDE static void blocks(const uint32_t key[8], uint64_t counter, uint32_t nonce,
         low, high, ALL(nonce), ALL(0),
     };
     for (int round = 0; round < rounds; round += 2) {
-        QUARTER(0, 4, 8, 12) QUARTER(1, 5, 9, 13) QUARTER(2, 6, 10, 14) QUARTER(3, 7, 11, 15)
-        QUARTER(0, 5, 10, 15) QUARTER(1, 6, 11, 12) QUARTER(2, 7, 8, 13) QUARTER(3, 4, 9, 14)
+        QUARTER(0, 4, 8, 12, SWAP) QUARTER(1, 5, 9, 13, SWAP)
+        QUARTER(2, 6, 10, 14, SWAP) QUARTER(3, 7, 11, 15, SWAP)
+        QUARTER(0, 5, 10, 15, SWAP) QUARTER(1, 6, 11, 12, SWAP)
+        QUARTER(2, 7, 8, 13, SWAP) QUARTER(3, 4, 9, 14, SWAP)
     }
     x[0] += 0x61707865u; x[1] += 0x3320646eu; x[2] += 0x79622d32u; x[3] += 0x6b206574u;
     for (int w = 0; w < 8; w++) x[4 + w] += key[w];
     x[12] += low; x[13] += high; x[14] += nonce;
     memcpy(out, x, sizeof x);
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define PAIRED 1
+typedef uint32_t twice __attribute__((vector_size(8 * LANES)));
+
+/* 2 * LANES blocks in wide registers: the same words as from two calls of `blocks`. The counter is
+ * a multiple of 2 * LANES. */
+__attribute__((target("avx512f"))) static void paired(const uint32_t key[8], uint64_t counter,
+                                                      uint32_t nonce, int rounds, uint32_t *out)
+{
+#define BOTH(word) ((twice){0} + (word))
+#define HALF_TURN(v) ROTATE(v, 16)
+    const twice low = BOTH((uint32_t)counter) +
+                      (twice){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const twice high = BOTH((uint32_t)(counter >> 32));
+    twice x[16] = {
+        BOTH(0x61707865u), BOTH(0x3320646eu), BOTH(0x79622d32u), BOTH(0x6b206574u),
+        BOTH(key[0]), BOTH(key[1]), BOTH(key[2]), BOTH(key[3]),
+        BOTH(key[4]), BOTH(key[5]), BOTH(key[6]), BOTH(key[7]),
+        low, high, BOTH(nonce), BOTH(0),
+    };
+    for (int round = 0; round < rounds; round += 2) {
+        QUARTER(0, 4, 8, 12, HALF_TURN) QUARTER(1, 5, 9, 13, HALF_TURN)
+        QUARTER(2, 6, 10, 14, HALF_TURN) QUARTER(3, 7, 11, 15, HALF_TURN)
+        QUARTER(0, 5, 10, 15, HALF_TURN) QUARTER(1, 6, 11, 12, HALF_TURN)
+        QUARTER(2, 7, 8, 13, HALF_TURN) QUARTER(3, 4, 9, 14, HALF_TURN)
+    }
+    x[0] += 0x61707865u; x[1] += 0x3320646eu; x[2] += 0x79622d32u; x[3] += 0x6b206574u;
+    for (int w = 0; w < 8; w++) x[4 + w] += key[w];
+    x[12] += low; x[13] += high; x[14] += nonce;
+    for (int w = 0; w < 16; w++) {
+        memcpy(out + w * LANES, &x[w], 4 * LANES);
+        memcpy(out + WORDS + w * LANES, (const uint32_t *)&x[w] + LANES, 4 * LANES);
+    }
+    wipe(x, sizeof x);
+}
+#endif
+
+/* The words of two groups of LANES blocks, one after the other; the group is even. */
+static void two_groups(const uint32_t key[8], uint64_t group, uint32_t nonce, uint32_t *out)
+{
+#ifdef PAIRED
+    if (__builtin_cpu_supports("avx512f")) {
+        paired(key, group * LANES, nonce, ROUNDS, out);
+        return;
+    }
+#endif
+    blocks(key, group * LANES, nonce, ROUNDS, out);
+    blocks(key, (group + 1) * LANES, nonce, ROUNDS, out + WORDS);
 }
 
 typedef union { double value; uint64_t bits; } number;
@@ -191,10 +243,10 @@ WIDE static void points(const uint32_t *restrict low, const uint32_t *restrict h
     }
 }
 
-/* VALUES standard normal values, starting with number `VALUES * group`. */
-static void normal_group(const uint32_t key[8], uint64_t group, uint32_t *k, double *r, double *out)
+/* VALUES standard normal values, starting with number `VALUES * group`, from the words k. */
+static void normal_group(const uint32_t key[8], uint64_t group, const uint32_t *k, double *r,
+                         double *out)
 {
-    blocks(key, group * LANES, NOISE, ROUNDS, k);
     radii(k, k + PAIRS, r);
     int far = 0;
     for (int i = 0; i < PAIRS; i++) far |= k[PAIRS + i] < 1u << 20;
@@ -244,26 +296,36 @@ static int read_arguments(PyObject *given, PyObject *array, uint32_t key[8], Py_
     return 1;
 }
 
-static PyObject *normals(PyObject *self, PyObject *args)
+/* Standard normal values into `values`, or their rounded multiples added to rounded `values`. */
+static void draw(uint32_t key[8], double *values, size_t count, int add, double inverse,
+                 double scale)
 {
-    PyObject *given, *array;
-    uint32_t key[8], k[WORDS];
+    uint32_t k[2 * WORDS];
     double r[PAIRS], made[VALUES];
-    Py_buffer values;
-    if (!PyArg_ParseTuple(args, "OO", &given, &array)) return NULL;
-    if (!read_arguments(given, array, key, &values)) return NULL;
-    size_t count = values.len / sizeof(double);
-    double *out = values.buf;
-    Py_BEGIN_ALLOW_THREADS
     for (size_t done = 0; done < count; done += VALUES) {
-        size_t some = count - done < VALUES ? count - done : VALUES;
-        normal_group(key, done / VALUES, k, r, made);
-        memcpy(out + done, made, some * sizeof(double));
+        size_t some = count - done < VALUES ? count - done : VALUES, group = done / VALUES;
+        if (group % 2 == 0) two_groups(key, group, NOISE, k);
+        normal_group(key, group, k + group % 2 * WORDS, r, made);
+        if (add)
+            add_rounded(values + done, made, some, inverse, scale);
+        else
+            memcpy(values + done, made, some * sizeof(double));
     }
-    wipe(key, sizeof key);
+    wipe(key, 8 * sizeof *key);
     wipe(k, sizeof k);
     wipe(r, sizeof r);
     wipe(made, sizeof made);
+}
+
+static PyObject *normals(PyObject *self, PyObject *args)
+{
+    PyObject *given, *array;
+    uint32_t key[8];
+    Py_buffer values;
+    if (!PyArg_ParseTuple(args, "OO", &given, &array)) return NULL;
+    if (!read_arguments(given, array, key, &values)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    draw(key, values.buf, values.len / sizeof(double), 0, 1.0, 1.0);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&values);
     Py_RETURN_NONE;
@@ -273,23 +335,12 @@ static PyObject *add_noise(PyObject *self, PyObject *args)
 {
     PyObject *given, *array;
     double inverse, scale;
-    uint32_t key[8], k[WORDS];
-    double r[PAIRS], made[VALUES];
+    uint32_t key[8];
     Py_buffer values;
     if (!PyArg_ParseTuple(args, "OOdd", &given, &array, &inverse, &scale)) return NULL;
     if (!read_arguments(given, array, key, &values)) return NULL;
-    size_t count = values.len / sizeof(double);
-    double *sum = values.buf;
     Py_BEGIN_ALLOW_THREADS
-    for (size_t done = 0; done < count; done += VALUES) {
-        size_t some = count - done < VALUES ? count - done : VALUES;
-        normal_group(key, done / VALUES, k, r, made);
-        add_rounded(sum + done, made, some, inverse, scale);
-    }
-    wipe(key, sizeof key);
-    wipe(k, sizeof k);
-    wipe(r, sizeof r);
-    wipe(made, sizeof made);
+    draw(key, values.buf, values.len / sizeof(double), 1, inverse, scale);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&values);
     Py_RETURN_NONE;
@@ -298,7 +349,7 @@ static PyObject *add_noise(PyObject *self, PyObject *args)
 static PyObject *uniforms(PyObject *self, PyObject *args)
 {
     PyObject *given, *array;
-    uint32_t key[8], k[WORDS];
+    uint32_t key[8], k[2 * WORDS];
     Py_buffer values;
     if (!PyArg_ParseTuple(args, "OO", &given, &array)) return NULL;
     if (!read_arguments(given, array, key, &values)) return NULL;
@@ -307,9 +358,11 @@ static PyObject *uniforms(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     for (size_t done = 0; done < count; done += WORDS / 2) {
         size_t some = count - done < WORDS / 2 ? count - done : WORDS / 2;
-        blocks(key, done / (WORDS / 2) * LANES, COINS, ROUNDS, k);
+        size_t group = done / (WORDS / 2);
+        if (group % 2 == 0) two_groups(key, group, COINS, k);
+        const uint32_t *low = k + group % 2 * WORDS, *high = low + WORDS / 2;
         for (size_t i = 0; i < some; i++)
-            out[done + i] = (double)(((uint64_t)k[WORDS / 2 + i] << 32 | k[i]) >> 11) * 0x1p-53;
+            out[done + i] = (double)(((uint64_t)high[i] << 32 | low[i]) >> 11) * 0x1p-53;
     }
     wipe(key, sizeof key);
     wipe(k, sizeof k);
