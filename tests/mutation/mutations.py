@@ -346,8 +346,8 @@ _add(
 _add(
     "what a few records add is added up in float32 (C)",
     "gradients/_tiles.h",
-    "row[k * j->spread] += own[k];",
-    "row[k * j->spread] = (float)(row[k * j->spread] + own[k]);",
+    "to[k * j->spread] += own[k];",
+    "to[k * j->spread] = (float)(to[k * j->spread] + own[k]);",
     "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
 )
 _add(
@@ -360,8 +360,8 @@ _add(
 _add(
     "threads change how records are added up (C)",
     "gradients/_products.c",
-    "size_t some = 4 * j.outputs * j.columns",
-    "size_t some = 4 * (stop - first) * j.columns",
+    "size_t some = 4 * j.weights / own",
+    "size_t some = 4 * j.weights * (stop - first) / (own * s.outputs)",
     "gradients/test_products.py::test_threads_change_nothing",
 )
 _add(

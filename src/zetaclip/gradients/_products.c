@@ -33,11 +33,16 @@ typedef struct {
     int last; /* x is (records, positions, channels) and g likewise, not the other way round */
 } shape;
 
+/* A record's gradient as rows of vectors: rows are outputs, and vectors lie along the inputs; or,
+ * if inputs are few, the other way round. */
 typedef struct {
-    size_t outputs, positions, columns, vectors;
-    size_t x_floats, g_floats; /* of one packed record */
-    ptrdiff_t *where, *at;     /* offsets of positions and of vectors in a packed record */
-    size_t *to, spread;        /* first column of each vector, and the way from one to the next */
+    size_t rows, columns, vectors, positions, weights;
+    size_t narrow_floats, wide_floats; /* of one packed record */
+    size_t step;                       /* of the wide side, from one position to the next */
+    ptrdiff_t *where, *at;             /* offsets of positions, and of vectors on the wide side */
+    ptrdiff_t *off;                    /* of rows, if the narrow side is an image; or NULL */
+    size_t row_step, spread, *to;      /* in a sum: from row to row, from lane to lane, of vectors */
+    size_t kept_spread, *kept;         /* the same where gradients are stored */
 } job;
 
 #define JOIN(a, b) a##b
@@ -112,49 +117,73 @@ static void *room(size_t bytes)
     return posix_memalign(&found, ALIGNED, bytes ? up(bytes, ALIGNED) : ALIGNED) ? NULL : found;
 }
 
-/* Whether the window of an image is read in place, channels last; otherwise it is unfolded. */
-static int in_place(const shape *s) { return !s->last && s->channels % UNIT == 0; }
+/* How x is packed: as it is, as an image with channels last, or as an image with a margin, whose
+ * pixels are taken one by one. */
+enum way { PLAIN, CHANNELS_LAST, PIXELS };
+
+static enum way way_of(const shape *s)
+{
+    return s->last ? PLAIN : s->channels % UNIT == 0 ? CHANNELS_LAST : PIXELS;
+}
 
 static void forget(job *j)
 {
     free(j->where);
     free(j->at);
+    free(j->off);
     free(j->to);
+    free(j->kept);
 }
 
 static int plan(const shape *s, job *j)
 {
-    const size_t lanes = chosen->lanes, channels = s->channels;
-    j->outputs = s->outputs;
-    j->positions = s->out_height * s->out_width;
-    j->columns = channels * s->kernel[0] * s->kernel[1];
-    j->vectors = up(j->columns, lanes) / lanes;
+    const size_t lanes = chosen->lanes, channels = s->channels, outputs = s->outputs;
+    const size_t area = s->kernel[0] * s->kernel[1], inputs = channels * area;
     const size_t wide = s->width + 2 * s->padding[1], high = s->height + 2 * s->padding[0];
-    const size_t step = j->vectors * lanes;
-    j->x_floats = up(in_place(s) ? high * wide * channels : j->positions * step, UNIT);
-    j->g_floats = up(up(s->outputs, chosen->rows) * j->positions, UNIT);
+    const enum way way = way_of(s);
+    j->positions = s->out_height * s->out_width;
+    j->weights = inputs * outputs;
+    j->rows = way == PIXELS ? inputs : outputs;
+    j->columns = way == PIXELS ? outputs : inputs;
+    j->vectors = up(j->columns, lanes) / lanes;
+    j->step = j->vectors * lanes;
+    const size_t rows = up(j->rows, chosen->rows);
+    /* One more channel, of zeros, for rows beyond the last. */
+    j->narrow_floats = up(way == PIXELS ? (channels + 1) * high * wide : rows * j->positions, UNIT);
+    j->wide_floats = up(way == CHANNELS_LAST ? high * wide * channels : j->positions * j->step, UNIT);
+    j->row_step = way == PIXELS ? 1 : inputs;
+    j->spread = way == PIXELS ? inputs : way == CHANNELS_LAST ? area : 1;
+    j->kept_spread = way == CHANNELS_LAST ? 1 : j->spread;
     j->where = malloc((j->positions + 1) * sizeof *j->where);
     j->at = malloc((j->vectors + NR) * sizeof *j->at);
+    j->off = way == PIXELS ? malloc(rows * sizeof *j->off) : NULL;
     j->to = malloc((j->vectors + NR) * sizeof *j->to);
-    if (j->where == NULL || j->at == NULL || j->to == NULL) {
+    j->kept = malloc((j->vectors + NR) * sizeof *j->kept);
+    if (!j->where || !j->at || !j->to || !j->kept || (way == PIXELS && !j->off)) {
         forget(j);
         return 0;
     }
-    const size_t area = s->kernel[0] * s->kernel[1];
-    j->spread = in_place(s) ? area : 1;
     for (size_t t = 0; t < j->positions; t++) {
         size_t row = t / s->out_width * s->stride[0], column = t % s->out_width * s->stride[1];
-        j->where[t] = in_place(s) ? (row * wide + column) * channels : t * step;
+        j->where[t] = way == PLAIN ? t * j->step : row * wide + column;
+        if (way == CHANNELS_LAST) j->where[t] *= channels;
     }
     for (size_t v = 0; v < j->vectors; v++) {
-        j->at[v] = j->to[v] = v * lanes;
-        if (!in_place(s)) continue;
+        j->at[v] = v * lanes;
+        j->to[v] = j->kept[v] = v * lanes * j->kept_spread;
+        if (way != CHANNELS_LAST) continue;
         /* UNIT channels at a time, and for these all places of the kernel. */
         size_t place = v * lanes / UNIT % area, row = place / s->kernel[1];
         size_t channel = v * lanes / UNIT / area * UNIT + v * lanes % UNIT;
         size_t column = place % s->kernel[1];
         j->at[v] = (row * s->dilation[0] * wide + column * s->dilation[1]) * channels + channel;
         j->to[v] = channel * area + place;
+    }
+    for (size_t i = 0; way == PIXELS && i < rows; i++) {
+        size_t place = i % area, row = place / s->kernel[1], column = place % s->kernel[1];
+        j->off[i] = i < inputs ? (i / area * high + row * s->dilation[0]) * wide +
+                                     column * s->dilation[1]
+                               : channels * high * wide;
     }
     return 1;
 }
@@ -191,57 +220,41 @@ static void transpose(const float *restrict from, size_t rows, size_t columns, s
         for (size_t c = 0; c < columns; c++) to[c * to_step + r] = from[r * from_step + c];
 }
 
-/* One record's x as the tiles read it. What lies in the padding must be zero already. */
-static void pack_x(const shape *s, const job *j, const float *restrict x, float *restrict to)
+/* One record as the tiles read it. Margins, and what fills up a vector, must be zero already. */
+static void pack(const shape *s, const job *j, const float *restrict x, const float *restrict g,
+                 float *restrict narrow, float *restrict wide)
 {
-    const size_t channels = s->channels, step = up(j->columns, chosen->lanes);
-    if (s->last) {
-        for (size_t t = 0; t < j->positions; t++)
-            memcpy(to + t * step, x + t * channels, channels * sizeof(float));
-        return;
-    }
-    const size_t area = s->height * s->width;
-    if (in_place(s)) {
-        const size_t wide = s->width + 2 * s->padding[1];
-        for (Py_ssize_t row = 0; row < s->height; row++)
-            transpose(x + row * s->width, channels, s->width, area,
-                      to + ((row + s->padding[0]) * wide + s->padding[1]) * channels, channels);
-        return;
-    }
-    size_t column = 0;
-    for (size_t c = 0; c < channels; c++)
-        for (Py_ssize_t i = 0; i < s->kernel[0]; i++)
-            for (Py_ssize_t k = 0; k < s->kernel[1]; k++, column++)
-                for (Py_ssize_t r = 0; r < s->out_height; r++) {
-                    Py_ssize_t row = r * s->stride[0] + i * s->dilation[0] - s->padding[0];
-                    if (row < 0 || row >= s->height) continue;
-                    const float *from = x + c * area + row * s->width;
-                    float *own = to + (size_t)(r * s->out_width) * step + column;
-                    for (Py_ssize_t q = 0; q < s->out_width; q++) {
-                        Py_ssize_t place = q * s->stride[1] + k * s->dilation[1] - s->padding[1];
-                        if (place >= 0 && place < s->width) own[q * step] = from[place];
-                    }
-                }
-}
-
-/* One record's g as panels of a few outputs. What lies beyond the last output must be zero. */
-static void pack_g(const shape *s, const job *j, const float *restrict g, float *restrict to)
-{
-    const size_t rows = chosen->rows, step = rows * j->positions;
-    if (!s->last) {
-        for (size_t o = 0; o < j->outputs; o += rows, to += step)
-            transpose(g + o * j->positions, j->outputs - o < rows ? j->outputs - o : rows,
-                      j->positions, j->positions, to, rows);
-        return;
-    }
-    for (size_t t = 0; t < j->positions; t++, to += rows, g += j->outputs) {
-        size_t o = 0;
-        float *own = to;
-        for (; o + rows <= j->outputs; o += rows, own += step) {
-            memcpy(own, g + o, 4 * sizeof(float));
-            if (rows == 8) memcpy(own + 4, g + o + 4, 4 * sizeof(float));
+    const size_t channels = s->channels, outputs = s->outputs, positions = j->positions;
+    const size_t rows = chosen->rows, panel = rows * positions;
+    const size_t broad = s->width + 2 * s->padding[1], high = s->height + 2 * s->padding[0];
+    switch (way_of(s)) {
+    case PLAIN:
+        for (size_t t = 0; t < positions; t++) {
+            memcpy(wide + t * j->step, x + t * channels, channels * sizeof(float));
+            float *own = narrow + t * rows;
+            size_t o = 0;
+            for (; o + rows <= outputs; o += rows, own += panel) {
+                memcpy(own, g + o, 4 * sizeof(float));
+                if (rows == 8) memcpy(own + 4, g + o + 4, 4 * sizeof(float));
+            }
+            for (; o < outputs; o++) *own++ = g[o];
+            g += outputs;
         }
-        for (; o < j->outputs; o++) *own++ = g[o];
+        break;
+    case CHANNELS_LAST:
+        for (Py_ssize_t row = 0; row < s->height; row++)
+            transpose(x + row * s->width, channels, s->width, s->height * s->width,
+                      wide + ((row + s->padding[0]) * broad + s->padding[1]) * channels, channels);
+        for (size_t o = 0; o < outputs; o += rows, narrow += panel)
+            transpose(g + o * positions, outputs - o < rows ? outputs - o : rows, positions,
+                      positions, narrow, rows);
+        break;
+    case PIXELS:
+        for (size_t c = 0; c < channels; c++)
+            for (Py_ssize_t row = 0; row < s->height; row++, x += s->width)
+                memcpy(narrow + (c * high + row + s->padding[0]) * broad + s->padding[1], x,
+                       s->width * sizeof(float));
+        transpose(g, outputs, positions, positions, wide, j->step);
     }
 }
 
@@ -330,19 +343,19 @@ static PyObject *norms(PyObject *self, PyObject *args)
     else if (!plan(&s, &j))
         PyErr_NoMemory();
     else {
-        memory = room((j.x_floats + j.g_floats) * sizeof(float));
+        const size_t own = j.narrow_floats + j.wide_floats;
+        memory = room(own * sizeof(float));
         if (memory == NULL) PyErr_NoMemory();
         else {
             Py_BEGIN_ALLOW_THREADS
-            const size_t in = s.channels * s.height * s.width, out = j.outputs * j.positions;
-            memset(memory, 0, (j.x_floats + j.g_floats) * sizeof(float));
+            const size_t in = s.channels * s.height * s.width, out = s.outputs * j.positions;
+            memset(memory, 0, own * sizeof(float));
             for (Py_ssize_t i = first; i < stop; i++) {
-                pack_x(&s, &j, (const float *)x.buf + i * in, memory);
-                pack_g(&s, &j, (const float *)g.buf + i * out, memory + j.x_floats);
-                float *to =
-                    stored.obj ? (float *)stored.buf + i * j.outputs * j.columns : NULL;
-                ((double *)squares.buf)[i] =
-                    chosen->one_record(&j, memory, memory + j.x_floats, to);
+                float *narrow = memory, *wide = memory + j.narrow_floats;
+                pack(&s, &j, (const float *)x.buf + i * in, (const float *)g.buf + i * out, narrow,
+                     wide);
+                float *to = stored.obj ? (float *)stored.buf + i * j.weights : NULL;
+                ((double *)squares.buf)[i] = chosen->one_record(&j, narrow, wide, to);
             }
             Py_END_ALLOW_THREADS
         }
@@ -387,28 +400,29 @@ static PyObject *add(PyObject *self, PyObject *args)
     else {
         /* The sums pass through the cache once for so many records: by the layer alone, so that
          * threads change no rounding. */
-        const size_t own = j.x_floats + j.g_floats;
-        size_t some = 4 * j.outputs * j.columns / own + 4;
+        const size_t own = j.narrow_floats + j.wide_floats;
+        size_t some = 4 * j.weights / own + 4;
         if (some > (size_t)s.records) some = s.records;
         memory = room(some * own * sizeof(float));
         if (memory == NULL) PyErr_NoMemory();
         else {
             Py_BEGIN_ALLOW_THREADS
-            const size_t in = s.channels * s.height * s.width, out = j.outputs * j.positions;
+            const size_t in = s.channels * s.height * s.width, out = s.outputs * j.positions;
+            /* Rows of pixels are few: one thread, the first, takes them all. */
+            const size_t from = j.off == NULL ? (size_t)first : 0;
+            const size_t until = j.off == NULL ? (size_t)stop : first == 0 ? j.rows : 0;
             memset(memory, 0, some * own * sizeof(float));
-            for (size_t begin = 0; begin < (size_t)s.records; begin += some) {
+            for (size_t begin = 0; begin < (size_t)s.records && from < until; begin += some) {
                 size_t count = s.records - begin < some ? s.records - begin : some;
-                for (size_t i = 0; i < count; i++) {
-                    pack_x(&s, &j, (const float *)x.buf + (begin + i) * in, memory + i * own);
-                    pack_g(&s, &j, (const float *)g.buf + (begin + i) * out,
-                           memory + i * own + j.x_floats);
-                }
-                for (size_t o = first; o < (size_t)stop; o += PANELS * chosen->rows) {
-                    size_t end = o + PANELS * chosen->rows;
-                    if (end > (size_t)stop) end = stop;
-                    chosen->add_panels(&j, memory, memory + j.x_floats, own,
-                                       (const double *)factors.buf + begin, count, o, end,
-                                       total.buf);
+                for (size_t i = 0; i < count; i++)
+                    pack(&s, &j, (const float *)x.buf + (begin + i) * in,
+                         (const float *)g.buf + (begin + i) * out, memory + i * own,
+                         memory + i * own + j.narrow_floats);
+                for (size_t row = from; row < until; row += PANELS * chosen->rows) {
+                    size_t end = row + PANELS * chosen->rows;
+                    chosen->add_panels(&j, memory, memory + j.narrow_floats, own,
+                                       (const double *)factors.buf + begin, count, row,
+                                       end > until ? until : end, total.buf);
                 }
             }
             Py_END_ALLOW_THREADS

@@ -7,73 +7,89 @@
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef double NAME(wide) __attribute__((vector_size(4 * LANES)));
 
-/* out[m][n] = sum over t of g[t][m] * x[where[t] + at[n]], for MR outputs and `count` vectors. */
-#define TILE(count)                                                                               \
-    TARGET static void NAME(tile##count)(const float *restrict g, const float *restrict x,        \
-                                         const ptrdiff_t *restrict where, size_t positions,       \
-                                         const ptrdiff_t *restrict at, NAME(vec) *restrict out)   \
+/* out[m][n] = sum over positions t of narrow[t][m] * (vector n of wide at t), for MR rows. The
+ * narrow side is a packed panel; or, if `gathered`, the number at `off[m]` of each window. */
+#define TILE(count, gathered, name)                                                               \
+    TARGET static void NAME(name##count)(const job *j, const float *restrict narrow,              \
+                                         const float *restrict wide, size_t row, size_t vector,   \
+                                         NAME(vec) *restrict out)                                 \
     {                                                                                             \
         NAME(vec) sum[MR][count] = {0};                                                           \
-        ptrdiff_t shift[count];                                                                   \
-        for (int n = 0; n < count; n++) shift[n] = at[n];                                         \
-        for (size_t t = 0; t < positions; t++, g += MR) {                                         \
-            const float *from = x + where[t];                                                     \
+        const ptrdiff_t *restrict where = j->where;                                               \
+        ptrdiff_t shift[count], off[MR];                                                          \
+        for (int n = 0; n < count; n++) shift[n] = j->at[vector + n];                             \
+        for (int m = 0; m < MR; m++) off[m] = gathered ? j->off[row + m] : m;                     \
+        if (!gathered) narrow += row * j->positions;                                              \
+        for (size_t t = 0, end = j->positions; t < end; t++) {                                    \
+            const float *from = gathered ? narrow + where[t] : narrow + t * MR;                   \
+            const float *beside = gathered ? wide + t * j->step : wide + where[t];                \
             NAME(vec) v[count];                                                                   \
-            for (int n = 0; n < count; n++) v[n] = *(const NAME(vec) *)(from + shift[n]);         \
+            for (int n = 0; n < count; n++) v[n] = *(const NAME(vec) *)(beside + shift[n]);       \
             for (int m = 0; m < MR; m++)                                                          \
-                for (int n = 0; n < count; n++) sum[m][n] += v[n] * g[m];                         \
+                for (int n = 0; n < count; n++) sum[m][n] += v[n] * from[off[m]];                 \
         }                                                                                         \
         for (int m = 0; m < MR; m++)                                                              \
             for (int n = 0; n < count; n++) out[m * count + n] = sum[m][n];                       \
     }
 
-TILE(1)
-TILE(2)
-TILE(3)
+TILE(1, 0, panel)
+TILE(2, 0, panel)
+TILE(3, 0, panel)
+TILE(1, 1, gather)
+TILE(2, 1, gather)
+TILE(3, 1, gather)
 #undef TILE
 
-TARGET static inline void NAME(tile)(int count, const float *g, const float *x,
-                                     const ptrdiff_t *where, size_t positions, const ptrdiff_t *at,
-                                     NAME(vec) *out)
+TARGET static inline void NAME(tile)(const job *j, int count, const float *narrow,
+                                     const float *wide, size_t row, size_t v, NAME(vec) *out)
 {
-    if (count == 3)
-        NAME(tile3)(g, x, where, positions, at, out);
-    else if (count == 2)
-        NAME(tile2)(g, x, where, positions, at, out);
-    else
-        NAME(tile1)(g, x, where, positions, at, out);
+    if (j->off == NULL) {
+        if (count == 3) NAME(panel3)(j, narrow, wide, row, v, out);
+        else if (count == 2) NAME(panel2)(j, narrow, wide, row, v, out);
+        else NAME(panel1)(j, narrow, wide, row, v, out);
+    } else {
+        if (count == 3) NAME(gather3)(j, narrow, wide, row, v, out);
+        else if (count == 2) NAME(gather2)(j, narrow, wide, row, v, out);
+        else NAME(gather1)(j, narrow, wide, row, v, out);
+    }
 }
 
 /* The squared length of one record's gradient, and the gradient itself where `stored` is given. */
-TARGET static double NAME(one_record)(const job *j, const float *x, const float *g, float *stored)
+TARGET static double NAME(one_record)(const job *j, const float *narrow, const float *wide,
+                                      float *stored)
 {
     NAME(vec) made[MR * NR];
     double total = 0.0;
-    for (size_t o = 0; o < j->outputs; o += MR, g += MR * j->positions) {
-        size_t some = j->outputs - o < MR ? j->outputs - o : MR;
+    for (size_t row = 0; row < j->rows; row += MR) {
+        size_t some = j->rows - row < MR ? j->rows - row : MR;
         for (size_t v = 0; v < j->vectors; v += NR) {
             int count = j->vectors - v < NR ? (int)(j->vectors - v) : NR;
-            NAME(tile)(count, g, x, j->where, j->positions, j->at + v, made);
+            NAME(tile)(j, count, narrow, wide, row, v, made);
             NAME(vec) squares = {0};
             for (int i = 0; i < MR * count; i++) squares += made[i] * made[i];
             for (int i = 0; i < LANES; i++) total += squares[i];
             if (stored == NULL) continue;
-            size_t first = v * LANES, width = count * LANES;
-            if (width > j->columns - first) width = j->columns - first;
             for (size_t m = 0; m < some; m++)
-                memcpy(stored + (o + m) * j->columns + first, made + m * count,
-                       width * sizeof(float));
+                for (int n = 0; n < count; n++) {
+                    size_t left = j->columns - (v + n) * LANES;
+                    float *to = stored + (row + m) * j->row_step + j->kept[v + n];
+                    const float *from = (const float *)(made + m * count + n);
+                    if (j->kept_spread == 1 && left >= LANES)
+                        memcpy(to, from, sizeof *made);
+                    else
+                        for (size_t k = 0; k < LANES && k < left; k++) to[k * j->kept_spread] = from[k];
+                }
         }
     }
     return total;
 }
 
-/* total += factor_i * gradient_i over `records` packed records, for the outputs from `o` to `stop`,
+/* total += factor_i * gradient_i over `records` packed records, for the rows from `row` to `stop`,
  * at most PANELS * MR of them. The sums of a few vectors stay in the cache while the records go by.
  */
-TARGET static void NAME(add_panels)(const job *j, const float *x, const float *g, size_t step,
-                                    const double *factors, size_t records, size_t o, size_t stop,
-                                    double *total)
+TARGET static void NAME(add_panels)(const job *j, const float *narrow, const float *wide,
+                                    size_t step, const double *factors, size_t records, size_t row,
+                                    size_t stop, double *total)
 {
     NAME(vec) made[MR * NR];
     double sums[PANELS * MR * BLOCK * LANES];
@@ -82,28 +98,27 @@ TARGET static void NAME(add_panels)(const job *j, const float *x, const float *g
         memset(sums, 0, sizeof sums);
         for (size_t i = 0; i < records; i++) {
             double *to = sums, factor = factors[i];
-            for (size_t panel = o; panel < stop; panel += MR)
+            for (size_t panel = row; panel < stop; panel += MR)
                 for (size_t v = start; v < end; v += NR) {
                     int count = end - v < NR ? (int)(end - v) : NR;
-                    NAME(tile)(count, g + i * step + panel * j->positions, x + i * step, j->where,
-                               j->positions, j->at + v, made);
+                    NAME(tile)(j, count, narrow + i * step, wide + i * step, panel, v, made);
                     const float *from = (const float *)made;
                     for (int k = 0; k < MR * count * LANES; k++) to[k] += factor * from[k];
                     to += MR * count * LANES;
                 }
         }
         const double *from = sums;
-        for (size_t panel = o; panel < stop; panel += MR)
+        for (size_t panel = row; panel < stop; panel += MR)
             for (size_t v = start; v < end; v += NR) {
                 size_t count = end - v < NR ? end - v : NR;
                 size_t some = stop - panel < MR ? stop - panel : MR;
                 for (size_t m = 0; m < some; m++)
                     for (size_t n = 0; n < count; n++) {
-                        double *row = total + (panel + m) * j->columns + j->to[v + n];
+                        double *to = total + (panel + m) * j->row_step + j->to[v + n];
                         const double *own = from + (m * count + n) * LANES;
-                        size_t left = j->columns - j->to[v + n];
-                        size_t width = j->spread == 1 && left < LANES ? left : LANES;
-                        for (size_t k = 0; k < width; k++) row[k * j->spread] += own[k];
+                        size_t left = j->columns - (v + n) * LANES;
+                        size_t width = left < LANES ? left : LANES;
+                        for (size_t k = 0; k < width; k++) to[k * j->spread] += own[k];
                     }
                 from += MR * count * LANES;
             }
