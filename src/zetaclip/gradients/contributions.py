@@ -211,7 +211,9 @@ class Dense:
         return replace(self, stored=self.stored.double(), known=None)
 
 
-def gram_is_cheaper(positions: int, inputs: int, outputs: int, compiled: bool) -> bool:
+def gram_is_cheaper(
+    positions: int, inputs: int, outputs: int, compiled: bool, read: int | None = None
+) -> bool:
     """Whether norms by float64 Gram matrices (T x T) cost less than computing the gradients.
 
     Args:
@@ -219,11 +221,13 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int, compiled: bool) -
         inputs: Width of the layer's input.
         outputs: Width of the layer's output.
         compiled: Whether compiled code would compute the gradients.
+        read: Numbers per position that the Gram matrix of the inputs is computed from, if that is
+            less than their width.
 
     Returns:
         An estimate from shapes only, so that a replay makes the same choice.
     """
-    gram = positions * positions * (inputs + outputs)
+    gram = positions * positions * ((read or inputs) + outputs)
     made = positions * inputs * outputs
     if compiled:
         return positions <= LONGEST_GRAM and DOUBLE_BESIDE_COMPILED * gram <= made

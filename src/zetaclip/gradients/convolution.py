@@ -95,8 +95,8 @@ def convolution_contribution(x: Tensor, g: Tensor, geometry: Geometry) -> Contri
         if positions >= STORED_FROM and weights <= HELD_SHIFTED * held:
             return _gradients(x, g, geometry)
         # If the kernel moves by one, its Gram matrices are sums of those of single places.
-        width = inputs if _dense_stride(geometry) else inputs * area
-        few = gram_is_cheaper(positions, width, outputs, True)
+        read = inputs if _dense_stride(geometry) else None
+        few = gram_is_cheaper(positions, inputs * area, outputs, True, read)
         return (ConvGram if few else ConvPieces)(x, g, geometry)
     if (
         geometry.groups == 1
