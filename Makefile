@@ -2,7 +2,7 @@
 # make demo            trains a private model on bundled data in two minutes, and reports on it
 # make test            lint, format check, types and tests: what CI runs
 # make test-full       the slow tests too, and the C parts under sanitizers
-# make test-extras     installs Lightning, transformers, Ray and MkDocs, and tests what needs them
+# make test-extras     installs Lightning, transformers, Ray, trackers and MkDocs, and tests what needs them
 # make test-mutation   breaks the lines that carry the guarantee, and checks that tests notice
 # make test-sanitize   the C parts under AddressSanitizer and UndefinedBehaviorSanitizer
 # make dist            sdist and wheel, installed into a fresh environment and tried out
@@ -47,7 +47,7 @@ test-extras: $(VENV)/.extras
 	$(BIN)/python -m pytest tests/experiments/test_ray.py tests/ranks/test_ranks_ray.py
 
 $(VENV)/.extras: $(VENV)/.ready
-	$(PIP) -c $(CONSTRAINTS) -e '.[dev,docs,lightning,transformers,ray]'
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev,docs,lightning,transformers,ray,mlflow,wandb]'
 	touch $@
 
 test-mutation: setup

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from ..errors import CommandError, InputError
 from ..training.config import Config, ConfigError, merge, read_file, read_settings
 from ..training.names import check_names
+from . import tracking
 from .allocation import keep_freed_memory
 from .flags import in_flags
 
@@ -102,11 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve a live report on this machine, until Ctrl-C",
     )
-    group.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help="also write DIR/tensorboard (needs zetaclip[tensorboard])",
-    )
+    tracking.add_arguments(group)
     group.add_argument("--quiet", action="store_true", help="print the summary only")
 
 
@@ -197,8 +193,16 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
     from ..training.result import summary
 
     out = Path(arguments.out) if arguments.out else _new_folder(config)
+    trackers = tracking.Trackers(arguments, out)
+    result = None
+
+    def begun() -> None:
+        trackers.begin()
+        if arguments.watch:
+            live.open(out)
+
     try:
-        with ExitStack() as stack, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
                 f"warning: {in_flags(message)}", file=sys.stderr
             )
@@ -210,8 +214,8 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
                 force=arguments.force,
                 keep_state=arguments.keep_state,
                 display=Display(quiet=arguments.quiet),
-                series=_board(stack, out) if arguments.tensorboard else None,
-                begun=lambda: live.open(out) if arguments.watch else None,
+                series=trackers.series,
+                begun=begun,
             )
     except Interrupted as stop:
         left = f"; {stop.left}" if stop.left else ""
@@ -229,18 +233,11 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
         raise CommandError(in_flags(error)) from error
     except RankError as error:
         raise CommandError(f"{error}. Continue with: {RunFolder(out).resume_command}") from error
+    finally:
+        trackers.close(result)
     print(summary(result))
     print(f"folder: {out}")
     return 0
-
-
-def _board(stack: ExitStack, out: Path) -> Callable[[str, dict[str, Any]], None]:
-    """A listener that also writes every line of the run's logs for TensorBoard."""
-    from ..report.tensorboard import Board
-
-    board = stack.enter_context(Board(out / "tensorboard"))
-    writers = {"metrics": board.epoch, "probe": board.probe, "clip": board.clip}
-    return lambda kind, line: writers[kind](line)
 
 
 def asked(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -9,14 +9,7 @@ from typing import Any
 
 from ..errors import CommandError
 from .read import Follower, number
-
-_EPOCH = ("epsilon", "metric", "accuracy", "auc", "rmse", "ece", "loss", "clip", "lr")
-_PROBE = {
-    "zeta": "zeta/reading",
-    "smoothed": "zeta/smoothed",
-    "phi": "control/phi",
-    "clip": "control/clip",
-}
+from .series import scalars
 
 
 class Board:
@@ -41,33 +34,13 @@ class Board:
             ) from error
         self._writer: Any = SummaryWriter(log_dir=os.fspath(folder))
 
-    def epoch(self, line: Mapping[str, Any]) -> None:
-        """Writes a line of metrics.jsonl."""
-        for name in _EPOCH:
-            self._scalar(f"epoch/{name}", line.get(name), line)
-        seconds = line.get("seconds")
-        for part, value in seconds.items() if isinstance(seconds, dict) else ():
-            self._scalar(f"seconds/{part}", value, line)
+    def __call__(self, kind: str, line: Mapping[str, Any]) -> None:
+        """Writes the numbers of a line; see ``series.scalars``."""
+        step = number(line.get("step"))
+        for tag, value in scalars(kind, line).items() if step is not None else ():
+            self._writer.add_scalar(tag, value, int(step or 0))
 
-    def probe(self, line: Mapping[str, Any]) -> None:
-        """Writes a line of probes.jsonl."""
-        for name, tag in _PROBE.items():
-            self._scalar(tag, line.get(name), line)
-        layers = line.get("layers")
-        for layer, fit in layers.items() if isinstance(layers, dict) else ():
-            if isinstance(fit, dict) and fit.get("ok") is not False:
-                self._scalar(f"zeta/{layer}", fit.get("zeta"), line)
-
-    def clip(self, line: Mapping[str, Any]) -> None:
-        """Writes a line of clips.jsonl."""
-        self._scalar("control/clip", line.get("clip"), line)
-
-    def _scalar(self, tag: str, value: Any, line: Mapping[str, Any]) -> None:
-        known, step = number(value), number(line.get("step"))
-        if known is not None and step is not None:
-            self._writer.add_scalar(tag, known, int(step))
-
-    def close(self) -> None:
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Flushes and closes the files."""
         self._writer.close()
 
@@ -94,10 +67,11 @@ def export(run: str | os.PathLike[str], folder: str | os.PathLike[str] | None = 
     for old in target.glob("events.out.tfevents.*") if target.is_dir() else ():
         old.unlink()
     with Board(target) as board:
-        for line in read.metrics:
-            board.epoch(line)
-        for line in read.probes:
-            board.probe(line)
-        for line in read.clips:
-            board.clip(line)
+        for kind, lines in (
+            ("metrics", read.metrics),
+            ("probe", read.probes),
+            ("clip", read.clips),
+        ):
+            for line in lines:
+                board(kind, line)
     return target

@@ -258,7 +258,7 @@ class RunFolder:
 _FILES = (
     "config.json", "model.json", "status.json", "metrics.jsonl", "probes.jsonl", "clips.jsonl",
     "diagnostics.jsonl", "ledger.jsonl", "model.safetensors", "result.json", "MODEL_CARD.md",
-    "report.html",
+    "report.html", "trackers.json",
 )  # fmt: skip
 
 
