@@ -63,10 +63,11 @@ def check_wheel(wheel: Path) -> None:
     for path in sorted(package.rglob("*")):
         name = path.relative_to(package).as_posix()
         wanted = path.is_file() and name.startswith("zetaclip/") and "__pycache__" not in name
-        if wanted and path.suffix not in (".c", ".so"):
+        if wanted and path.suffix not in (".c", ".h", ".so"):
             assert name in names, f"{name} is not in the wheel"
-    for module in ("randomness/_chacha", "gradients/_rows"):
-        assert any(module in name and name.endswith(".so") for name in names), module
+    for source in package.rglob("*.c"):
+        module = source.relative_to(package).with_suffix("").as_posix()
+        assert any(name.startswith(f"{module}.") and name.endswith(".so") for name in names), module
 
 
 def check_sdist(sdist: Path) -> None:
@@ -81,8 +82,10 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_installed(wheel: Path) -> None:
-    """In an environment of its own. torch comes first and by its exact version: see the
-    Makefile."""
+    """In an environment of its own.
+
+    torch comes first and by its exact version: see the Makefile.
+    """
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     torch = next(line for line in pinned if line.startswith("torch=="))
     with tempfile.TemporaryDirectory(prefix="zetaclip-dist-") as folder:

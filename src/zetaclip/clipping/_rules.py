@@ -58,7 +58,7 @@ class Psac(ClipRule):
 class Thinned(ClipRule):
     """A record joins with probability min(1, norm / C) and then adds C times its direction.
 
-    **Guarantee.** Whoever joins moves the sum by C, and nobody joins with more than the rate at
+    **Guarantee.** A record that joins moves the sum by C, and none joins with more than the rate at
     which candidates were drawn, so that rate is what is accounted.
     **Edge cases.** norm 0 never joins. The coins are drawn one per candidate in order, so chunks
     don't matter.

@@ -183,9 +183,9 @@ class Batches:
 
         Processes without noise toss coins of their own.
 
-        It is derived from the batch's one draw. If each try took a draw, a replay that needs fewer
-        tries would be a draw ahead ever after, and put noise that was released with one batch on
-        the sum of another.
+        It is derived from the batch's one draw. If each try took a draw of the
+        stream, a replay with fewer tries would be out of step with it, and put noise that was
+        released with one batch on the sum of another.
         """
         if drawn.noise_key is None:
             return self.group.own_key(drawn.key, f"coins of pass {drawn.phase}, try {tries}")

@@ -207,7 +207,7 @@ class PrivacyEngine:
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
         """``make_private`` with the smallest σ whose ε, by this accountant, is within the target.
 
-        The target is what ``epochs`` epochs cost; a run that goes on costs more, and
+        The target is what ``epochs`` epochs cost; a longer run costs more, and
         ``get_epsilon`` says so. The other arguments are those of ``make_private``.
         """
         if "noise_multiplier" in options:
@@ -386,7 +386,7 @@ class PrivacyEngine:
         *,
         private: str | PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
-        """Goes on from a checkpoint, with fresh streams or the old ones; returns its ``extra``.
+        """Continues from a checkpoint, with fresh streams or the old ones; returns its ``extra``.
 
         Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay:
         the same batches and noise come again bit for bit, so those steps count once; refused unless

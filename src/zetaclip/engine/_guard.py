@@ -265,7 +265,7 @@ class Guard:
     def _check_rewritten(self) -> None:
         """Raises unless what an earlier forward wrote is gone.
 
-        The error must not go away because the loop is begun again.
+        A new iteration over the loader must not silence the error.
         """
         if not self._learned:
             return

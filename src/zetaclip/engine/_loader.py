@@ -80,7 +80,7 @@ class PoissonLoader:
     a method of several passes comes as further ones; ``optimizer.step()`` knows which is which. A
     batch that was handed out and not stepped is handed out again by the next iterator: looking at a
     batch (``next(iter(loader))``) costs and changes nothing. After ``engine.load`` the first
-    iterator goes on inside the epoch where the checkpoint was.
+    iterator continues inside the epoch, where the checkpoint was saved.
     """
 
     def __init__(

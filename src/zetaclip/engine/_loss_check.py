@@ -259,7 +259,7 @@ def _watch(check: LossCheck) -> None:
 
 
 def _looking(backward: Callable[..., None]) -> Callable[..., None]:
-    """torch's backward, after a look by whoever wants one.
+    """torch's backward, after every run that asked for it has looked at the graph.
 
     Not inside another backward, where checkpointing runs its parts.
     """

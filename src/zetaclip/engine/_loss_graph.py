@@ -283,7 +283,7 @@ class _Graph:
             return trail._replace(powers=trail.powers | {power})
         if trail.picked and kind == "Mean" and over:
             return trail._replace(
-                wrong="it takes the mean over some of the records, whose number hangs on the others"
+                wrong="it takes the mean over some records, whose number depends on the others"
             )
         return trail
 

@@ -37,7 +37,7 @@ BROADCASTS = _names(
     "Hypot Atan2 Xlogy"
 )
 PRODUCTS = _names("Mm Bmm Addmm Baddbmm Addbmm Mv Addmv Dot Vdot")
-# Of a number that all records have a part in: the slope of these hangs on all of them.
+# Applied to a number that depends on all records, the slope of these depends on all, too.
 BENT = _names(
     "Exp Expm1 Log Log1p Log2 Log10 Sqrt Rsqrt Pow Sigmoid Tanh Softplus LogSigmoidForward "
     "Reciprocal Abs Relu Clamp ClampMax "
@@ -109,7 +109,7 @@ def through_loss(node: Any, reduction: int, given: Sequence[int], trail: Trail) 
         return below
     if trail.picked:
         return below._replace(
-            wrong="it takes the mean over some of the records, whose number hangs on the others"
+            wrong="it takes the mean over some records, whose number depends on the others"
         )
     wrong = ""
     if node.name().startswith("NllLoss"):
@@ -147,7 +147,7 @@ def is_common(value: float) -> bool:
 def is_number(value: Tensor) -> bool:
     """Whether this was a plain number of Python's.
 
-    Torch remembers, and lets it not decide on a result's type.
+    Torch remembers it: such a number does not decide on the type of a result.
     """
     small = torch.float16 if value.is_floating_point() else torch.int8
     zero = torch.zeros((), dtype=small, device=value.device)

@@ -49,7 +49,7 @@ class Memory(NamedTuple):
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """A NaN is equal to a NaN here: weights may be lost without anybody having written to them."""
+    """A NaN equals a NaN here: weights that were NaN before count as unchanged."""
     if torch.equal(one, other) or one.shape != other.shape:
         return one.shape == other.shape
     return bool(((one == other) | ((one != one) & (other != other))).all())

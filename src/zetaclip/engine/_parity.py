@@ -1,4 +1,4 @@
-"""Whether the fast per-example gradients are those of one example at a time, on anybody's model."""
+"""Checks that per-example gradients are correct, on any model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ class ReleaseLog:
         # Of the run and of its journal; it survives new keys.
         self.name = f"zetaclip-{secrets.token_hex(8)}" if name is None else name
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
-        self.home: Journal | None = None  # hears of all releases, in whatever folder they go on
+        self.home: Journal | None = (
+            None  # gets every release, wherever the run continues
+        )
         self.expected: dict[Key, Row] = {}  # what an exact replay has yet to release again
 
     def write(self, rows: tuple[Row, ...]) -> Receipt:
@@ -56,7 +58,7 @@ class ReleaseLog:
 
         Where it was made before, only if it is the same.
 
-        Only the home journal is asked: what goes on elsewhere does not get into the others.
+        Only the home journal is asked: others may lack releases of runs that continue elsewhere.
         """
         if self.home is None:
             return
@@ -88,8 +90,8 @@ class ReleaseLog:
 
         A checkpoint of the run was saved there.
 
-        The journal in the first folder is the run's home: whoever goes on from a checkpoint of this
-        run writes there, too.
+        The journal in the first folder is the run's home: every run that continues from one of its
+        checkpoints writes there, too.
         """
         journal = self.journal_in(folder, self.name, whole=self.home is None)
         self.home = self.home or journal

@@ -12,7 +12,7 @@ from ..control import Released
 
 @dataclass(frozen=True)
 class RunState:
-    """All that a checkpoint must hold to go on, apart from weights, ledger and torch's streams.
+    """What a checkpoint must hold to be continued, beside weights, ledger and torch's streams.
 
     **Guarantee.** It never changes in place: a run moves on, and a checkpoint is loaded, by one
     assignment. While a batch is out this is still the state at the start of that batch, so a

@@ -23,7 +23,7 @@ class Update:
     def __init__(self, optimizer: Optimizer, decouple: bool, rereads: bool) -> None:
         self.optimizer = optimizer
         self._decouple = decouple
-        self._rereads = rereads  # whether somebody reads a release after the optimizer has had it
+        self._rereads = rereads  # whether a release is read again after the optimizer's step
         self._told = optimizer if isinstance(optimizer, NoiseAware) else None
         self._open = False
         self._handle: Any = None

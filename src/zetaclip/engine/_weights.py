@@ -110,9 +110,9 @@ class Weights:
 
 
 def _lendable(parameters: Sequence[Tensor], module: nn.Module) -> bool:
-    """Whether parameters can point elsewhere without anybody still seeing θ.
+    """Whether parameters can be pointed at other memory without being seen elsewhere.
 
-    Another tensor of the module, or another process, could.
+    Another tensor of the module, or another process, may share the memory of θ.
     """
     users = Counter(
         tensor.untyped_storage().data_ptr()

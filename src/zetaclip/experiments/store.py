@@ -12,7 +12,7 @@ OUT/NAME/           tables, CSV and plots of one experiment under the lite profi
 OUT/NAME-paper/     the same under the paper's
 
 The folder may be moved: finished runs stay what they are. Only a run that follows another one and
-was cut before the move can't be resumed, because `zetaclip train` goes on with the very
+was cut before the move can't be resumed, because `zetaclip train` continues with the very
 configuration it began with, and that names the followed run by its whole path. Delete its folder to
 run it again.
 """

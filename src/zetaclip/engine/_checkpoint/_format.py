@@ -54,7 +54,7 @@ def collect(
         Both halves, to be kept apart wherever they are written. The public one's ``identity``
         names the secret that belongs to it.
     """
-    if not loop.batches.at_home:  # its owner goes on without a journal beside this checkpoint
+    if not loop.batches.at_home:  # the owner would continue without a journal beside it
         raise OrderError(FORKED)
     parts = [own_part(loop)] if parts is None else parts
     state, log = loop.state, loop.log
@@ -100,7 +100,7 @@ def collect(
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The secret streams that a run goes on with, and their public name."""
+    """The secret streams that a run continues with, and their public name."""
 
     sampling: bytes = dataclasses.field(repr=False)
     same_batch: bytes | None = dataclasses.field(repr=False)

@@ -43,7 +43,7 @@ def examined(
     """Whether a checkpoint, and what is beside it, can be used here.
 
     Args:
-        loop: the run that is to go on from it.
+        loop: the run that is to continue from it.
         public: its public half.
         raw: the same, as bytes.
         folder: where it lies.

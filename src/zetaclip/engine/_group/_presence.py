@@ -80,7 +80,7 @@ class Presence:
                 return
 
     def leave(self) -> None:
-        """The process ends, or the group does; whoever still waits for it is told so."""
+        """The process ends, or the group does: ranks that still wait for it are told."""
         if not self._end.is_set():
             self._end.set()
             self._thread.join(5.0)
@@ -142,7 +142,7 @@ class Presence:
                 self._broken("the store", error)
 
     def _look(self, what: str, serial: int) -> None:
-        """After a moment of waiting: is anybody gone, or waiting for something else?"""
+        """After a moment of waiting: has a rank ended, or does it wait for something else?"""
         try:
             self.store.set(f"at/{self.rank}", f"{serial}\n{what}")
             ended, silent = self._watch()
@@ -181,7 +181,7 @@ class Presence:
         return [rank for rank in range(self.count) if rank != self.rank]
 
     def read(self, key: str) -> str:
-        """What somebody has left in the store; empty if nobody has. Never waits."""
+        """What was left in the store under a key; empty if nothing was. Never waits."""
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _watch(self) -> tuple[list[int], dict[int, float]]:

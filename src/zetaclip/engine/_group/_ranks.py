@@ -106,7 +106,7 @@ class Ranks:
         self._wait([dist.broadcast(tensor, 0, group=self._here.messages, async_op=True)], what)
 
     def send(self, value: Any, what: str) -> Any:
-        """Rank 0's value, on every rank. It may be secret: it is nowhere kept on the way."""
+        """Rank 0's value, on every rank. It may be secret: no copy of it is kept on the way."""
         data = pickle.dumps(value) if self.first else b""
         size = torch.tensor([len(data)])
         self._broadcast(size, what)
@@ -164,7 +164,7 @@ class Ranks:
         """Adds ``flat`` up over the ranks, in place, and returns the sum of ``extras``.
 
         The extras are few, and travel as float64. A rank that has to refuse the batch takes part
-        with zeros and its ``refusal``, so that nobody waits in vain.
+        with zeros and its ``refusal``, so that no rank waits in vain.
         """
         own = torch.zeros(2, self.count, dtype=torch.float64)
         own[0, self.rank], own[1, self.rank] = refusal is not None, self.word
