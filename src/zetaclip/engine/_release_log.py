@@ -30,9 +30,7 @@ class ReleaseLog:
         # Of the run and of its journal; it survives new keys.
         self.name = f"zetaclip-{secrets.token_hex(8)}" if name is None else name
         self.journals: list[Journal] = []  # one per folder that holds a checkpoint of this run
-        self.home: Journal | None = (
-            None  # gets every release, wherever the run continues
-        )
+        self.home: Journal | None = None  # gets every release, wherever the run continues
         self.expected: dict[Key, Row] = {}  # what an exact replay has yet to release again
 
     def write(self, rows: tuple[Row, ...]) -> Receipt:
