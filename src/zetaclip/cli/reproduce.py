@@ -99,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("name an experiment; `zetaclip reproduce --list` lists them")
     if arguments.data_root:
         os.environ[ENVIRONMENT] = os.path.abspath(arguments.data_root)  # the training processes too
+    if arguments.name == "no-tuning":
+        return _no_tuning(arguments)
     experiment = spec.load(arguments.name)
     request = session.Request(
         experiment=experiment,
@@ -125,6 +127,31 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     print(summary)
     return 1 if failed else 0
+
+
+def _no_tuning(arguments: argparse.Namespace) -> int:
+    """The regret of default settings, which has a page of its own."""
+    from pathlib import Path
+
+    from ..experiments import regret, session
+
+    only = session.parse_only(arguments.only, {})
+    if unknown := set(only) - {"data", "seed"}:
+        raise CommandError(f"no-tuning can be limited by data and seed, not by {unknown.pop()}")
+    if arguments.dry_run:
+        cells = regret.read(Path(arguments.out) / regret.NAME / "cells.jsonl")
+        print(f"{len(cells)} of {regret.planned()} cells (task, ε, seed) have run")
+        return 0
+    if arguments.tables_only:
+        print(regret.write(Path(arguments.out) / regret.NAME))
+        return 0
+    try:
+        with _sigterm_as_interrupt():
+            print(regret.run(arguments.out, only))
+    except KeyboardInterrupt:
+        print("\nstopped; the same command continues where it stopped")
+        return 130
+    return 0
 
 
 @contextlib.contextmanager
@@ -158,4 +185,7 @@ def listing() -> str:
         ]
         where = experiment.source or "not in the paper"
         lines += [f"{name:<12} {experiment.title} ({where})", f"{'':<12} {', '.join(sizes)}"]
+    from ..experiments import regret
+
+    lines += [f"{regret.NAME:<12} {regret.TITLE}", f"{'':<12} {regret.planned()} cells"]
     return "\n".join(lines)

@@ -246,3 +246,21 @@ def _style(number: int) -> dict[str, Any]:
         "linewidth": 1.4,
         "markersize": 4,
     }
+
+
+def draw_regret(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], path: Path) -> None:
+    """Regret of each method over all tasks, sorted, with its median."""
+    figure, (axis,) = _figure(8, 4.2)
+    for number, method in enumerate(methods):
+        values = sorted(max(0.01, line["regret"][method][0]) for line in lines)
+        middle = statistics.median(values)
+        shares = [100 * (place + 1) / len(values) for place in range(len(values))]
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        label = f"{method} (median {middle:.2g}, worst {values[-1]:.3g})"
+        axis.plot(values, shares, marker, color=colour, markersize=4, linestyle="-", label=label)
+    axis.set(xscale="log", xlabel="regret in points (0.01 and less at the left)", ylim=(0, 101))
+    axis.set_ylabel("share of tasks and ε with at most this regret, %")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

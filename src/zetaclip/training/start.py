@@ -285,7 +285,7 @@ def _same_config(folder: RunFolder, config: Config, allow_threads: bool = False)
         for name, value in asdict(config).items()
         if value is not None
         and value != {}
-        and value != "auto"
+        and (name, value) != ("features", "auto")
         and saved.get(name) != value
         and not (name == "threads" and allow_threads)
         and not (name == "features" and value == "auto")
