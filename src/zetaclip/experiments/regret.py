@@ -266,9 +266,9 @@ def write(folder: Path) -> str:
     page = [
         f"# {TITLE}",
         "",
-        f"Written by `zetaclip reproduce {NAME}`: {len(cells)} of {planned()} cells have run, each a",
-        "task with an ε and a seed. Regret is in points of accuracy, AUC x 100 or R² x 100. Smaller is better, and",
-        "the best rate is chosen on the test set.",
+        f"Written by `zetaclip reproduce {NAME}`: {len(cells)} of {planned()} cells have run, each",
+        "a task with an ε and a seed. Regret is in points of accuracy, AUC x 100 or R² x 100. The",
+        "best rate is chosen on the test set.",
         "",
         "![regret](regret.png)",
         "",

@@ -101,6 +101,16 @@ def gain(module: nn.Module, inputs: Tensor) -> float:
     return max(1e-6, math.sqrt(total / max(1, len(inputs))))
 
 
+def _walk(group: dict[str, Any], std: float) -> tuple[float, float, float]:
+    """The noise's variance in each weight, in the average, and their covariance, one update on."""
+    weight, average, both = group.get("noise", (0.0, 0.0, 0.0))
+    rate, momentum = group["rate"], group["momentum"]
+    kept = 1.0 - rate * group["weight_decay"]
+    average = momentum**2 * average + ((1 - momentum) * std) ** 2
+    both = kept * momentum * both
+    return kept**2 * weight - 2 * rate * both + rate**2 * average, average, both - rate * average
+
+
 class Auto(Optimizer):
     """SGD with momentum whose rate follows from public numbers; see this module.
 
@@ -192,8 +202,22 @@ class Auto(Optimizer):
             done = group["updates"] = group.get("updates", 0) + 1
             left = max(0.0, 1.0 - (done - 1) / self._planned) if self._decay else 1.0
             group["rate"] = full * left * float(group["lr"])
+            group["noise"] = _walk(group, self._noise_std)
             self._step_group(group, group["rate"])
         return loss
+
+    def moved(self, parameter: Tensor) -> tuple[Tensor, float]:
+        """How far a parameter is from its start, and the standard deviation of the noise in that.
+
+        The noise is what the updates drew, without what later gradients took back of it; so it is
+        an upper bound.
+
+        Raises:
+            KeyError: The parameter has not been updated.
+        """
+        group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+        start = self.state[parameter]["start"]
+        return parameter.detach() - start, math.sqrt(max(0.0, group["noise"][0]))
 
     def _step_group(self, group: dict[str, Any], rate: float) -> None:
         params = [p for p in group["params"] if p.grad is not None]
@@ -201,7 +225,7 @@ class Auto(Optimizer):
             return
         for p in params:
             if not self.state[p]:
-                self.state[p] = {"average": torch.zeros_like(p)}
+                self.state[p] = {"average": torch.zeros_like(p), "start": p.detach().clone()}
         averages = [self.state[p]["average"] for p in params]
         torch._foreach_lerp_(averages, [p.grad for p in params], 1 - group["momentum"])
         if group["weight_decay"]:

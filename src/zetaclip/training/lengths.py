@@ -24,6 +24,8 @@ _FEWEST, _GROWTH, _LARGEST = 300, 0.58, 8.0
 # Records that are processed in all, and the least number of epochs.
 _RECORDS = {True: (2_000_000, 10.0), False: (480_000, 8.0)}  # of a linear model, of a network
 _SMALLEST_BATCH = 16
+# Below this signal to noise a warning is due; docs/nothing-to-tune.md has the runs behind it.
+WEAK = 4.0
 _MADE_UP = 16  # rows for the gain
 _TIMED = 256  # rows for the speed
 _PRIVATE = 2.0  # time of a private step over that of an ordinary one
@@ -69,6 +71,30 @@ def length(
         wanted = max(wanted, math.ceil(3 * size / batch))  # no record is left unused
         epochs = wanted / max(1, -(-size // batch))
     return batch, epochs
+
+
+def signal_to_noise(sigma: float, batch: float, steps: int, inputs: int) -> float:
+    """How far a run could move an output, over how far noise moves it.
+
+    If all gradients agreed, a rate that falls from η would move an output by η T/2, and noise moves
+    it by η (σ/L) √(T/3). Of a direction that is one of many, a share of 1/√inputs is left.
+    """
+    if sigma == 0:
+        return math.inf
+    return (steps / 2) / (sigma / batch * math.sqrt(steps / 3)) / math.sqrt(inputs)
+
+
+def warning(sigma: float, batch: float, steps: int, size: int, inputs: int) -> str | None:
+    """What to say before a training in which noise will dominate; None if it won't."""
+    ratio = signal_to_noise(sigma, batch, steps, inputs)
+    if ratio >= WEAK:
+        return None
+    larger = "a larger batch, " if batch < size else ""
+    return (
+        f"noise will dominate this training: its signal to noise is about {ratio:.2g} by the public"
+        f" numbers, and below {WEAK:g} models lost half of what they learn at a larger ε, or more."
+        f" What helps: more records, a larger ε, {larger}fewer inputs or features"
+    )
 
 
 def made_up(dataset: Dataset, columns: int | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.null import random_null
+from ..spectrum.outliers import outliers
 from ..words import counted
 from .config import Config
 from .description import shown_features
@@ -165,9 +166,74 @@ def compose(
     if probes:
         result["probes"] = probe_summary(probes)
     result["notes"] += _notes(config, dataset, steps, stop)
+    useless = no_better_than_constant(dataset, steps.task.metric, last.get("metric"))
+    if useless is not None:
+        result["notes"].append(useless)
+    found = signal_found(steps)
+    if found:
+        result["signal"] = found
+        result["notes"].append(_signal_in_words(found))
     result["files"] = {name: digest(folder / name) for name in SEALED if (folder / name).exists()}
     result["seal"] = seal(result)
     return result
+
+
+def signal_found(steps: PrivateSteps | PlainSteps) -> dict[str, dict[str, Any]]:
+    """Directions of each layer that stand out of the noise of the run; needs the method auto.
+
+    It reads released weights and the known size of the noise, so it costs no privacy.
+    """
+    from ..methods import Auto
+    from .steps import PrivateSteps
+
+    update = steps.optimizer.inner if isinstance(steps, PrivateSteps) else None
+    if not isinstance(update, Auto):
+        return {}
+    found = {}
+    for name, parameter in steps.model.named_parameters():
+        if parameter.ndim > 1 and update.state.get(parameter):
+            moved, noise = update.moved(parameter)
+            if bool(moved.isfinite().all()):
+                seen = outliers(moved, noise)
+                found[name.removesuffix(".weight")] = {
+                    "directions": seen.count,
+                    "of": seen.of,
+                    "edge": seen.edge,
+                    "energy": seen.energy,
+                    "strengths": list(seen.signal[:16]),
+                }
+    return found
+
+
+def _signal_in_words(found: dict[str, dict[str, Any]]) -> str:
+    """One line about all layers."""
+    seen = [
+        f"{name}: {one['directions']} of {one['of']} directions"
+        for name, one in found.items()
+        if one["directions"]
+    ]
+    if seen:
+        return f"signal found beyond the noise in {'; '.join(seen)}"
+    return "no direction of a layer stands out of the noise; what was learned is spread thinly"
+
+
+def no_better_than_constant(dataset: Dataset, metric: str, value: float | None) -> str | None:
+    """What to say of a model that a constant answer would equal on the held-out records."""
+    if value is None or dataset.test is None:
+        return None
+    y = dataset.test.y
+    if metric == "rmse":
+        worse = value >= float(y.double().std(unbiased=False))
+    elif metric == "accuracy":
+        worse = value <= float(y.long().bincount().max()) / len(y)
+    else:
+        worse = metric == "auc" and value <= 0.5
+    if not worse:
+        return None
+    return (
+        "on the held-out records this model is no better than one that gives every record the same"
+        " answer. What helps: more records, a larger ε, fewer inputs"
+    )
 
 
 def seal(result: dict[str, Any]) -> str:

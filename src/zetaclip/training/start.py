@@ -198,6 +198,8 @@ def _run(
                 steps: Steps = kind(config, dataset, method, model)
             except (ValueError, AccountingError) as error:
                 raise ConfigError(str(error)) from error
+            if isinstance(steps, PrivateSteps) and steps.warning is not None:
+                display.say(f"warning: {steps.warning}")
             run = Training(config, dataset, steps, folder, status, display, series)
             if going_on and folder.executed:
                 run.restore(rekey)

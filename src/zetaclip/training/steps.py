@@ -24,6 +24,7 @@ from ..errors import NoGuarantee, OwnerWarning
 from ..files import replace_file
 from ..methods import Auto, WeightAverage
 from ..randomness._forward import set_users_streams, users_streams
+from . import lengths
 from .config import Config, ConfigError
 from .evaluate import Task
 from .folder import RunFolder
@@ -148,6 +149,7 @@ class _Steps:
         if self.method.family == "auto":
             regression = self.task.kind == "regression"
             options |= {"steps": self.total, "regression": regression, "decay": False}
+            options["gain"] = self.config.method_options.get("gain")
         return options
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
@@ -293,6 +295,10 @@ class PrivateSteps(_Steps):
                 warnings.warn(warning.message, stacklevel=2)
             else:
                 self.notes.append(str(warning.message))
+        inputs = math.prod(dataset.input_shape)
+        self.warning = lengths.warning(self.sigma, config.batch_size, self.total, self.size, inputs)
+        if self.warning is not None:
+            self.notes.append(self.warning)
         self.engine.hooks.rehearse(self.made_up(dataset), lambda model, batch: self.loss(*batch))
         self._stop: int | None = None  # updates that max_epsilon allows, as far as is known
         if config.sigma is not None and self.engine.ledger.header.claims_privacy:
