@@ -346,10 +346,12 @@ class Mechanism:
 
         Whole numbers add up exactly, in whatever order.
         """
-        flat = np.concatenate([np.zeros(0), *extras.values()])
+        flat = np.concatenate([*extras.values()]) if extras else np.zeros(0)
         summed = group.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
+        if not extras:
+            return {}
         ends = np.cumsum([len(values) for values in extras.values()])
-        return dict(zip(extras, np.split(summed, ends[:-1]), strict=True)) if extras else {}
+        return dict(zip(extras, np.split(summed, ends[:-1]), strict=True))
 
     def refuse(self, group: ReleaseGroup, why: str) -> None:
         """Meets the other processes with zeros and the reason.
