@@ -1,14 +1,15 @@
-"""The measurements behind two constants that choose kernels: MEMORY_COST and SHIFTED_FROM.
+"""The measurements behind constants that choose kernels: MEMORY_COST, SHIFTED_FROM, STORED_FROM.
 
     python bench/kernels.py                   # convolutions and sequences
     python bench/kernels.py --only convolutions --repeats 9
 
 For a list of convolutions: forward, input gradient and summed weight gradient (the cost of ordinary
-training), then the three ways to compute per-record gradients: *folded*, *shifted* and *Gram*. Each
-includes its norms and its weighted sum, which a private step needs. "rule" is the way that the rule
-would choose by the shapes, "best" the fastest of this run. For matrices over sequences: norms by
-Gram matrices and by materialised gradients. A constant is good if "rule over best" stays near 1. It
-never changes a result, only the time.
+training), then the ways to compute per-record gradients: *folded* and *shifted* by torch's kernels,
+*stored* and *twice* by compiled code (made once and kept, or made for the norm and again for the
+sum), and *Gram*. Each includes its norms and its weighted sum, which a private step needs. "rule"
+is the way that the rule would choose by the shapes, "best" the fastest of this run. For matrices
+over sequences: norms by Gram matrices and by materialised gradients, by torch and compiled. A
+constant is good if "rule over best" stays near 1. It never changes a result, only the time.
 """
 
 from __future__ import annotations
@@ -26,19 +27,24 @@ one_thread()
 import torch
 import torch.nn.functional as F
 
+from zetaclip.gradients import products
 from zetaclip.gradients.contributions import (
     MEMORY_COST,
     Contribution,
     Dense,
     gram_is_cheaper,
     gram_norms,
+    gram_share,
     row_norms,
 )
 from zetaclip.gradients.convolution import (
     SHIFTED_FROM,
+    STORED_FROM,
     ConvGram,
+    ConvPieces,
     Geometry,
     _folded,
+    _gradients,
     _shiftable,
     _shifted,
     _weight_gradient,
@@ -114,6 +120,9 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             "shifted": lambda: _shifted(x, g, geometry, shape),
             "Gram": lambda: ConvGram(x, g, geometry),
         }
+        if products.takes(x, g):
+            ways["stored"] = lambda: _gradients(x, g, geometry)
+            ways["twice"] = lambda: ConvPieces(x, g, geometry)
         # For unsuitable shapes the Gram and the folded way take seconds and show nothing.
         positions = y[0, 0].numel()
         if (
@@ -139,14 +148,13 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             way: milliseconds(used(make, shape, batch), repeats) for way, make in ways.items()
         }
         chosen = convolution_contribution(x, g, geometry)
-        # A layer whose gradients are computed in parts uses one of the two kernels for them.
-        rule = (
-            "Gram"
-            if type(chosen) is ConvGram
-            else "shifted"
-            if _shiftable(geometry, inputs, outputs)
-            else "folded"
-        )
+        slow = "shifted" if _shiftable(geometry, inputs, outputs) else "folded"
+        if type(chosen) is ConvGram:
+            rule = "Gram"
+        elif products.takes(x, g):
+            rule = "twice" if type(chosen) is ConvPieces else "stored"
+        else:
+            rule = slow  # in parts or at once, by the same kernel
         best = min(private, key=lambda way: private[way])
         name = (
             f"{inputs} to {outputs}, {kernel}x{kernel} / {stride}, {image}x{image}, batch {batch}"
@@ -154,7 +162,7 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         cells = [f"{times[part]:.1f}" for part in ("forward", "input", "summed")]
         cells += [
             f"{private[way]:.1f}" if way in private else "-"
-            for way in ("folded", "shifted", "Gram")
+            for way in ("folded", "shifted", "stored", "twice", "Gram")
         ]
         over = private[rule] / private[best]
         rows.append([name, *cells, rule, best, f"{over:.2f}"])
@@ -166,6 +174,8 @@ def convolutions(repeats: int) -> tuple[str, list[dict[str, Any]]]:
         "summed",
         "folded",
         "shifted",
+        "stored",
+        "twice",
         "Gram",
         "rule",
         "best",
@@ -185,11 +195,17 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             for part_x, part_g in zip(x.split(some), g.split(some), strict=True):
                 row_norms(torch.bmm(part_g.transpose(1, 2), part_x))
 
+        share, fast = gram_share(positions, True), products.takes(x, g)
         times = {
-            "Gram": milliseconds(lambda: gram_norms(x, g), repeats),
+            "Gram": milliseconds(lambda: gram_norms(x, g, share), repeats),
             "materialised": milliseconds(materialised, repeats),
         }
-        rule = "Gram" if gram_is_cheaper(positions, inputs, outputs) else "materialised"
+        made = "compiled" if fast else "materialised"
+        if fast:
+            times[made] = milliseconds(
+                lambda: products.norms(x, g, products.sequence(x, g)), repeats
+            )
+        rule = "Gram" if gram_is_cheaper(positions, inputs, outputs, fast) else made
         best = min(times, key=lambda way: times[way])
         # The MEMORY_COST at which the rule would change its choice for this shape.
         edge = positions**2 * (inputs + outputs) / (inputs * outputs)
@@ -199,6 +215,7 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
                 name,
                 f"{times['Gram']:.2f}",
                 f"{times['materialised']:.2f}",
+                f"{times['compiled']:.2f}" if fast else "-",
                 f"{edge:.1f}",
                 rule,
                 best,
@@ -206,7 +223,16 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
             + [f"{times[rule] / times[best]:.2f}"]
         )
         figures.append({"sequence": name, **times, "edge": edge, "rule": rule, "best": best})
-    head = ["positions x matrix", "Gram", "materialised", "edge", "rule", "best", "rule over best"]
+    head = [
+        "positions x matrix",
+        "Gram",
+        "materialised",
+        "compiled",
+        "edge",
+        "rule",
+        "best",
+        "rule over best",
+    ]
     return table(head, rows), figures
 
 
@@ -218,10 +244,14 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     torch.manual_seed(0)
-    found: dict[str, Any] = {"MEMORY_COST": MEMORY_COST, "SHIFTED_FROM": SHIFTED_FROM}
+    found: dict[str, Any] = {
+        "MEMORY_COST": MEMORY_COST,
+        "SHIFTED_FROM": SHIFTED_FROM,
+        "STORED_FROM": STORED_FROM,
+    }
     print(
         f"Milliseconds, one thread, medians of {options.repeats}. MEMORY_COST = {MEMORY_COST},"
-        f" SHIFTED_FROM = {SHIFTED_FROM}.\n"
+        f" SHIFTED_FROM = {SHIFTED_FROM}, STORED_FROM = {STORED_FROM}.\n"
     )
     with torch.no_grad():
         for part, measure in (("convolutions", convolutions), ("sequences", sequences)):
