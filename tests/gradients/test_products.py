@@ -185,7 +185,7 @@ def test_a_gradient_that_cancels_is_not_measured_by_gram_matrices():
 
     The sum then gets a float32 gradient whose rounding errors may be as long as what is left.
     """
-    positions, width = 48, 512
+    positions, width = 48, 1024
     x, g = values(2, positions, width), values(2, positions, width, seed=1)
     x[0, 24:], g[0, 24:] = x[0, :24], -g[0, :24]
     g[0, 0] += 0.2 * values(width, seed=2)

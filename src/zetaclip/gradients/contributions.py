@@ -40,7 +40,7 @@ SUM_FLOATS = 1 << 18
 LONG_SEQUENCE = 24
 # A float64 multiply-add costs about as much as this many in float32, by torch's kernels and beside
 # the compiled ones. This affects only speed.
-DOUBLE_COST, DOUBLE_BESIDE_COMPILED = 2.5, 4
+DOUBLE_COST, DOUBLE_BESIDE_COMPILED = 2.5, 6
 # Gram matrices are not used for longer sequences: the float32 gradient of such a record may have
 # lost too many digits beside the terms that it is the sum of.
 LONGEST_GRAM = 160
