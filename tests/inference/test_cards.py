@@ -63,3 +63,23 @@ def test_without_privacy_nothing_is_claimed(tmp_path):
     run = zetaclip.load_run(tmp_path / "r")
     assert run.epsilon is None and "**No ε is claimed** for this model" in run.card
     assert "### Covered\n\nNothing." in run.card and "no ε is claimed" in repr(run)
+
+
+def test_a_model_of_text_is_found_as_one(tmp_path):
+    rows = [{"body": "a good day" if i % 2 else "one bad box", "y": "np"[i % 2]} for i in range(60)]
+    (tmp_path / "s.json").write_text(
+        json.dumps(
+            {
+                "target": "y",
+                "classes": ["n", "p"],
+                "columns": {"body": {"type": "text", "buckets": 32}},
+            }
+        )
+    )
+    config = Config(
+        schema=str(tmp_path / "s.json"), method="dp-sgd", sigma=1.0, steps=2, no_eval=True
+    )
+    train(config, tmp_path / "r", data=rows)
+    run = zetaclip.load_run(tmp_path / "r")
+    assert header(run.card)["pipeline_tag"] == "text-classification"
+    assert run.predict({"body": ["a good day", ""]}).shape == (2,)

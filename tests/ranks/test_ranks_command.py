@@ -28,7 +28,7 @@ WORDS = [
     "--threads",
     "1",
 ]
-WORDS += ["--set", "spectral.period=5"]
+SPECTRAL = ["--method", "ww-dp-sgd", "--set", "spectral.period=5"]
 
 
 def read(folder):
@@ -43,7 +43,7 @@ def contents(folder):
 
 
 def test_two_ranks_spend_what_one_process_does_and_only_rank_0_writes(two, tmp_path):
-    words = [*WORDS, "--steps", "30", "--epsilon", "8", "--accountant", "rdp"]
+    words = [*WORDS, *SPECTRAL, "--steps", "30", "--epsilon", "8", "--accountant", "rdp"]
     assert rank_work.command(0, [*words, "--out", str(tmp_path / "one")])["code"] == 0
     first, second = two.run(rank_work.command, [*words, "--out", str(tmp_path / "two")])
     assert first["code"] == second["code"] == 0, first
@@ -69,7 +69,7 @@ def test_two_ranks_spend_what_one_process_does_and_only_rank_0_writes(two, tmp_p
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_rest_is_bit_equal(two, tmp_path):
-    words = [*WORDS, "--steps", "20", "--sigma", "2"]
+    words = [*WORDS, *SPECTRAL, "--steps", "20", "--sigma", "2"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     two.run(rank_work.command, [*words, "--out", str(whole)])
     for found in two.run(rank_work.command, [*words, "--out", str(cut)], 9):
@@ -115,7 +115,18 @@ def test_errors_before_training_are_said_once(two, tmp_path):
 
 
 def test_max_epsilon_stops_every_rank_after_the_same_update(two, tmp_path):
-    words = [*WORDS, "--steps", "30", "--sigma", "1", "--max-epsilon", "2", "--accountant", "rdp"]
+    words = [
+        *WORDS,
+        *SPECTRAL,
+        "--steps",
+        "30",
+        "--sigma",
+        "1",
+        "--max-epsilon",
+        "2",
+        "--accountant",
+        "rdp",
+    ]
     rank_work.command(0, [*words, "--out", str(tmp_path / "one")])
     two.run(rank_work.command, [*words, "--out", str(tmp_path / "two")])
     one, both = read(tmp_path / "one"), read(tmp_path / "two")
@@ -134,7 +145,7 @@ def test_torchrun_with_a_rank_killed_in_the_middle(tmp_path):
         "zetaclip",
     ]
     out = tmp_path / "run"
-    words = [*launcher, *WORDS, "--steps", "400", "--sigma", "2", "--out", str(out)]
+    words = [*launcher, *WORDS, *SPECTRAL, "--steps", "400", "--sigma", "2", "--out", str(out)]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),

@@ -237,6 +237,8 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
         trackers.close(result)
     print(summary(result))
     print(f"folder: {out}")
+    if not arguments.quiet:
+        print(f"use it: zetaclip predict {out} NEW_RECORDS --out predictions.csv")
     return 0
 
 

@@ -59,6 +59,8 @@ def compose_card(description: Mapping[str, Any], result: Mapping[str, Any]) -> s
 
 def _header(description: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     pipeline = _PIPELINES.get((_kind(description), description["task"]))
+    if pipeline == "tabular-classification" and _is_text(description):
+        pipeline = "text-classification"
     lines = ["library_name: zetaclip"]
     if pipeline:
         lines.append(f"pipeline_tag: {pipeline}")
@@ -267,6 +269,13 @@ def _kind(description: Mapping[str, Any]) -> str:
     if "input" not in description:
         return "table"
     return description["input"]["kind"] if description["input"] else ""
+
+
+def _is_text(description: Mapping[str, Any]) -> bool:
+    """Whether the model reads text and nothing else."""
+    entries = (description.get("input") or {}).get("columns", {}).values()
+    kinds = {entry["type"] for entry in entries} - {"ignore"}
+    return kinds == {"text"}
 
 
 def _bullets(lines: list[str]) -> str:
