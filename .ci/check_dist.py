@@ -17,16 +17,16 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# A private training in a dozen lines, and the command. Both compiled parts must be there.
+# A private training in a dozen lines, and the command. All compiled parts must be there.
 SMOKE = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import zetaclip
-from zetaclip.gradients import compiled
+from zetaclip.gradients import products, rows
 from zetaclip.randomness import _compiled
 
-assert compiled.rows is not None and _compiled is not None, "built without the C parts"
+assert all((rows.compiled, products.compiled, _compiled)), "built without the C parts"
 data = TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 engine = zetaclip.PrivacyEngine(accountant="rdp")
