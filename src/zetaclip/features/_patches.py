@@ -143,6 +143,7 @@ class Patches(nn.Module):
         self.settings = settings
         self.blocks = nn.ModuleList(blocks)
         self.columns = settings.columns
+        self.shape = settings.shape
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:

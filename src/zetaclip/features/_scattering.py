@@ -36,7 +36,7 @@ class Scattering(nn.Module):
                 f"scattering is for pictures of shape (channels, height, width) of at least 8x8"
                 f" pixels, not {shape}"
             )
-        self.shape = shape
+        self.shape = shape[0], shape[1], shape[2]
         size = shape[1] + 2 * _PAD, shape[2] + 2 * _PAD
         waves = [
             _morlet(size, 0.8 * 2**j, 3 * math.pi / 4 / 2**j, math.pi * k / _DIRECTIONS)

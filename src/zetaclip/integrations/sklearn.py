@@ -25,6 +25,7 @@ from sklearn.utils.validation import (
 
 from ..accounting import Budget
 from ..errors import PrivacyLeakWarning
+from ._pictures import Pictures
 from ._rows import as_table, declared, has_words, table_input
 from ._search import Search, search_above, spend
 
@@ -73,6 +74,11 @@ class _Private(BaseEstimator):
         given: Any = self
         about = declared(given.schema)
         self.input_: TableInput | None = None
+        self.pictures_: Pictures | None = None
+        if getattr(given, "features", None) is not None:
+            x, y = validate_data(self, X, y, dtype=Pictures.TYPES, allow_nd=True)
+            self.pictures_ = Pictures.of(given.features, x, given.bounds, leaks)
+            return self.pictures_.features(x), y
         if not (about.get("columns") or has_words(X)):
             x, y = validate_data(
                 self,
@@ -210,7 +216,10 @@ class _Private(BaseEstimator):
         import torch
 
         check_is_fitted(self)
-        if self.input_ is not None:
+        if self.pictures_ is not None:
+            x = validate_data(self, X, dtype=Pictures.TYPES, allow_nd=True, reset=False)
+            x = self.pictures_.features(x)
+        elif self.input_ is not None:
             validate_data(self, X, skip_check_array=True, reset=False)
             x = self._rows(X)
         else:
@@ -238,7 +247,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
     Args:
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
-        hidden: Widths of the hidden layers; ``()`` is logistic regression.
+        hidden: Widths of the hidden layers; ``()`` is logistic regression. None: (128, 64), and
+            with ``features`` a linear head that starts at zero.
         epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: (lowest, highest) of the features, each a number or one number per feature. Values
@@ -258,6 +268,10 @@ class PrivateClassifier(ClassifierMixin, _Private):
         batch_size: Expected batch size; None chooses one by the number of records.
         max_sample_weight: The bound of ``sample_weight`` in ``fit``; larger ones are clipped to it.
         verbose: Whether to show progress.
+        features: "patches" or "scattering" for an array of pictures: the estimator is then a head
+            on fixed features, which no real picture was used for; ``hidden`` is best left out.
+            X has the shape (rows, height, width), (rows, channels, height, width) or (rows, height,
+            width, channels), and ``bounds`` are black and white; for uint8 they are 0 and 255.
 
     **Guarantee.** The fitted estimator is (``epsilon_``, ``delta_``)-differentially private with
     respect to adding or removing one row of (X, y), if ``bounds``, ``classes`` and ``num_examples``
@@ -277,7 +291,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self,
         epsilon: float = 1.0,
         delta: float | None = None,
-        hidden: tuple[int, ...] = (128, 64),
+        hidden: tuple[int, ...] | None = None,
         epochs: float | None = None,
         method: str = "auto",
         bounds: Any = None,
@@ -291,7 +305,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
         batch_size: int | None = None,
         max_sample_weight: float = 1.0,
         verbose: bool | int = False,
+        features: str | None = None,
     ) -> None:
+        self.features = features
         self.epsilon = epsilon
         self.delta = delta
         self.hidden = hidden
@@ -357,9 +373,10 @@ class PrivateClassifier(ClassifierMixin, _Private):
                 ),
                 test=None,
                 outputs=1 if two else len(self.classes_),
-                unit="one row",
+                unit="one row" if self.pictures_ is None else "one image",
                 public=False,
                 nominal_size=self.num_examples,
+                feature_map=None if self.pictures_ is None else self.pictures_.describe(),
             ),
             _with_size(leaks, self.num_examples),
             weights,
@@ -419,7 +436,7 @@ class PrivateRegressor(RegressorMixin, _Private):
     Args:
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
-        hidden: Widths of the hidden layers; ``()`` is linear regression.
+        hidden: Widths of the hidden layers; ``()`` is linear regression. None: (128, 64).
         epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: See ``PrivateClassifier``.
@@ -438,7 +455,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         self,
         epsilon: float = 1.0,
         delta: float | None = None,
-        hidden: tuple[int, ...] = (128, 64),
+        hidden: tuple[int, ...] | None = None,
         epochs: float | None = None,
         method: str = "auto",
         bounds: Any = None,
@@ -613,9 +630,13 @@ def _network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]
     """A new perceptron, and the layer of largest rank, which a spectral probe should read."""
     import torch
 
-    from ..models import Perceptron
+    from ..models import Linear, Perceptron
     from ..randomness._forward import alone
 
+    if hidden is None:
+        if dataset.feature_map is not None:
+            return Linear(dataset.input_shape, dataset.outputs), "fc"
+        hidden = (128, 64)
     try:
         widths = tuple(int(width) for width in hidden)
     except (TypeError, ValueError):

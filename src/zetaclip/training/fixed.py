@@ -32,6 +32,8 @@ def choose(config: Config, dataset: Dataset) -> str:
     """
     from ..features import fits
 
+    if dataset.feature_map is not None:  # they were applied before
+        return str(dataset.feature_map["kind"])
     shape, table = dataset.input_shape, is_table(dataset)
     if config.features == "auto":
         # A spectral probe needs a network with wide layers, and a head has none.
@@ -119,7 +121,7 @@ def _table_defaults(config: Config, method: Method, size: int, task: str) -> dic
 def frozen(
     config: Config, dataset: Dataset, say: Callable[[str], None] = lambda text: None
 ) -> Fixed | None:
-    """The frozen module of a run; None if it has no fixed features.
+    """The frozen module of a run; None if it has no fixed features, or they are there already.
 
     Args:
         config: The settings, all of them chosen.
@@ -132,7 +134,7 @@ def frozen(
     from ..data.inputs import TableInput
     from ..features import bins, build
 
-    if config.features == "none":
+    if config.features == "none" or dataset.feature_map is not None:
         return None
     try:
         if config.features == "bins":

@@ -250,7 +250,8 @@ def resolve(
         network = default_for(dataset) if config.features == "none" else "linear"
         config = config.changed(model=config.model or network)
     else:
-        config = config.changed(features="none")
+        there = dataset.feature_map is not None
+        config = config.changed(features=choose(config, dataset) if there else "none")
     if config.epsilon is None and config.sigma is None and method.private:
         config = config.changed(epsilon=DEFAULT_EPSILON)
     size, _ = nominal_size(config, dataset)
@@ -323,7 +324,10 @@ def _resolve_auto(
         with alone():
             torch.manual_seed(0)
             model = build_model(config, dataset, fixed)
-    inputs = lengths.made_up(dataset, None if fixed is None else fixed.columns)
+    columns = None if fixed is None else fixed.columns
+    if dataset.feature_map is not None:
+        columns = dataset.input_shape[0]
+    inputs = lengths.made_up(dataset, columns)
     try:
         linear, gain = lengths.measure(model, inputs)
     except ValueError as error:
