@@ -13,6 +13,7 @@ from ..data.schema import columns_of
 from ..errors import InputError
 
 _PLAIN = "biuf"  # kinds of numpy types that are numbers
+_TEXT = "text"  # the column of a list of strings
 
 
 def declared(schema: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def has_words(X: Any) -> bool:
         kind = getattr(dtype, "kind", "O")
         if kind in "US":
             return True
-        return kind == "O" and np.ndim(X) == 2 and _any_word(np.asarray(X).ravel())
+        return kind == "O" and np.ndim(X) in (1, 2) and _any_word(np.asarray(X).ravel())
     try:
         return any(isinstance(value, str) for row in X for value in row)
     except TypeError:
@@ -51,14 +52,27 @@ def _any_word(values: Any) -> bool:
     return any(isinstance(value, str) or hasattr(value, "isoformat") for value in values)
 
 
+def as_texts(X: Any) -> list[str] | None:
+    """The texts, if X is a list or an array of strings alone; else None."""
+    if is_frame(X) or isinstance(X, str) or np.ndim(X) != 1:
+        return None
+    values = list(X)
+    return values if values and all(isinstance(value, str) for value in values) else None
+
+
 def as_table(X: Any) -> tuple[dict[str, list[str]], list[int]]:
     """Rows as text by column; the columns of an array are called x0, x1 and so on.
+
+    A list of strings is one column, called text.
 
     Raises:
         ValueError: It is not a table.
     """
     if is_frame(X):
         return table_of(X)
+    texts = as_texts(X)
+    if texts is not None:
+        return table_of({_TEXT: texts})
     array = np.asarray(X, dtype=object)
     if array.ndim != 2:
         raise ValueError(f"Expected 2D array, got {array.ndim}D array instead")
@@ -78,6 +92,8 @@ def table_input(X: Any, columns: dict[str, Any]) -> tuple[TableInput, bool]:
     Raises:
         InputError: The declarations don't fit, or no column is left.
     """
+    if not columns and as_texts(X) is not None:
+        columns = {_TEXT: {"type": "text"}}
     table, _ = as_table(X)
     used, ignored, found = columns_of(table, columns)
     if not used:

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: a perceptron trained by ``PrivacyEngine``."""
+"""Estimators for scikit-learn: a linear head on bins, or a perceptron, trained privately."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
     from ..data.inputs import TableInput
+    from ..features import Bins
     from ..methods import Method
     from ..training.config import Config
     from ..training.steps import PrivateSteps
@@ -44,6 +45,7 @@ __all__ = ["PrivateClassifier", "PrivateRegressor"]
 _ACCOUNTANT = "pld"
 # Lineages (an estimator and its clones) that have released something in this process.
 _FITTED: set[str] = set()
+_ROWS = 1024  # rows that are predicted at a time
 # Fewer rows may have labels that are all different by chance.
 _FEWEST = 10
 
@@ -142,6 +144,7 @@ class _Private(BaseEstimator):
             )
         _say_leaks(leaks)
         seed = _seed(given.random_state)
+        dataset = self._binned(dataset)
         model, layer = _network(dataset, given.hidden, seed)
         config = _config(given, layer, seed).changed(class_weight=weights)
         method = build_method(config)
@@ -198,6 +201,24 @@ class _Private(BaseEstimator):
             f" ε = {self.epsilon_:.3g} at δ = {self.delta_:.3g}"
         )
 
+    def _binned(self, dataset: Dataset) -> Dataset:
+        """The data with bins in place of rows, if no network was asked for."""
+        from ..data.columns import Numeric
+        from ..features import bins, features_of
+
+        given: Any = self
+        self.bins_: Bins | None = None
+        if given.hidden is not None or dataset.feature_map or given.method == "ww-dp-sgd":
+            return dataset  # the spectral controller needs a network with wide layers
+        columns = (
+            self.input_.columns
+            if self.input_ is not None
+            else [Numeric(f"x{i}", -1, 1) for i in range(dataset.input_shape[0])]
+        )
+        self.bins_ = bins(columns, dataset.task == "regression")
+        train = dataclasses.replace(dataset.train, x=features_of(self.bins_, dataset.train.x))
+        return dataclasses.replace(dataset, train=train, feature_map=self.bins_.describe())
+
     def _say_again(self) -> None:
         if self._family() in _FITTED:
             warnings.warn(
@@ -228,7 +249,10 @@ class _Private(BaseEstimator):
             )
         network = copy.deepcopy(self.module_).double()
         with torch.no_grad():
-            outputs: np.ndarray = network(torch.from_numpy(x)).numpy()
+            parts = torch.from_numpy(x).split(_ROWS)
+            if self.bins_ is not None:
+                parts = tuple(self.bins_(part) for part in parts)
+            outputs: np.ndarray = torch.cat([network(part) for part in parts]).numpy()
         return outputs
 
     def __sklearn_tags__(self) -> Any:
@@ -239,7 +263,7 @@ class _Private(BaseEstimator):
 
 
 class PrivateClassifier(ClassifierMixin, _Private):
-    """A perceptron for classes, trained with differential privacy.
+    """A linear head on fixed features, or a perceptron, trained with differential privacy.
 
     After ``fit``: ``epsilon_`` and ``delta_`` (what was spent, from the ledger), ``ledger_``,
     ``clip_history_``, ``classes_``, ``module_``.
@@ -247,8 +271,9 @@ class PrivateClassifier(ClassifierMixin, _Private):
     Args:
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
-        hidden: Widths of the hidden layers; ``()`` is logistic regression. None: (128, 64), and
-            with ``features`` a linear head that starts at zero.
+        hidden: Widths of the hidden layers; ``()`` is logistic regression. None: a linear
+            head on fixed features: smooth bins of the declared columns (``zetaclip.features.bins``)
+            or ``features``; for the method ww-dp-sgd (128, 64).
         epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: (lowest, highest) of the features, each a number or one number per feature. Values
@@ -429,14 +454,15 @@ class PrivateClassifier(ClassifierMixin, _Private):
 
 
 class PrivateRegressor(RegressorMixin, _Private):
-    """A perceptron for a number, trained with differential privacy.
+    """As ``PrivateClassifier``, for a number.
 
     The attributes, the guarantee and the edge cases are those of ``PrivateClassifier``.
 
     Args:
         epsilon: What one fit may spend.
         delta: The δ; None takes the smaller of 1e-5 and N^-1.1.
-        hidden: Widths of the hidden layers; ``()`` is linear regression. None: (128, 64).
+        hidden: Widths of the hidden layers; ``()`` is linear regression. None: a linear
+            head on smooth bins of the declared columns; for the method ww-dp-sgd (128, 64).
         epochs: Expected passes over the data; None lets the method choose.
         method: A name from ``zetaclip.methods.names()``.
         bounds: See ``PrivateClassifier``.
