@@ -16,21 +16,11 @@ import tempfile
 from pathlib import Path
 
 TARGET = Path(__file__).with_name("report.png")
-SIZE = "1280,1340"
+SIZE = "1280,1190"
 
 
 def train(folder: Path) -> Path:
-    command = [
-        "train",
-        "--data",
-        "digits",
-        "--epsilon",
-        "3",
-        "--set",
-        "spectral.period=10",
-        "--quiet",
-        "--out",
-    ]
+    command = ["train", "--data", "digits", "--epsilon", "3", "--quiet", "--out"]
     subprocess.run([sys.executable, "-m", "zetaclip", *command, str(folder)], check=True)
     return folder
 
@@ -71,7 +61,7 @@ def shrink(path: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(sys.argv[1]) if len(sys.argv) > 1 else train(Path(scratch) / "spectral")
+        run = Path(sys.argv[1]) if len(sys.argv) > 1 else train(Path(scratch) / "digits")
         page = Path(scratch) / "page.html"
         subprocess.run(
             [sys.executable, "-m", "zetaclip", "report", str(run), "--out", str(page)], check=True
