@@ -54,7 +54,7 @@ def test_unknown_arguments_and_accountants_are_errors():
         PrivacyEngine(accountant="gdp")
     with pytest.raises(TypeError, match="seed"):
         PrivacyEngine(seed="a")
-    with pytest.raises(TypeError, match="noise_multiplier itself"):
+    with pytest.raises(TypeError, match="finds σ"):
         PrivacyEngine().make_private_with_epsilon(
             module=tiny(),
             optimizer=None,

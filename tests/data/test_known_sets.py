@@ -263,9 +263,9 @@ def test_the_sample_of_imagenet_goes_through_the_cache(monkeypatch):
     sample = load("imagenet-sample", DATA, size=48)
     assert sample.train.x.shape == (45, 3, 48, 48) and sample.test.x.shape == (15, 3, 48, 48)
     assert sample.outputs == 5 and torch.bincount(sample.train.y).tolist() == [9] * 5
-    from zetaclip.data import folder
+    from zetaclip.data import pictures
 
-    monkeypatch.setattr(folder, "_image", None)  # a second load must not need it
+    monkeypatch.setattr(pictures, "_image", None)  # a second load must not need it
     assert torch.equal(load("imagenet-sample", DATA, size=48).train.x, sample.train.x)
 
 

@@ -21,6 +21,7 @@ CASES = [
     ("cnn-large", (3, 9, 8)),
     ("resnet-small", (3, 32, 32)),
     ("resnet-small", (3, 96, 96)),
+    ("linear", (105,)),
     ("mlp", (105,)),
     ("mlp-2", (7,)),
     ("mlp-3", (7,)),

@@ -49,6 +49,8 @@ def make(
     **more,
 ):
     """(engine, module, optimizer, loader)"""
+    if method == "auto":  # a network has no gain that is known by itself
+        options = {"gain": 2.0, **(options or {})}
     chosen = methods.get(method, **(options or {})) if isinstance(method, str) else method
     module = network() if module is None else module
     dataset = data(size) if dataset is None else dataset
