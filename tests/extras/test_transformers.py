@@ -758,7 +758,6 @@ def test_secrets_of_removed_checkpoints_go_too(tmp_path):
         ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy='sequential'"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"fp16": True}, "fp16.*bf16"),
-        ({"gradient_checkpointing": True}, "gradient_checkpointing.*physical_batch_size"),
         ({"torch_compile": True}, "torch_compile"),
         (
             {"include_num_input_tokens_seen": "all"},
@@ -820,3 +819,62 @@ def test_a_loss_of_the_whole_batch_is_refused(tmp_path):
         PrivateTrainer(
             llama(), arguments(tmp_path), train_dataset=dataset(), privacy={"clipping": 1.0}
         )
+
+
+# -- checkpointing, processes, packing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert])
+def test_gradient_checkpointing_changes_no_weight(tmp_path, make):
+    """Also with dropout, whose masks have to be the same when a forward runs again."""
+    options = {gpt2: {"resid_pdrop": 0.2}, llama: {"attention_dropout": 0.2}}.get(make, {})
+    weights, calls = [], []
+    for on in (False, True):
+        model, seen = make(**options), []
+        layer = next(part for part in model.modules() if isinstance(part, nn.ModuleList))[0]
+        layer.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        args = arguments(tmp_path / str(on))
+        args.gradient_checkpointing = on
+        PrivateTrainer(model, args, train_dataset=dataset(), privacy=privacy(seed=5)).train()
+        weights.append(flat(model))
+        calls.append(len(seen))
+    assert torch.equal(*weights)
+    assert calls[1] > calls[0]  # the forward did run again
+
+
+def test_reentrant_checkpointing_is_refused(tmp_path):
+    args = arguments(tmp_path)
+    args.gradient_checkpointing = True
+    args.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    with pytest.raises(ValueError, match="'use_reentrant': False"):
+        PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+
+
+def test_several_processes_are_refused_with_the_way_to_go(tmp_path, monkeypatch):
+    args = arguments(tmp_path)
+    monkeypatch.setattr(type(args), "world_size", property(lambda self: 2))
+    with pytest.raises(ValueError, match=r"torchrun.*guides/distributed\.md"):
+        PrivateTrainer(llama(), args, train_dataset=dataset(), privacy=privacy())
+
+
+def test_a_collator_that_packs_is_refused_and_packed_rows_are_records(tmp_path):
+    texts = [{"input_ids": list(range(1, 4 + n % 3))} for n in range(N)]
+    collate = transformers.DataCollatorWithFlattening()
+    made = PrivateTrainer(
+        llama(),
+        arguments(tmp_path / "a"),
+        train_dataset=texts,
+        data_collator=collate,
+        privacy=privacy(),
+    )
+    with pytest.raises(ValueError, match=r"data collator packs.*ε protects a row"):
+        made.train()
+    # Packed beforehand: two texts in a row, and positions that begin again.
+    ids = torch.arange(1, T).repeat(N, 2) % WORDS
+    positions = torch.arange(T - 1).repeat(N, 2)
+    packed = [{"input_ids": i, "labels": i, "position_ids": p} for i, p in zip(ids, positions)]
+    trainer = PrivateTrainer(
+        llama(), arguments(tmp_path / "b"), train_dataset=packed, privacy=privacy()
+    )
+    trainer.train()
+    assert len(trainer.engine.ledger) == trainer.engine.updates > 0

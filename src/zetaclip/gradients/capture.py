@@ -186,8 +186,9 @@ class _Record(Node):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        ctx.shadow.receive(ctx.turn, ctx.handler, g, *ctx.saved_tensors)
-        return g, None, None, None, *(None for _ in ctx.saved_tensors)
+        saved = ctx.saved_tensors  # once: checkpointing computes them again for one reading
+        ctx.shadow.receive(ctx.turn, ctx.handler, g, *saved)
+        return g, None, None, None, *(None for _ in saved)
 
 
 _NOTHING = nullcontext()

@@ -62,11 +62,12 @@ def check_arguments(args: Any, diagnostics: bool) -> None:
             "auto_find_batch_size changes the sampling rate in the middle of a run: leave it out,"
             " and limit memory with Privacy(physical_batch_size=...)"
         )
-    if args.gradient_checkpointing:
+    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get(
+        "use_reentrant", False
+    ):
         raise ValueError(
-            "gradient_checkpointing runs each forward again inside backward, where per-example"
-            " gradients can't be separated: leave it out, and limit memory with"
-            " Privacy(physical_batch_size=...)"
+            "reentrant gradient checkpointing hides the graph in which the loss is checked: use"
+            " gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
     if args.fp16:
         raise ValueError(
@@ -82,7 +83,12 @@ def check_arguments(args: Any, diagnostics: bool) -> None:
                 f"{what} shards or sums raw gradients: train on one device, without {name}="
             )
     if args.world_size > 1:
-        raise ValueError("several processes would sum raw gradients: train in one process")
+        raise ValueError(
+            "the Trainer wraps the model for several processes and sums raw gradients: train in one"
+            " process, or write the loop yourself and start it with torchrun; the engine adds up"
+            " clipped gradients over processes (docs/guides/distributed.md), and record_loss is the"
+            " loss that you need"
+        )
     if args.torch_compile:
         raise ValueError(
             "torch_compile hides per-example gradients: leave it out; compile a copy for inference"

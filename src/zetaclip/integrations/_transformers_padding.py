@@ -29,6 +29,26 @@ class AsDict:
         return dict(self.collate(rows))
 
 
+def check_unpacked(loader: DataLoader) -> None:
+    """Refuses a collator that packs the records of a batch into one row.
+
+    Raises:
+        ValueError: Two records come back as one row.
+    """
+    data: Any = loader.dataset
+    try:
+        batch = loader.collate_fn([data[0], data[len(data) - 1]])
+        ids = batch["input_ids"]
+    except Exception:  # an error in the data is reported when they are trained
+        return
+    if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[0] == 1:
+        raise ValueError(
+            "the data collator packs the records of a batch into one row, where their gradients"
+            " can't be separated: use a collator that pads, or pack the data set itself beforehand. A packed row is then one"
+            " record, so ε protects a row: a text that is cut over k rows counts as a group of k"
+        )
+
+
 def try_padding(
     model: nn.Module,
     loader: DataLoader,

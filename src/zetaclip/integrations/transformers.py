@@ -34,7 +34,7 @@ from ..engine import PrivacyEngine, PrivateOptimizer
 from ._transformers_args import check_arguments, check_loss_dtype
 from ._transformers_counts import Epochs, First, Length, Taken
 from ._transformers_files import load_engine, save_engine
-from ._transformers_padding import AsDict, try_padding
+from ._transformers_padding import AsDict, check_unpacked, try_padding
 from .language import record_loss, register_rules
 from .terms import EpsilonEstimate, Terms, Updates, released_before
 
@@ -120,6 +120,9 @@ class PrivateTrainer(Trainer):
                 )
             args = copy.copy(args)
             args.max_grad_norm = 0.0
+            if args.gradient_checkpointing:
+                more = args.gradient_checkpointing_kwargs or {}
+                args.gradient_checkpointing_kwargs = {**more, "use_reentrant": False}
         super().__init__(model, args, *rest, **named)
         if args is None:
             self.args.max_grad_norm = 0.0
@@ -165,6 +168,7 @@ class PrivateTrainer(Trainer):
                 " privately: use one device"
             )
         register_rules(model)
+        check_unpacked(train_dataloader)
         if isinstance(train_dataloader.collate_fn, AsDict):
             train_dataloader.collate_fn.inert_padding = try_padding(
                 model, train_dataloader, self._loss_of, self.args.device, self.args.bf16
