@@ -44,8 +44,9 @@ def check_unpacked(loader: DataLoader) -> None:
     if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[0] == 1:
         raise ValueError(
             "the data collator packs the records of a batch into one row, where their gradients"
-            " can't be separated: use a collator that pads, or pack the data set itself beforehand. A packed row is then one"
-            " record, so ε protects a row: a text that is cut over k rows counts as a group of k"
+            " can't be separated: use a collator that pads, or pack the data set itself beforehand."
+            " A packed row is then one record, so ε protects a row: a text that is cut"
+            " over k rows counts as a group of k"
         )
 
 
