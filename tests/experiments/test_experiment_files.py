@@ -28,6 +28,7 @@ EXPECTED = [
     "controls",
     "budget",
     "rates",
+    "accuracy",
 ]
 
 
@@ -76,6 +77,8 @@ def test_every_controller_says_which_form_it_is():
 
 def test_lite_is_what_it_says():
     for name in EXPECTED:
+        if name == "accuracy":  # its sets have lengths of their own, the same in both profiles
+            continue
         for run in plan.make_plan(spec.load(name), "lite").runs:
             if run.config["data"] == "mnist":
                 # the skewed sets are small, and train as many steps as four epochs of the whole one

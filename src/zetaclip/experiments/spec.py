@@ -40,7 +40,7 @@ ORDER = (
         "smoothing",
         "probe-layer",
     ),
-    *("calibration", "runtime", "controls", "budget", "rates"),
+    *("calibration", "runtime", "controls", "budget", "rates", "accuracy"),
 )
 
 # The settings of `zetaclip train`; a plan may set nothing else.
