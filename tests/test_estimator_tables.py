@@ -11,9 +11,9 @@ from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-import zetaclip.integrations.sklearn
 from zetaclip import Budget, BudgetExceeded, PrivacyLeakWarning
 from zetaclip.errors import InputError
+from zetaclip.integrations import _estimator, _fitting
 from zetaclip.integrations.sklearn import PrivateClassifier, PrivateRegressor
 
 pandas = pytest.importorskip("pandas")
@@ -31,8 +31,8 @@ SCHEMA = {
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """σ by "rdp" takes milliseconds; these tests are not about ε."""
-    monkeypatch.setattr(zetaclip.integrations.sklearn, "_ACCOUNTANT", "rdp")
-    zetaclip.integrations.sklearn._sigma.cache_clear()
+    monkeypatch.setattr(_fitting, "_ACCOUNTANT", "rdp")
+    _fitting._sigma.cache_clear()
     torch.set_num_threads(1)
 
 
@@ -208,7 +208,7 @@ def test_what_was_spent_in_between_does_not_take_the_refit_away(people):
     budget = Budget(2.6, 1e-5)
     fit(search(Budget(9.0, 1e-5), error_score="raise"), people)  # imports, and caches of σ
     searching = search(budget, error_score=np.nan)
-    spend = zetaclip.integrations.sklearn.spend
+    spend = _estimator.spend
     calls = []
 
     def spending(budget, events, what, search, rows):
@@ -221,7 +221,7 @@ def test_what_was_spent_in_between_does_not_take_the_refit_away(people):
         return receipt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zetaclip.integrations.sklearn, "spend", spending)
+        patch.setattr(_estimator, "spend", spending)
         fit(searching, people)
     assert calls[-1] == N and len(calls) == 2  # one fold, then the refit on all rows
     assert searching.best_estimator_.epsilon_ <= 1.0 and budget.spent <= 2.6
@@ -236,3 +236,18 @@ def test_a_search_through_a_pipeline_and_other_processes_is_noticed(people):
     with pytest.raises(BudgetExceeded, match="a search of 4 fits and a refit"):
         fit(searching, people)
     assert budget.spendings == []
+
+
+def test_groups_are_protected_with_all_their_rows():
+    x, y = np.random.default_rng(0).uniform(0, 1, (300, 3)), np.arange(300) % 2
+    people = [f"person {number}" for number in np.arange(300) // 5]
+    terms = {"epsilon": 3.0, "bounds": (0, 1), "epochs": 3, "random_state": 0}
+    model = PrivateClassifier(classes=[0, 1], num_examples=60, rows_per_unit=4, **terms)
+    head = model.fit(x, y, groups=people).ledger_.header
+    assert head.adjacency == "add/remove one unit (at most 4 rows per batch)"
+    assert head.num_examples == 60
+    regressor = PrivateRegressor(target_bounds=(0, 1), num_examples=60, **terms)
+    head = regressor.fit(x, y.astype(float), groups=people).ledger_.header
+    assert head.adjacency == "add/remove one unit (at most 10 rows per batch)"
+    with pytest.raises(ValueError, match="groups has 2 entries, but X has 300 rows"):
+        model.fit(x, y, groups=["a", "b"])

@@ -14,9 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.estimator_checks import check_estimator
 
-import zetaclip.integrations.sklearn
 from zetaclip import Budget, BudgetExceeded, PrivacyLeakWarning
 from zetaclip.accounting import epsilon
+from zetaclip.integrations import _fitting
 from zetaclip.integrations.sklearn import PrivateClassifier, PrivateRegressor
 
 N = 600
@@ -30,8 +30,8 @@ PLD = ("test_what_a_fit_spends", "test_scikit_learns_own_checks_with_the_default
 def _quick(request, monkeypatch):
     """σ by "rdp" takes milliseconds; tests that are about ε take the accountant that users get."""
     if request.function.__name__ not in PLD:
-        monkeypatch.setattr(zetaclip.integrations.sklearn, "_ACCOUNTANT", "rdp")
-    zetaclip.integrations.sklearn._sigma.cache_clear()
+        monkeypatch.setattr(_fitting, "_ACCOUNTANT", "rdp")
+    _fitting._sigma.cache_clear()
 
 
 @pytest.fixture(scope="module")
