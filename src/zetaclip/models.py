@@ -188,13 +188,15 @@ class Linear(nn.Module):
     Args:
         input_shape: Shape of one record.
         outputs: Number of output columns.
+        bias: False where the features have a small constant column: a bias would take half of
+            each clipped gradient's squared length, and gain nothing.
     """
 
-    def __init__(self, input_shape: Shape, outputs: int) -> None:
+    def __init__(self, input_shape: Shape, outputs: int, bias: bool = True) -> None:
         super().__init__()
-        self.fc = nn.Linear(math.prod(input_shape), outputs)
-        nn.init.zeros_(self.fc.weight)
-        nn.init.zeros_(self.fc.bias)
+        self.fc = nn.Linear(math.prod(input_shape), outputs, bias=bias)
+        for parameter in self.fc.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of shape (rows, outputs) for records of shape (rows, ...)."""
@@ -208,6 +210,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet18": lambda shape, outputs: ResNet(shape, outputs, (64, 128, 256, 512), (2, 2, 2, 2)),
     "resnet34": lambda shape, outputs: ResNet(shape, outputs, (64, 128, 256, 512), (3, 4, 6, 3)),
     "linear": Linear,
+    "head": lambda shape, outputs: Linear(shape, outputs, bias=False),
     "mlp": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[3]),
     "mlp-2": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[2]),
     "mlp-3": lambda shape, outputs: Perceptron(shape, outputs, _HIDDEN[3]),

@@ -38,7 +38,7 @@ def test_a_head_on_fixed_features_learns_digits(fitted):
     """0.93 in the measurement; the network without features reaches 0.8."""
     assert fitted.score(DIGITS.images[TEST], DIGITS.target[TEST]) > 0.9
     assert fitted.epsilon_ <= 3.0001
-    assert [name for name, _ in fitted.module_.named_parameters()] == ["fc.weight", "fc.bias"]
+    assert [name for name, _ in fitted.module_.named_parameters()] == ["fc.weight"]
 
 
 def test_layouts_and_types_of_the_same_pictures_give_the_same_answers(fitted):

@@ -44,7 +44,8 @@ def network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]:
 
     if hidden is None:
         if dataset.feature_map is not None:
-            return Linear(dataset.input_shape, dataset.outputs), "fc"
+            bias = dataset.feature_map["kind"] == "bins"  # pictures have a constant column
+            return Linear(dataset.input_shape, dataset.outputs, bias), "fc"
         hidden = (128, 64)
     try:
         widths = tuple(int(width) for width in hidden)

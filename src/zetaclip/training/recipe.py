@@ -247,7 +247,9 @@ def resolve(
 
     if model is None:
         config = config.changed(features=choose(config, dataset))
-        network = default_for(dataset) if config.features == "none" else "linear"
+        # Features of pictures have a constant column, those of tables don't.
+        head = "linear" if config.features == "bins" else "head"
+        network = default_for(dataset) if config.features == "none" else head
         config = config.changed(model=config.model or network)
     else:
         there = dataset.feature_map is not None
