@@ -2,7 +2,7 @@
 # make demo            trains a private model on bundled data in seconds, and reports on it
 # make test            lint, format check, types and tests: what CI runs
 # make test-full       the slow tests too, and the C parts under sanitizers
-# make test-extras     installs Lightning, transformers, Ray, trackers and MkDocs, and tests what needs them
+# make test-extras     installs Lightning, transformers, Ray, trackers and MkDocs; their tests
 # make test-mutation   breaks the lines that carry the guarantee, and checks that tests notice
 # make test-sanitize   the C parts under AddressSanitizer and UndefinedBehaviorSanitizer
 # make dist            sdist and wheel, installed into a fresh environment and tried out
@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := src/zetaclip/randomness/_chacha.c src/zetaclip/gradients/_rows.c
+SOURCES := $(wildcard src/zetaclip/*/*.c src/zetaclip/*/*.h)
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
 .PHONY: setup demo test test-full test-extras test-mutation test-sanitize dist docs \

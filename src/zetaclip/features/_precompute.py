@@ -77,7 +77,7 @@ def precompute(
     described = module.describe()
     note = (
         f"fixed in advance, not trained: {described['kind']} features, {module.columns} columns,"
-        f" {module.made_from}; trained privately: the head on them"
+        f" {module.made_from}; trained: the head on them"
     )
     return dataclasses.replace(
         dataset, **splits, features=(), feature_map=described, notes=(*dataset.notes, note)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # ε: (epochs of a tenth of the records each update, learning rate of a decoupled step).
 _BY_EPSILON = ((2.0, 15.0, 20.0), (5.0, 20.0, 30.0), (float("inf"), 30.0, 60.0))
 _LARGEST, _SMALLEST = 5000, 1500
+_PLAIN_RATE = 16.0
 # Heads on tables: updates, records that are processed in all, how far noise may move a logit and
 # the output for a target in [-1, 1], and how far one update may move an output.
 _UPDATES, _RECORDS = 300, 2_000_000
@@ -74,6 +75,8 @@ def _rescaled(config: Config) -> bool:
 
 def head_defaults(config: Config, method: Method, size: int, task: str) -> dict[str, Any]:
     """Batch size, length, rate and momentum for a head on features of unit length."""
+    if not method.private:  # nothing bounds the step but stability
+        return {"lr": _PLAIN_RATE} if method.family == "sgd" else {}
     if config.features == "bins":
         return _table_defaults(config, method, size, task)
     epsilon = config.epsilon or 3.0
