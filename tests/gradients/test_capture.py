@@ -397,6 +397,9 @@ def test_the_settings_of_single_kernels_are_put_back_too(device, place):
     assert [read(*one) for one in kinds if one != ("cuda", "conv")] == [
         value for one, value in zip(kinds, start, strict=True) if one != ("cuda", "conv")
     ]
+    # Later users of torch's older switch find cuDNN's two kinds of kernel alike, as at the start.
+    torch.backends.cudnn.allow_tf32 = True
+    assert torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(
