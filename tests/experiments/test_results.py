@@ -514,7 +514,8 @@ def test_every_experiment_makes_its_page(store, monkeypatch):
         assert {outcome.state for outcome in outcomes.values()} <= {"done", "reused"}
         session.tables_only(request)
         page = (store.out / name / "table.md").read_text(encoding="utf-8")
-        assert experiment.title in page and "Lite profile" in page and "## Not run" in page
+        assert experiment.title in page and "## Not run" in page
+        assert ("Lite profile" in page) == (name != "accuracy")  # whose sets have one length
         assert list((store.out / name).glob("*.png"))
 
 

@@ -19,6 +19,13 @@ LITE = (
 _BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
 
 
+def _shortened(plan: Plan) -> bool:
+    """Whether an experiment of ours trains a data set for less than its `paper` profile."""
+    parts = (*plan.experiment.groups, *plan.experiment.columns)
+    sets = [plan.experiment.common["data"].get(part.get("data"), {}) for part in parts]
+    return plan.experiment.name in names() and any("lite" in one for one in sets)
+
+
 def markdown(
     plan: Plan,
     table: Mapping[str, Any],
@@ -41,7 +48,7 @@ def markdown(
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
     beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
-    if plan.profile == "lite" and (beside or plan.experiment.name in names()):
+    if plan.profile == "lite" and (beside or _shortened(plan)):
         page += [LITE + (_BESIDE if beside else ""), ""]
     page += _edges(plan, rates)
     page += [
