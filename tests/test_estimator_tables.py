@@ -251,3 +251,6 @@ def test_groups_are_protected_with_all_their_rows():
     assert head.adjacency == "add/remove one unit (at most 10 rows per batch)"
     with pytest.raises(ValueError, match="groups has 2 entries, but X has 300 rows"):
         model.fit(x, y, groups=["a", "b"])
+    for missing in (None, float("nan")):
+        with pytest.raises(ValueError, match="groups has a missing entry"):
+            model.fit(x, y, groups=[*people[:-1], missing])

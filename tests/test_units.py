@@ -7,7 +7,7 @@ from helpers import mean_loss, private, train
 from networks import MODELS
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.engine._units import Units
@@ -243,10 +243,10 @@ def test_views_of_a_row_are_averaged_before_clipping():
 
 
 def test_augmentation_follows_a_secret_key_and_leaves_torchs_stream_alone():
-    seen = []
+    seen, last = [], []
 
     def augment(batch):
-        seen.append(torch.rand(2))
+        last[:] = [torch.rand(2)]
         return batch
 
     for seed in (0, 0, 1):
@@ -260,8 +260,67 @@ def test_augmentation_follows_a_secret_key_and_leaves_torchs_stream_alone():
             optimizer.step()
             break
         assert torch.equal(torch.get_rng_state(), state)
+        seen += last
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0], torch.rand(2))  # the public stream would give this
+
+
+def mixup(batch):
+    x, y = batch
+    return [0.7 * x + 0.3 * x[torch.randperm(len(x))], y]
+
+
+def centred(batch):
+    return [batch[0] - batch[0].mean(0), batch[1]]
+
+
+def shuffled(batch):
+    order = torch.randperm(len(batch[0]))
+    return [part[order] for part in batch]
+
+
+@pytest.mark.parametrize("augment", [mixup, centred, shuffled])
+def test_an_augmentation_that_mixes_rows_is_refused(augment):
+    *_, loader = private(linear(), data(), views=2, augment=augment)
+    with pytest.raises(ValueError, match="augment= mixes rows"):
+        next(iter(loader))
+
+
+def by_size(records):
+    return default_collate(sorted(records, key=lambda record: float(record[0].norm())))
+
+
+def with_masks(records):
+    x, y = default_collate(records)
+    return x * (torch.rand_like(x) > 0.1), y
+
+
+def untouched(records):
+    return default_collate([(records.pop(0)) for _ in range(len(records))])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_that_sorts_would_give_rows_to_other_units(workers):
+    options = {"collate_fn": by_size, "num_workers": workers}
+    *_, loader = private(
+        linear(), data(), units=OWNERS, rows_per_unit=3, num_examples=11, loader_options=options
+    )
+    with pytest.raises(ValueError, match="into another order"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("collate", [with_masks, untouched])
+def test_a_collate_fn_that_keeps_the_order_is_left_alone(collate):
+    *_, loader = private(
+        linear(),
+        data(),
+        units=OWNERS,
+        rows_per_unit=3,
+        num_examples=11,
+        loader_options={"collate_fn": collate},
+    )
+    x, y = next(iter(loader))
+    assert len(x) == len(y) > 3
 
 
 @pytest.mark.parametrize(

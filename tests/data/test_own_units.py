@@ -56,6 +56,13 @@ def test_one_person_more_moves_nobody_else(visits):
     assert kept == before.owners.tolist()
 
 
+def test_spaces_around_a_name_make_nobody_else_of_a_person(visits):
+    before = load(visits, schema=SCHEMA, unit="patient")
+    visits.write_text(visits.read_text().replace("p7,", " p7 ,", 1))
+    assert torch.equal(load(visits, schema=SCHEMA, unit="patient").owners, before.owners)
+    assert any("each patient by its name" in note for note in before.notes)
+
+
 def test_a_run_protects_people(visits, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))

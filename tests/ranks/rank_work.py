@@ -191,6 +191,10 @@ def wrong_on_one_rank(rank, what):
         make(dataset=TensorDataset(x.flip(0), y.flip(0)) if rank else data())
     elif what == "files":
         make(dataset=Lazy(rank))
+    elif what == "units":  # by ids that every process numbers in its own way, as hash() does
+        owners = (torch.arange(SIZE) // 2 + 7 * rank) % (SIZE // 2)
+        augmented = Lazy(augment="own")  # looks different every time, so records tell nothing
+        make(dataset=augmented, size=SIZE // 2, units=owners, rows_per_unit=2)
     elif what == "network":
         make(module=network() if rank == 0 else nn.Linear(INPUTS, CLASSES))
     elif what == "weights":

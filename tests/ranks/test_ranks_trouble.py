@@ -26,6 +26,7 @@ import torch
             r"rank 1: not what rank 0 has: data \(as many records, but others, or in another order",
         ),
         ("files", r"rank 1: not what rank 0 has: data \(as many records, but others"),
+        ("units", r"rank 1: not what rank 0 has: units \(as many, but of other rows"),
     ],
 )
 def test_a_rank_that_is_not_as_the_others_stops_all_of_them(two, what, said):

@@ -10,8 +10,13 @@ import numpy as np
 
 
 def owner_numbers(names: Iterable[object]) -> np.ndarray:
-    """A number for each name, by the name alone: another name in the data changes none."""
-    digests = (hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names)
+    """A number for each name, by the name alone: another name in the data changes none.
+
+    Spaces around a name are no part of it, as in every column of a table.
+    """
+    digests = (
+        hashlib.blake2b(str(name).strip().encode(), digest_size=8).digest() for name in names
+    )
     return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], dtype=np.int64)
 
 

@@ -115,7 +115,7 @@ def own_table(
         unit="one row" if unit is None else f"one {unit} with all its rows",
         classes=meaning.classes,
         public=False,
-        notes=(*_treatments(meaning, test_share, seed), *meaning.notes),
+        notes=(*_treatments(meaning, test_share, seed, unit), *meaning.notes),
         private_statistics=meaning.inferred,
         target_range=meaning.target_range,
         features=feature_names(meaning.columns),
@@ -293,7 +293,10 @@ def _owners(
                 f"line {line} has no {unit}: say whose row it is, or leave the row out"
             )
     columns = {name: entry for name, entry in declared.get("columns", {}).items() if name != unit}
-    return owner_numbers(names), {**declared, **({"columns": columns} if columns else {})}
+    return owner_numbers(names), {
+        **declared,
+        **({"columns": columns} if columns else {}),
+    }
 
 
 def _warn_of_identifiers(table: dict[str, list[str]], target: str) -> None:
@@ -310,7 +313,7 @@ def _warn_of_identifiers(table: dict[str, list[str]], target: str) -> None:
             )
 
 
-def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
+def _treatments(meaning: Schema, share: float, seed: int, unit: str | None) -> tuple[str, ...]:
     """How unusual values are treated. The text is the same for all data: counts are private."""
     notes = [
         "numbers are clipped to their bounds, a missing one is the middle of them; "
@@ -322,6 +325,7 @@ def _treatments(meaning: Schema, share: float, seed: int) -> tuple[str, ...]:
     if share:
         notes.append(
             f"about a share of {share:g} is held out for testing, "
-            f"each row by its content and the public seed {seed}"
+            + ("each row by its content" if unit is None else f"each {unit} by its name")
+            + f" and the public seed {seed}"
         )
     return tuple(notes)

@@ -46,10 +46,9 @@ def join(
         RankError: the ranks differ; the message says in what.
     """
     own = {key: _text(value) for key, value in terms.items()} | {"records": str(units.count)}
-    data = stable_digest(dataset)
-    data = data and data + units.digest()
-    there, other, stream, name, seed, root = ranks.send(
-        (own, data, state.stream, name, deal_seed(), state.sampling), "make_private"
+    data, owners = stable_digest(dataset), units.digest()
+    there, other, others_owners, stream, name, seed, root = ranks.send(
+        (own, data, owners, state.stream, name, deal_seed(), state.sampling), "make_private"
     )
     differing = [
         f"{key} ({there.get(key)} there, {own[key]} here)"
@@ -62,13 +61,16 @@ def join(
             "data (as many records, but others, or in another order: split and shuffle with one "
             "seed on every rank)"
         )
+    if own["records"] == there["records"] and owners != others_owners:
+        differing.append("units (as many, but of other rows: compute the ids alike on every rank)")
     ranks.settle(
         f"not what rank 0 has: {'; '.join(differing)}" if differing else None, "make_private"
     )
     ranks.take_share(units.count, seed)
     ranks.send_tensors(tensors)
     noise = state.noise if ranks.first else None
-    return replace(state, sampling=root, noise=noise, stream=stream), name, data
+    digest = data and data + owners
+    return replace(state, sampling=root, noise=noise, stream=stream), name, digest
 
 
 def _text(value: Any) -> str:

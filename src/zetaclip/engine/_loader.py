@@ -22,6 +22,7 @@ from ..randomness._forward import drawing_from
 from ..words import counted
 from ._loop import PrivateLoop
 from ._records import record_shapes, shapes_differ, zero_row
+from ._row_order import OrderedCollate, check_augment
 
 
 class _InMemory:
@@ -89,6 +90,7 @@ class PoissonLoader:
         self._loader = loader
         self._loop = loop
         self._augment = augment
+        self._augment_checked = augment is None
         self._fetch = _in_memory(loader)
         self._zero: Any = None
         # A collate_fn can say that its padding was looked at, and that no record's loss depends on
@@ -138,6 +140,9 @@ class PoissonLoader:
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop
+        if self._augment is not None and not self._augment_checked:
+            check_augment(self._augment, self.blank())
+            self._augment_checked = True
         ticket = loop.start_epoch()
         feed = iter(self._torch_loader()) if self._fetch is None else iter(())
         while loop.state.position < loop.settings.steps_per_epoch:
@@ -184,6 +189,9 @@ class PoissonLoader:
 
     def _torch_loader(self) -> DataLoader:
         own = self._loader
+        collate = own.collate_fn
+        if not self._loop.batches.units.trivial and collate is not default_collate:
+            collate = OrderedCollate(collate)
         workers: dict[str, Any] = {}
         if own.num_workers:
             workers = {
@@ -195,7 +203,7 @@ class PoissonLoader:
         return DataLoader(
             own.dataset,
             batch_sampler=_Chunks(self._loop),
-            collate_fn=own.collate_fn,
+            collate_fn=collate,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,
             # Workers that augment are seeded from it. Not from torch's own stream, which others

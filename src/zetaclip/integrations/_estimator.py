@@ -127,6 +127,11 @@ class Private(BaseEstimator):
             return {"unit": "one row" if self.pictures_ is None else "one image"}
         if len(groups) != rows:
             raise ValueError(f"groups has {len(groups)} entries, but X has {rows} rows")
+        if any(
+            name is None or str(name) in ("nan", "NaT", "<NA>")
+            for name in np.asarray(groups, dtype=object).tolist()
+        ):
+            raise ValueError("groups has a missing entry: say whose row it is, or leave it out")
         given: Any = self
         return {
             "unit": "one group with all its rows",
