@@ -220,6 +220,36 @@ def test_a_run_goes_on_exactly_and_refuses_other_owners(tmp_path):
         third[0].load(tmp_path / "run.pt", replay=True)
 
 
+@pytest.mark.parametrize("before", [{}, {"units": OWNERS, "rows_per_unit": 4}])
+def test_releases_for_rows_and_for_units_never_stand_in_one_ledger(tmp_path, before):
+    after = {} if before else {"units": OWNERS, "rows_per_unit": 4}
+    first, second = (
+        private(linear(), data(), q=0.3, num_examples=11 if terms else 60, **terms)
+        for terms in (before, after)
+    )
+    train(*first[1:], steps=2)
+    first[0].save(tmp_path / "run.pt")
+    with pytest.raises(CheckpointError, match="one ledger can't tell an ε for both"):
+        second[0].load(tmp_path / "run.pt")
+    assert len(second[0].ledger) == 0
+    with pytest.raises(CheckpointError, match="one ledger can't tell an ε for both"):
+        second[0].hooks.continue_ledger(first[0].ledger)
+
+
+def test_one_row_of_a_unit_can_move_the_sum_by_twice_c():
+    """Why docs/units.md claims only twice the ε for single rows of larger units."""
+    x = torch.tensor([[1.0] + [0.0] * 5, [-3.0] + [0.0] * 5])
+    y = torch.zeros(2, dtype=torch.long)
+
+    def loss(module, batch):
+        return module(batch[0])[:, 0].mean()
+
+    one, both = (
+        clipped_sum(linear(), (x[:n], y[:n]), torch.zeros(n), loss=loss, clip=0.1) for n in (1, 2)
+    )
+    assert 0.1 * 1.3 < (one - both).norm() <= 0.1 * 2
+
+
 # -- views
 
 

@@ -172,7 +172,18 @@ def check_fits(loop: PrivateLoop, public: dict[str, Any]) -> None:
 
 
 def joined(own: Header, saved: Header) -> Header:
-    """This run's terms, where the rows of the saved one take nothing away from them."""
+    """This run's terms, where the rows of the saved one take nothing away from them.
+
+    Raises:
+        CheckpointError: One protects records and the other units of several rows: no ε holds for
+            both together.
+    """
+    before, now = (header.adjacency.split(" (")[0] for header in (saved, own))
+    if before != now:
+        raise CheckpointError(
+            f"what was released so far is private for {before!r}, but this run is for {now!r}, so "
+            "one ledger can't tell an ε for both: go on with the same units= as before"
+        )
     return dataclasses.replace(
         own,
         claim=own.claim if saved.claims_privacy else saved.claim,
