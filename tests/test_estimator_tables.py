@@ -238,6 +238,26 @@ def test_a_search_through_a_pipeline_and_other_processes_is_noticed(people):
     assert budget.spendings == []
 
 
+@pytest.mark.filterwarnings("ignore:noise will dominate")
+@pytest.mark.parametrize("grouped", [True, False])
+def test_rows_and_groups_on_one_budget_are_warned_of(grouped):
+    x, y = np.random.default_rng(0).uniform(0, 1, (60, 3)), np.arange(60) % 2
+    budget, people = Budget(20.0, 1e-3), np.arange(60) // 3
+
+    def fit(groups):
+        model = PrivateClassifier(
+            epsilon=1.0, delta=1e-4, bounds=(0, 1), classes=[0, 1], epochs=1, batch_size=10,
+            num_examples=60 if groups is None else 20, budget=budget,
+        )  # fmt: skip
+        model.fit(x, y, groups=groups)
+
+    first, second = (people, None) if grouped else (None, people)
+    fit(first)
+    fit(first)
+    with pytest.warns(PrivacyLeakWarning, match="its ε is for neither"):
+        fit(second)
+
+
 def test_groups_are_protected_with_all_their_rows():
     x, y = np.random.default_rng(0).uniform(0, 1, (300, 3)), np.arange(300) % 2
     people = [f"person {number}" for number in np.arange(300) // 5]

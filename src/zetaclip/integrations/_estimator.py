@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # Lineages (an estimator and its clones) that have released something in this process.
 _FITTED: set[str] = set()
+_PER_GROUP = ", per group"  # in the description of a fit that is charged to a budget
 _ROWS = 1024  # rows that are predicted at a time
 _SIDES: Any = ((np.min, np.inf), (np.max, -np.inf))
 
@@ -180,7 +181,16 @@ class Private(BaseEstimator):
             self._say_again()
         else:
             planned = steps.engine.planned_events(0, steps.total)
-            what = f"{type(self).__name__}(epsilon={given.epsilon:g})"
+            mark = "" if dataset.owners is None else _PER_GROUP
+            what = f"{type(self).__name__}(epsilon={given.epsilon:g}{mark})"
+            if any((_PER_GROUP in one.what) != bool(mark) for one in budget.spendings):
+                warnings.warn(
+                    "this budget has fits for single rows and fits for groups: its ε is for neither"
+                    " then, because a row fit protects no group, and a group fit protects a single"
+                    " row of a group only by twice its ε. Take a budget for each",
+                    PrivacyLeakWarning,
+                    stacklevel=3,
+                )
             receipt = spend(budget, planned, what, self._search, len(dataset.train))
             # The folds of a cross-validation share a random_state, but must not share noise.
             steps.engine.reseed(f"charge {budget.number_of(receipt)}")
