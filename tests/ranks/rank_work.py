@@ -467,10 +467,11 @@ def comes_late(rank, late):
     from zetaclip.engine._group import _presence as presence
 
     poll, silent = presence.POLL, presence.SILENT
-    presence.POLL, presence.SILENT = 0.1, 0.6
+    # Well above what a busy machine delays a process by, and well below the delay.
+    presence.POLL, presence.SILENT = 0.1, 4.0
     try:
         if rank == late:
-            time.sleep(2.0)
+            time.sleep(6.0)
         engine, module, optimizer, loader = make(steps=2)
         loop(module, optimizer, loader, 2)
         return flat(module), finish(engine)
