@@ -129,8 +129,10 @@ def reproduce(request: Request) -> tuple[str, int]:
 
     Returns what to print and how much of it failed or was left out.
     """
+    from ..features import shared
+
     store = open_store(request.out)
-    with store.lock():
+    with store.lock(), shared(store.out / "private"):
         backend, threads = _backend(request)
         failures: dict[str, str] = {}
         try:

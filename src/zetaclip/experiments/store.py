@@ -7,6 +7,7 @@ OUT/records.jsonl   what each finished run came to, for where its folder is not
 OUT/tuning.json     chosen learning rates
 OUT/failures.json   runs that failed when they were last tried
 OUT/speeds.json     what `--dry-run` has measured
+OUT/private/        features that runs share, while they run
 OUT/README.md       every experiment, and what of it has not been run
 OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
 OUT/NAME-paper/     the same under the paper's

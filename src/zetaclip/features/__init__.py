@@ -15,6 +15,7 @@ from ..errors import InputError
 from ._patches import Patches, fits, patches
 from ._precompute import features_of, precompute
 from ._scattering import Scattering, scattering
+from ._shared import shared
 from ._tables import Bins, bins, rebuilt_bins
 
 Fixed = Patches | Scattering | Bins
@@ -34,6 +35,7 @@ __all__ = [
     "precompute",
     "rebuilt",
     "scattering",
+    "shared",
 ]
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._shared import found_or_made
+
 if TYPE_CHECKING:
     from ..data import Dataset
     from ._patches import Patches
@@ -61,20 +63,25 @@ def precompute(
 ) -> Dataset:
     """The data set with features in place of pictures or rows.
 
-    **Guarantee.** Each record's features depend on that record alone, and nothing is written to
-    disk. Features of private records are as private as the records.
+    **Guarantee.** Each record's features depend on that record alone. Nothing is written to disk,
+    unless a session of experiments shares features between its runs (``_shared.py``). Features of
+    private records are as private as the records.
 
     Args:
         dataset: Pictures with values in [-1, 1], or a table.
         module: A frozen module of this package.
         moved: Called with the number of records that are done, for a progress bar.
     """
+    described = module.describe()
+
+    def found(x: Tensor) -> Tensor:
+        return found_or_made(described, x, lambda: features_of(module, x, moved))
+
     splits = {
-        name: dataclasses.replace(split, x=features_of(module, split.x, moved))
+        name: dataclasses.replace(split, x=found(split.x))
         for name in ("train", "test")
         if (split := getattr(dataset, name)) is not None
     }
-    described = module.describe()
     note = (
         f"fixed in advance, not trained: {described['kind']} features, {module.columns} columns,"
         f" {module.made_from}; trained: the head on them"
