@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..gradients import Layout, products, rows
+from ..gradients import Layout, matmul, products, rows
 from ..methods import Method, Plan
 from ..randomness import noise_source
 from ._settings import Settings
@@ -36,7 +36,7 @@ def configuration(
         "parameters": list(layout.names),
         "noise_source": noise_source(),
         "rows_source": rows.source(),
-        "products_source": products.source(),
+        "products_source": f"{products.source()}, {matmul.source()}",
     }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .capture import Contributions, LayerCapture, Node
 from .contributions import Dense, Lookup, Outer, Single
 from .convolution import Geometry, convolution_contribution
+from .matmul import linear
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ class _Linear(Node):
         assert weight is not None
         ctx.save_for_backward(x, weight)
         ctx.shadow, ctx.turn = shadow, shadow.recorder.turn
-        return F.linear(x, weight, own["bias"])
+        return linear(x, weight, own["bias"])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         ctx.shadow.receive(ctx.turn, _linear, g, x)
-        return (g.matmul(weight) if ctx.needs_input_grad[0] else None), None, None
+        return (linear(g, weight.t()) if ctx.needs_input_grad[0] else None), None, None
 
 
 def _linear_forward(shadow: LayerCapture, input: Tensor) -> Tensor:
