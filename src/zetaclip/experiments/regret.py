@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..methods._auto import Auto, law
+from ..methods._auto import Auto, law, limits
 from ._exact import Problem, Setting, start_of, train
 from ._tasks import TASKS, Task, problem_of
 
@@ -93,8 +93,7 @@ def measure(task: Task, problem: Problem, epsilon: float, seed: int) -> dict[str
     assert epochs is not None
     steps = round(epochs * -(-size // batch))
     sigma = _sigma(epsilon, min(1.0, batch / size), steps, size)
-    reach, bound = update._reach, update._bound
-    rate = law(sigma / batch, steps, update.gain, reach, bound)
+    rate = law(sigma / batch, steps, update.gain, *limits(1 + len(task.hidden), problem.regression))
     ladder: dict[int, float] = {}
     exponents = list(_LADDER)
     while exponents:

@@ -42,6 +42,12 @@ def layers(parameters: Iterable[Tensor]) -> int:
     return max(1, sum(p.ndim > 1 for p in parameters))
 
 
+def limits(depth: int, regression: bool) -> tuple[float, float]:
+    """How far noise may move an output of a network of this depth, and how far one step may."""
+    reach = REACH / min(depth, _DEEP) * (REGRESSION if regression else 1.0)
+    return reach, BOUND_LINEAR if depth == 1 else BOUND_NETWORK
+
+
 def law(noise_std: float, steps: int, gain: float, reach: float, bound: float) -> float:
     """The first rate of a linear decay to zero.
 
@@ -160,8 +166,7 @@ class Auto(Optimizer):
                 "and the scale of yours, such as 2 * torch.rand(16, 20) - 1"
             )
         self.gain = UNIT_GAIN if gain is None else float(gain)
-        self._bound = BOUND_LINEAR if depth == 1 else BOUND_NETWORK
-        self._reach = REACH / min(depth, _DEEP) * (REGRESSION if regression else 1.0)
+        self._limits = limits(depth, regression)
         self.clip_norm = self.gain * (CLIP_OF_GAIN_REGRESSION if regression else CLIP_OF_GAIN)
 
     @property
@@ -197,7 +202,7 @@ class Auto(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        full = law(self._noise_std, self._planned, self.gain, self._reach, self._bound)
+        full = law(self._noise_std, self._planned, self.gain, *self._limits)
         for group in self.param_groups:
             done = group["updates"] = group.get("updates", 0) + 1
             left = max(0.0, 1.0 - (done - 1) / self._planned) if self._decay else 1.0

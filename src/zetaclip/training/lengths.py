@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..methods._auto import gain, layers
+from ..methods._auto import UNIT_GAIN, gain, law, layers, limits
+from .config import Config
 
 if TYPE_CHECKING:
     from ..data import Dataset
+    from ..methods import Method
 
 # Updates at ε of 1 or less, and how they grow with ε, up to ε = 8.
 _FEWEST, _GROWTH, _LARGEST = 300, 0.58, 8.0
 # Records that are processed in all, and the least number of epochs.
 _RECORDS = {True: (2_000_000, 10.0), False: (480_000, 8.0)}  # of a linear model, of a network
 _SMALLEST_BATCH = 16
+# Of a head on fixed features: momentum, and the rate of one that is trained without privacy.
+_MOMENTUM, _PLAIN_RATE = 0.9, 16.0
 # Below this signal to noise a warning is due; docs/nothing-to-tune.md has the runs behind it.
 WEAK = 4.0
+EVALUATIONS = 20  # in a run whose length was chosen here
 _MADE_UP = 16  # rows for the gain
 _TIMED = 256  # rows for the speed
 _PRIVATE = 2.0  # time of a private step over that of an ordinary one
@@ -71,6 +76,38 @@ def length(
         wanted = max(wanted, math.ceil(3 * size / batch))  # no record is left unused
         epochs = wanted / max(1, -(-size // batch))
     return batch, epochs
+
+
+def head_defaults(config: Config, method: Method, size: int, regression: bool) -> dict[str, Any]:
+    """Batch, length and rate of a head on features of length 1, for methods other than "auto".
+
+    They are what "auto" would have: ``length``, and for updates of SGD its law of the rate.
+    """
+    if not method.private:  # nothing bounds the step but stability
+        return {"lr": _PLAIN_RATE} if method.family == "sgd" else {}
+    batch, epochs = length(
+        size, config.epsilon, True,
+        batch=config.batch_size, epochs=config.epochs, steps=config.steps,
+    )  # fmt: skip
+    found: dict[str, Any] = {"batch_size": batch}
+    if epochs is not None:
+        found |= {"epochs": epochs, "eval_every": max(1, round(epochs / EVALUATIONS))}
+    if method.family != "sgd":
+        return found
+    found["momentum"] = _MOMENTUM
+    if config.lr is None:
+        from ..accounting import noise_multiplier_for
+
+        steps = config.steps or math.ceil((epochs or 0.0) * -(-size // batch) - 1e-9)
+        delta = config.delta or min(1e-5, size**-1.1)
+        sigma = config.sigma
+        if sigma is None:
+            target = (config.epsilon or 3.0, delta, min(1.0, batch / size), steps)
+            sigma = noise_multiplier_for(*target, config.accountant)
+        momentum = _MOMENTUM if config.momentum is None else config.momentum
+        rate = law(sigma / batch, steps, UNIT_GAIN, *limits(1, regression))
+        found["lr"] = (1 - momentum) * rate  # torch's momentum multiplies the rest
+    return found
 
 
 def signal_to_noise(sigma: float, batch: float, steps: int, inputs: int) -> float:

@@ -227,8 +227,8 @@ class Training:
             "metric": None,
         }
         due = final or epoch % (config.eval_every or 1) == 0
-        if not due and config.method == "auto":
-            return  # its epochs are short, often one update
+        if not due and (config.method == "auto" or config.features != "none"):
+            return  # such epochs are short, often one update
         if due and not config.no_eval and self.dataset.test is not None:
             line |= self._evaluate()
         clip = {} if steps.clip is None else {"clip": steps.clip}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ConfigError
-from .fixed import choose, frozen, head_defaults
+from .fixed import choose, frozen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,6 @@ _PAPER_RATES = {
 _PAPER_RATES |= {"adult": 0.1, "heart": 0.1, "ved": 0.1}
 DEFAULT_EPSILON = 3.0
 _VALIDATION_SEED = 20240
-_EVALUATIONS = 20  # in a run whose length was chosen here
 
 
 def load_data(config: Config, data: Any = None) -> Dataset:
@@ -278,7 +277,9 @@ def resolve(
     if config.steps is None:
         chosen["epochs"] = epochs
     if config.features != "none" and not paper:
-        chosen |= head_defaults(config, method, size, dataset.task)
+        from .lengths import head_defaults
+
+        chosen |= head_defaults(config, method, size, dataset.task == "regression")
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:
@@ -349,7 +350,7 @@ def _resolve_auto(
     return config.changed(
         batch_size=batch,
         epochs=epochs,
-        eval_every=config.eval_every or max(1, round(passes / _EVALUATIONS)),
+        eval_every=config.eval_every or max(1, round(passes / lengths.EVALUATIONS)),
         method_options={"gain": float(f"{gain:.4g}"), **config.method_options},
     )
 
