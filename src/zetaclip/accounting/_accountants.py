@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import AccountingError
 from ..ledger import Event
 from ..words import counted
+from ._pld import pld
 
 # Rényi orders: Opacus's own (1.1 to 63), finer ones below for large ε, coarser ones above for small
 # ε. Above 1029 Opacus's binomial coefficients overflow.
@@ -206,25 +207,13 @@ def prv_epsilon(events: list[Event], delta: float) -> float:
 
 
 def pld_epsilon(events: list[Event], delta: float) -> float:
-    """ε by dp-accounting's privacy loss distributions."""
+    """ε by privacy loss distributions."""
     if (known := closed_form(events, delta)) is not None:
         return known
-    from dp_accounting.pld import privacy_loss_distribution as distributions
-
     room = delta - set_aside(events, delta)
     kinds = condense(events)
-    interval = _pld_interval(kinds, delta)
     try:
-        whole = distributions.identity(value_discretization_interval=interval)
-        for event in kinds:
-            one = distributions.from_gaussian_mechanism(
-                standard_deviation=event.noise_multiplier,
-                sampling_prob=event.sample_rate,
-                value_discretization_interval=interval,
-                pessimistic_estimate=True,
-            )
-            whole = whole.compose(one.self_compose(event.count))
-        result = float(whole.get_epsilon_for_delta(room))
+        result = pld(kinds, room, _pld_interval(kinds, delta))
     except FAILURES as failure:
         raise AccountingError(
             f"the PLD accountant failed ({failure}); try accountant='rdp'"

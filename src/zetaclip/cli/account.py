@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accountant",
         choices=("pld", "prv", "rdp", "all"),
         default="pld",
-        help="how ε is computed (default: pld, the tightest, as in training); all: compare them",
+        help=(
+            "how ε is computed (default: pld, the tightest, as in training); all: compare them; "
+            "prv is Opacus's, which takes some seconds to load"
+        ),
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
