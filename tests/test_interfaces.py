@@ -393,8 +393,15 @@ def test_the_names_that_are_checked_before_torch_are_those_that_exist():
     import inspect
 
     import zetaclip
-    from zetaclip.training import names
+    from zetaclip import features, models
+    from zetaclip.training import known
 
-    assert set(names.METHODS) == set(zetaclip.methods.names())
-    known = {*inspect.signature(zetaclip.Spectral).parameters, "paper", "aggregate"}
-    assert set(names.SPECTRAL) == known
+    assert list(known.METHODS) == zetaclip.methods.names()
+    for name, options in known.METHODS.items():
+        assert set(options) == set(zetaclip.methods.get(name).options), name
+    spectral = {*inspect.signature(zetaclip.Spectral).parameters, "paper", "aggregate"}
+    assert set(known.SPECTRAL) == spectral
+    assert models.names() == known.MODELS
+    assert set(known.FEATURES) == {*features.KINDS, "bins"}
+    bins = set(inspect.signature(features.Bins).parameters) - {"layout"}
+    assert set(known.FEATURES["bins"]) == bins

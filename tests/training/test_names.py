@@ -18,6 +18,20 @@ from zetaclip.training.verify import verify
 WRONG = {
     "method": (["--method", "dp-sdg"], "did you mean 'dp-sgd'"),
     "spectral": (["--set", "spectral.gian=1"], "did you mean 'gain'"),
+    "model": (["--model", "resnet-smal"], "did you mean 'resnet-small'"),
+    "option of a method": (
+        ["--method", "dp-sam", "--set", "method_options.roh=0.1"],
+        "method 'dp-sam' has no option 'roh'; did you mean 'rho'",
+    ),
+    "option at the wrong place": (
+        ["--method", "dp-sam", "--set", "rho=0.1"],
+        "did you mean method_options.rho?",
+    ),
+    "option of features": (["--set", "features_options.miror=1"], "did you mean 'mirror'"),
+    "no such option of these": (
+        ["--features", "scattering", "--set", "features_options.mirror=1"],
+        "they have none",
+    ),
     "setting": (["--set", "epsilom=1"], "did you mean epsilon"),
     "data": (["--data", "mnits"], "Did you mean mnist?"),
     "option": (["--data", "digits", "--set", "data_options.seeed=1"], "it has scaling, seed"),

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .known import METHODS
+
 
 class ConfigError(ValueError):
     """A setting that can't be used; the message says which one and what to do."""
@@ -304,7 +306,7 @@ class Config:
         for key in values:
             if key not in known:
                 near = (
-                    difflib.get_close_matches(key, known, 3, 0.85)  # a slip; the rest needs torch
+                    difflib.get_close_matches(key, known, 3, 0.85)  # a slip
                     or _of_method(values, key)
                     or difflib.get_close_matches(key, known, 3)
                 )
@@ -324,11 +326,8 @@ def default_method(recipe: str) -> str:
 
 def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     """The full name of a setting that is an option of the chosen method."""
-    from ..methods import get
-    from ..methods._table import TABLE
-
     name = values.get("method") or default_method(values.get("recipe", Config.recipe))
-    return [f"method_options.{key}"] if name in TABLE and key in get(name).options else []
+    return [f"method_options.{key}"] if key in METHODS.get(name, ()) else []
 
 
 _TABLES = ("data_options", "features_options", "method_options", "spectral")

@@ -1,8 +1,4 @@
-"""Names that a configuration may use, checked before torch is imported or data are read.
-
-The methods and the spectral controller import torch, which takes a second. So their names are
-listed here once more; ``tests/test_interfaces.py`` compares the lists.
-"""
+"""Checks the names in a configuration before torch is imported or data are read."""
 
 from __future__ import annotations
 
@@ -10,22 +6,11 @@ from pathlib import Path
 
 from ..words import near
 from .config import Config, ConfigError
-
-METHODS = (
-    "sgd", "adam", "auto", "dp-sgd", "dp-adam", "dp-adam-bc", "dp-adamw", "adp-adamw", "dp-is",
-    "dp-sam", "dp-sat", "auto-s", "dp-psac", "adaclip", "adadpigu", "dp-adam-ac", "quantile",
-    "bounded-adaptive", "slaclip", "ww-dp-sgd",
-)  # fmt: skip
-# The arguments of ``zetaclip.Spectral``, and what ``recipe.build_spectral`` adds.
-SPECTRAL = (
-    "initial", "probe", "period", "smoothing", "center", "radius", "gain", "bounds", "fit",
-    "start", "anti_windup", "zone", "sign", "law", "gain_by_error", "signal", "integral_gain",
-    "derivative_gain", "signal_seed", "paper", "aggregate",
-)  # fmt: skip
+from .known import FEATURES, METHODS, MODELS, SPECTRAL
 
 
 def check_names(config: Config) -> None:
-    """Checks the method, the data set and its files, the schema, and the spectral settings.
+    """Checks method, model, features and their options, the data set, its files and its schema.
 
     Args:
         config: The settings.
@@ -36,8 +21,22 @@ def check_names(config: Config) -> None:
 
     **Edge cases.** Names of the form module:object are not looked up.
     """
-    if ":" not in config.method and config.method not in METHODS:
-        raise ConfigError(f"there is no method {config.method!r}; {near(config.method, METHODS)}")
+    if ":" not in config.method:
+        if config.method not in METHODS:
+            raise ConfigError(
+                f"there is no method {config.method!r}; {near(config.method, METHODS)}"
+            )
+        for key in config.method_options:
+            if key not in (known := METHODS[config.method]):
+                raise ConfigError(
+                    f"method {config.method!r} has no option {key!r}; {near(key, known)}"
+                )
+    if config.model is not None and ":" not in config.model and config.model not in MODELS:
+        raise ConfigError(
+            f"there is no model {config.model!r}; {near(config.model, MODELS)} "
+            "For a network of your own give package.module:callable"
+        )
+    _check_features(config)
     for key in config.spectral:
         if key not in SPECTRAL:
             raise ConfigError(
@@ -50,3 +49,12 @@ def check_names(config: Config) -> None:
         from ..data.declared import read_schema
 
         read_schema(Path(config.schema))
+
+
+def _check_features(config: Config) -> None:
+    every = {option for options in FEATURES.values() for option in options}
+    known = every if config.features == "auto" else FEATURES.get(config.features, ())
+    for key in config.features_options:
+        if key not in known:
+            there = near(key, known) if known else "they have none"
+            raise ConfigError(f"features {config.features!r} have no option {key!r}; {there}")
