@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from networks import Model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,14 +20,19 @@ PEERS = ("hooks", "functorch", "ghost")
 Step = Callable[[], None]
 
 
+def trained(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [p for p in network.parameters() if p.requires_grad]
+
+
 def plain(model: Model, x: Tensor, y: Tensor) -> Step:
     """A step without privacy."""
     network = model.make()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(trained(network), lr=0.01)
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(network(x), y).backward()
+        model.loss(network(x), y).backward()
         optimizer.step()
 
     return step
@@ -41,7 +45,7 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
     network = model.make()
     network, optimizer, loader = PrivacyEngine(accountant="rdp", seed=0).make_private(
         module=network,
-        optimizer=torch.optim.SGD(network.parameters(), lr=0.01),
+        optimizer=torch.optim.SGD(trained(network), lr=0.01),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
         noise_multiplier=1.0,
         clipping=1.0,
@@ -53,7 +57,7 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
     def step() -> None:
         for inputs, labels in loader:  # q = 1: an epoch is one logical batch
             optimizer.zero_grad()
-            F.cross_entropy(network(inputs), labels).backward()
+            model.loss(network(inputs), labels).backward()
             optimizer.step()
 
     return step
@@ -71,7 +75,7 @@ def opacus_private(
     criterion: Any = nn.CrossEntropyLoss()
     made = opacus.PrivacyEngine(accountant="rdp").make_private(
         module=network,
-        optimizer=torch.optim.SGD(network.parameters(), lr=0.01),
+        optimizer=torch.optim.SGD(trained(network), lr=0.01),
         criterion=criterion,
         data_loader=loader,
         noise_multiplier=1.0,
@@ -91,7 +95,8 @@ def opacus(model: Model, x: Tensor, y: Tensor, mode: str) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        criterion(network(x), y).backward()
+        out = network(x)
+        criterion(out.flatten(0, -2), y.flatten()).backward()
         optimizer.step()
 
     return step

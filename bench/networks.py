@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from sequences import Decoder, TextLstm, Vit, WideResNet
 from torch import Tensor, nn
 
 
@@ -117,17 +118,31 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A network, what it is called in tables, and the shape of one record."""
+    """A network, what it is called in tables, and the shape of one record.
+
+    With a ``vocabulary`` a record is a text of tokens. Without ``classes`` its labels are the next
+    tokens.
+    """
 
     title: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int
     batch: int
+    vocabulary: int = 0
 
     def data(self, records: int) -> tuple[Tensor, Tensor]:
         """Random records and labels."""
-        return torch.randn(records, *self.shape), torch.randint(0, self.classes, (records,))
+        if not self.vocabulary:
+            return torch.randn(records, *self.shape), torch.randint(0, self.classes, (records,))
+        ids = torch.randint(0, self.vocabulary, (records, self.shape[0] + 1))
+        labels = torch.randint(0, self.classes, (records,)) if self.classes else ids[:, 1:]
+        return ids[:, :-1].clone(), labels.clone()
+
+    @staticmethod
+    def loss(out: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross entropy, over records or over all tokens."""
+        return F.cross_entropy(out.flatten(0, -2), labels.flatten())
 
 
 MODELS = {
@@ -155,5 +170,33 @@ MODELS = {
     "transformer-512": Model(
         "the same with feed-forward 512", lambda: Encoder(512), (48, 128), 10, 64
     ),
+    "decoder": Model(
+        "decoder, 6 x d 384, 128 tokens of 8,192",
+        lambda: Decoder(6, 384, 6, 128, 8192),
+        (128,),
+        0,
+        8,
+        8192,
+    ),
+    "decoder-lora": Model(
+        "the same, LoRA of rank 8 on attention",
+        lambda: Decoder(6, 384, 6, 128, 8192, rank=8),
+        (128,),
+        0,
+        8,
+        8192,
+    ),
+    "gpt2": Model(
+        "GPT-2 small, 64 tokens of 50,257, tied",
+        lambda: Decoder(12, 768, 12, 64, 50257, tied=True),
+        (64,),
+        0,
+        2,
+        50257,
+    ),
+    "vit-tiny": Model("ViT-tiny, 224x224", Vit, (3, 224, 224), 10, 32),
+    "wrn-16-4": Model("WRN-16-4, GroupNorm, 32x32", WideResNet, (3, 32, 32), 10, 32),
+    "lstm": Model("LSTM 128-256, 64 tokens of 8,192", TextLstm, (64,), 2, 64, 8192),
 }
+SEQUENCES = ("decoder", "decoder-lora", "gpt2", "vit-tiny", "wrn-16-4", "lstm")
 TABLE = ("cnn", "mlp", "resnet", "mnist", "transformer", "resnet18")

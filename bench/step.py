@@ -2,6 +2,7 @@
 
     python bench/step.py                 # all six models, with Opacus's three modes
     python bench/step.py --models cnn mlp --turns 31 --no-peers
+    python bench/step.py --models decoder decoder-lora gpt2 vit-tiny wrn-16-4 lstm
 
 A step is forward, backward, clip, noise and update, on one thread. Time is CPU time of the whole
 process, so that work in other threads counts and other load on the machine does not. In every turn

@@ -36,6 +36,10 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class OwnGRU(nn.GRU):
+    """No rule: a subclass may compute something else."""
+
+
 # A layer of every way in which gradients are recorded, and the shape of one record.
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 6), (6,)),
@@ -45,7 +49,8 @@ LAYERS = {
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 6)),
     "attention": (Attention, (3, 6)),
     "vmap": (Scaled, (6,)),
-    "loop": (lambda: nn.GRU(6, 6, batch_first=True), (3, 6)),
+    "loop": (lambda: OwnGRU(6, 6, batch_first=True), (3, 6)),
+    "recurrent": (lambda: nn.GRU(6, 6, batch_first=True), (3, 6)),
     "parametrized": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), (6,)),
 }
 
@@ -231,8 +236,9 @@ REGISTER = {
 }
 UNITS = {
     "vmap": (lambda: nn.PReLU(6), (6,)),
-    "loop": (lambda: nn.GRU(6, 6, batch_first=True), (3, 6)),
+    "loop": (lambda: OwnGRU(6, 6, batch_first=True), (3, 6)),
     "rule": (lambda: nn.Linear(6, 6), (6,)),
+    "recurrent": (lambda: nn.GRU(6, 6, batch_first=True), (3, 6)),
     "inside": (Scaled, (6,)),
 }
 

@@ -57,6 +57,47 @@ def _padding(x):
     return mask
 
 
+class OwnGRU(nn.GRU):
+    """No rule: a subclass may compute something else."""
+
+
+class Recur(nn.Module):
+    """A recurrent layer; its output at every step, then its last states."""
+
+    def __init__(self, kind, *sizes, states=False, **options):
+        super().__init__()
+        options.setdefault("batch_first", True)
+        self.layer, self.states = kind(*sizes, **options), states
+
+    def forward(self, x, *given):
+        first = self.layer.batch_first
+        states = tuple(state.transpose(0, 1).contiguous() for state in given)
+        called = (states if len(states) > 1 else states[0],) if states else ()
+        out, last = self.layer(x if first else x.transpose(0, 1), *called)
+        out = out if first else out.transpose(0, 1)
+        if not self.states:
+            return out
+        lasts = last if isinstance(last, tuple) else (last,)
+        return torch.cat([out.flatten(1), *(one.transpose(0, 1).flatten(1) for one in lasts)], 1)
+
+
+def _recurrent_cases(kind, **options):
+    states = [(2, 4)] * (2 if kind is nn.LSTM else 1)
+    return [
+        (lambda: Recur(kind, 6, 4, **options), (3, 6)),
+        (lambda: Recur(kind, 6, 4, bias=False, batch_first=False, **options), (3, 6)),
+        (lambda: Recur(kind, 6, 4, 2, bidirectional=True, states=True, **options), (3, 6)),
+        (lambda: Recur(kind, 6, 4, 2, states=True, **options), (3, 6), *states),
+        (lambda: Recur(kind, 3, 2, **options), (30, 3)),
+        (
+            lambda: Pooled(
+                nn.Linear(5, 6), Recur(kind, 6, 4, 2, bidirectional=True, batch_first=False)
+            ),
+            (7, 5),
+        ),
+    ]
+
+
 def _tied(attend):
     attend.attention.v_proj_weight = attend.attention.k_proj_weight
     return attend
@@ -126,6 +167,12 @@ CASES = {
         (lambda: nn.RMSNorm(6), (4, 6)),
         (lambda: Pooled(nn.Linear(5, 6), nn.RMSNorm(6, eps=1e-3)), (5,)),
     ],
+    nn.LSTM: [
+        *_recurrent_cases(nn.LSTM),
+        (lambda: Recur(nn.LSTM, 6, 4, 2, proj_size=3, bidirectional=True, states=True), (3, 6)),
+    ],
+    nn.GRU: _recurrent_cases(nn.GRU),
+    nn.RNN: [*_recurrent_cases(nn.RNN), *_recurrent_cases(nn.RNN, nonlinearity="relu")],
     nn.MultiheadAttention: [
         (lambda: Attend(), (6, 8)),
         (lambda: Attend(bias=False, call={"need_weights": lambda x: False}), (6, 8)),
@@ -222,6 +269,7 @@ def test_gradients_of_any_strides_are_read_by_their_strides(case, after, rows):
         assert_parity(module, batch, one, 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_rule_agrees_with_the_loop_in_float32(case):
     build, *shapes = case
@@ -247,7 +295,7 @@ def test_a_frozen_half_of_a_layer_is_left_out(kind, frozen):
         (nn.Embedding(9, 4, max_norm=1.0), None, "max_norm"),
         (nn.Embedding(9, 4, scale_grad_by_freq=True), None, "scale_grad_by_freq"),
         (nn.MultiheadAttention(8, 2), None, "batch_first"),
-        (nn.GRU(4, 3), None, "batch_first"),
+        (OwnGRU(4, 3), None, "batch_first"),
         (nn.InstanceNorm2d(4, affine=True, track_running_stats=True), None, "track_running_stats"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else str(v),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import attention  # noqa: F401  (registers the rule of nn.MultiheadAttention)
+from . import attention, recurrent  # noqa: F401  (they register rules)
 from .capture import CaptureBuffer, LayerCapture
 from .fallback import (
     LOOP,
@@ -67,11 +67,11 @@ def make_shadows(
         here = {n: p for n, p in part.named_parameters() if p in trained}
         if not here:
             return
-        reason = refusal(part) or recurrent_refusal(part)
+        rule = find_rule(part)
+        reason = refusal(part) or (recurrent_refusal(part) if rule is None else None)
         if reason is not None:
             refusals.append(Refusal(name, type(part).__name__, reason))
             return
-        rule = find_rule(part)
         if rule is not None:
             shadows.append(
                 LayerCapture(part, name, rule.path, rule.forward or rule.run, here, recorder)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .capture import CaptureError, LayerCapture, exact
 from .contributions import Dense
+from .recurrent import packed
 
 # Hooks that compute a weight from the parameters before each forward: torch's older
 # reparametrizations.
@@ -95,12 +96,7 @@ def run_per_example(shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
     if "input" in kwargs:  # must come before a recurrent layer's states
         kwargs = {"input": kwargs["input"], **kwargs}
     if any(isinstance(given, PackedSequence) for given in (*args, *kwargs.values())):
-        raise CaptureError(
-            f"{shadow.name} ({type(shadow.module).__name__}) was given a PackedSequence, in which "
-            "the steps of all records are mixed, so the gradient cannot be separated by record. "
-            "Give it the padded tensor (records, time, features), and select each record's output "
-            "at its own last step: out[torch.arange(len(out)), lengths - 1]"
-        )
+        raise packed(shadow.name, type(shadow.module).__name__)
     leaves, structure = tree_flatten((args, kwargs))
     batch_dims: list[int | None] = []
     for position, leaf in enumerate(leaves):
