@@ -215,9 +215,18 @@ def test_a_run_goes_on_exactly_and_refuses_other_owners(tmp_path):
     second = build()
     second[0].load(tmp_path / "run.pt", replay=True)
     assert torch.equal(go(*second, 7), whole)
-    third = build(OWNERS.roll(1))
-    with pytest.raises(CheckpointError):
-        third[0].load(tmp_path / "run.pt", replay=True)
+    for replay in (True, False):
+        third = build(OWNERS.roll(1))
+        with pytest.raises(CheckpointError, match="data" if replay else "to other units"):
+            third[0].load(tmp_path / "run.pt", replay=replay)
+        assert len(third[0].ledger) == 0
+    same = build()
+    same[0].load(tmp_path / "run.pt")
+    assert len(same[0].ledger) and not any("compared" in n for n in same[0].ledger.header.notes)
+    (tmp_path / "run.pt.private").unlink()
+    unknown = build(OWNERS.roll(1))
+    unknown[0].load(tmp_path / "run.pt")
+    assert any("could not be compared" in n for n in unknown[0].ledger.header.notes)
 
 
 @pytest.mark.parametrize("before", [{}, {"units": OWNERS, "rows_per_unit": 4}])
@@ -337,6 +346,63 @@ def test_a_collate_fn_that_sorts_would_give_rows_to_other_units(workers):
     )
     with pytest.raises(ValueError, match="into another order"):
         next(iter(loader))
+
+
+class Sorting(nn.Module):
+    """Sorts rows before its layer, and puts the answers back into their places."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.layer, self.batch_first = nn.Linear(6, 3), batch_first
+
+    def forward(self, x):
+        order = x.sum(1).argsort()
+        if self.batch_first:
+            return self.layer(x[order])[order.argsort()]
+        return self.layer(x[order].unsqueeze(0))[0, order.argsort()]
+
+
+class InPlace(nn.Module):
+    """Keeps the order; sees the sum of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(7, 3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.layer(self.drop(torch.cat([x, x.sum(1, keepdim=True)], 1)))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_module_that_sorts_would_give_rows_to_other_units(batch_first):
+    terms = {"units": OWNERS, "rows_per_unit": 100, "num_examples": 11}
+    with pytest.raises(ValueError, match="another order before 'layer'"):
+        private(Sorting(batch_first), data(), **terms)
+    with pytest.raises(ValueError, match="another order before 'layer'"):
+        private(Sorting(batch_first), data(), views=2)
+    private(Sorting(), data())  # rows of their own may stand anywhere
+    kept = InPlace()
+    before = torch.random.get_rng_state()
+    _, module, *_ = private(kept, data(), **terms)
+    assert module.training and torch.equal(before, torch.random.get_rng_state())
+
+
+def test_what_a_sorting_module_would_do(monkeypatch):
+    """Without the check, the one unit more moves the sum by more than C."""
+    monkeypatch.setattr("zetaclip.engine._engine.rehearse_order", lambda *_: None)
+    x, y = data()
+    generator = torch.Generator().manual_seed(8)
+    more = torch.randn(9, 6, generator=generator), torch.zeros(9, dtype=torch.int64)
+    units = torch.cat([OWNERS, torch.full((9,), 99)])
+    bigger = torch.cat([x, more[0]]), torch.cat([y, more[1]])
+
+    def sorting():
+        torch.manual_seed(0)
+        return Sorting()
+
+    moved = clipped_sum(sorting(), bigger, units) - clipped_sum(sorting(), (x, y), OWNERS)
+    assert float(moved.norm()) > 1.05 * 0.3
 
 
 @pytest.mark.parametrize("collate", [with_masks, untouched])

@@ -700,3 +700,85 @@ def test_a_data_module_and_bfloat16(tmp_path):
         trainer(tmp_path, told, precision="bf16-mixed").fit(Net(), datamodule=Module())
     assert told.engine.updates == 16
     assert any("half precision" in note for note in told.engine.ledger.header.notes)
+
+
+# -- units -----------------------------------------------------------------------------------------
+
+OWNERS = torch.arange(N) % 23  # two or three rows each
+
+
+def of_units(**terms):
+    return privacy(**{"units": OWNERS, "rows_per_unit": 3, "num_examples": 23, **terms})
+
+
+@pytest.mark.parametrize("physical", [None, 6])
+def test_a_step_of_units_adds_each_unit_clipped_once(tmp_path, physical):
+    """Without noise and sampling, beside autograd on the rows of one unit at a time."""
+    net = Net(lr=1.0)
+    x, y = data()
+    expected = torch.zeros_like(flat(net))
+    for unit in OWNERS.unique():
+        own = unit == OWNERS
+        loss = F.cross_entropy(net.body(x[own]), y[own])
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, net.parameters())])
+        expected -= gradient * min(1.0, 0.3 / float(gradient.norm())) / 23
+    before = flat(net)
+    told = of_units(
+        noise_multiplier=0.0, sample_rate=1.0, clipping=0.3, physical_batch_size=physical
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the missing noise
+        trainer(tmp_path, told, max_steps=1, max_epochs=-1).fit(net, loader())
+    moved = flat(net) - before
+    assert (moved - expected).norm() <= 1e-4 * expected.norm()
+    assert len(net.seen) > 1 if physical else sum(net.seen) >= N
+
+
+def test_units_train_as_by_hand_and_epsilon_is_for_one(tmp_path):
+    from zetaclip import PrivacyEngine
+
+    net, told = Net(), of_units(seed=5)
+    trainer(tmp_path, told).fit(net, loader())
+    by_hand, engine = Net(), PrivacyEngine(accountant="rdp", seed=5)
+    _, optimizer, private = engine.make_private(
+        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.5),
+        data_loader=loader(), noise_multiplier=1.0, clipping=1.0, num_examples=23,
+        units=OWNERS, rows_per_unit=3,
+    )  # fmt: skip
+    for _ in range(2):
+        for x, y in private:
+            optimizer.zero_grad()
+            F.cross_entropy(by_hand.body(x), y).backward()
+            optimizer.step()
+    assert torch.equal(flat(net), flat(by_hand))
+    assert told.engine.updates == 2 * 3  # ceil(23 / 8) batches of units
+    assert told.engine.get_epsilon(1e-5) == epsilon([Event(8 / 23, 1.0, 6)], 1e-5, "rdp")
+    assert "unit" in told.engine.ledger.header.adjacency
+
+
+def test_a_resumed_run_has_the_same_units(tmp_path):
+    saved = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=2)
+    trainer(tmp_path, of_units(), saved, max_epochs=1, enable_checkpointing=True).fit(
+        Net(), loader()
+    )
+    path = next((tmp_path / "kept").glob("*.ckpt"))
+    with pytest.raises(ValueError, match="data"):
+        trainer(tmp_path, of_units(units=OWNERS.roll(1)), max_epochs=2).fit(
+            Net(), loader(), ckpt_path=path
+        )
+    net, told = Net(), of_units()
+    trainer(tmp_path, told, max_epochs=2).fit(net, loader(), ckpt_path=path)
+    whole = Net()
+    trainer(tmp_path, of_units(), max_epochs=2).fit(whole, loader())
+    assert told.engine.updates == 6 and torch.equal(flat(net), flat(whole))
+
+
+def test_a_module_that_sorts_is_refused_with_units(tmp_path):
+    class Sorted(Net):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            order = x.sum(1).argsort()
+            return F.cross_entropy(self.body(x[order]), y[order])
+
+    with pytest.raises(ValueError, match="others in a batch than by themselves"):
+        trainer(tmp_path, of_units(), max_steps=1, max_epochs=-1).fit(Sorted(), loader())

@@ -23,6 +23,7 @@ from zetaclip.integrations.language import (  # noqa: E402
     with_positions,
 )
 from zetaclip.integrations.transformers import Privacy, PrivateTrainer, record_loss  # noqa: E402
+from zetaclip.ledger import Event  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("own_rules"),
@@ -878,3 +879,55 @@ def test_a_collator_that_packs_is_refused_and_packed_rows_are_records(tmp_path):
     )
     trainer.train()
     assert len(trainer.engine.ledger) == trainer.engine.updates > 0
+
+
+# -- units -----------------------------------------------------------------------------------------
+
+OWNERS = torch.arange(N) % 15  # two or three texts each
+
+
+def of_units(**terms):
+    return privacy(**{"units": OWNERS, "rows_per_unit": 3, "num_examples": 15, **terms})
+
+
+@pytest.mark.parametrize("physical", [None, 6])
+def test_a_step_of_units_adds_each_unit_clipped_once(tmp_path, physical):
+    """Without noise and sampling, beside autograd on the texts of one unit at a time."""
+    model, batch = gpt2(), rows()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    expected = torch.zeros_like(flat(model))
+    for unit in OWNERS.unique():
+        own = {name: value[unit == OWNERS] for name, value in batch.items()}
+        found = torch.autograd.grad(record_loss(model, own), trained)
+        gradient = torch.cat([g.flatten() for g in found])
+        expected -= 0.1 * gradient * min(1.0, 0.3 / float(gradient.norm())) / 15
+    before = flat(model)
+    terms = of_units(
+        noise_multiplier=0.0, sample_rate=1.0, clipping=0.3, physical_batch_size=physical
+    )
+    options = {"max_steps": 1, "lr_scheduler_type": "constant", "weight_decay": 0.0}
+    trainer(tmp_path, model, terms, **options).train()
+    assert (flat(model) - before - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_epsilon_is_for_one_unit_and_steps_count_batches_of_units(tmp_path):
+    made = trainer(tmp_path, gpt2(), of_units())
+    made.train()
+    assert made.state.global_step == made.engine.updates == 2 * 2  # ceil(15 / 8) in an epoch
+    assert made.engine.get_epsilon(1e-5) == epsilon(
+        [Event(L / 15, 1.0, 4)], 1e-5, made.engine.accountant
+    )
+    assert "unit" in made.engine.ledger.header.adjacency
+
+
+def test_a_resumed_run_has_the_same_units(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 2}
+    whole = gpt2()
+    trainer(tmp_path, whole, of_units(), **options).train()
+    other = trainer(tmp_path, gpt2(), of_units(units=OWNERS.roll(1)), **options)
+    with pytest.raises(ValueError, match="data"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again = gpt2()
+    made = trainer(tmp_path, again, of_units(), **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert made.engine.updates == 4 and torch.equal(flat(again), flat(whole))

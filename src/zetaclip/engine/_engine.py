@@ -29,7 +29,7 @@ from ._loop import PrivateLoop
 from ._optimizer import PrivateOptimizer, check_optimizer
 from ._private_module import PrivateModule
 from ._records import zero_row
-from ._rehearsal import check_criterion
+from ._rehearsal import check_criterion, rehearse_order
 from ._seed import Seed
 from ._settings import Settings, settings_for
 from ._terms import DeltaCheck, check_multiplier, composition, header
@@ -139,6 +139,8 @@ class PrivacyEngine:
 
         Raises:
             ValidationError: the module can't be trained privately; the message says what to change.
+            ValueError: An argument does not fit; with ``units`` or ``views`` also a module that
+                sorts the rows of a batch.
             LossError: ``criterion`` mixes records, or is not reduced as declared. A loss that
                 shows another reduction raises it at its first backward.
         """
@@ -177,6 +179,8 @@ class PrivacyEngine:
         if criterion is not None:
             warn = partial(warnings.warn, stacklevel=3)
             check_criterion(module, criterion, zero_row(data_loader), settings.loss_reduction, warn)
+        if not owners.trivial:
+            rehearse_order(module, data_loader)
         ledger = Ledger(header(settings, declared, chosen, self.accountant, self._seed.known))
         self._loop = loop = assemble(
             model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,13 @@ def select_rows(batch: Any, rows: Tensor) -> Any:
         return leaf
 
     return tree_map(pick, batch, is_leaf=one_each)
+
+
+def called(module: nn.Module, inputs: Any) -> Any:
+    """What the module says to inputs by name, several inputs, or one."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, (list, tuple)) else module(inputs)
 
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:

@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
 
 from ..errors import LossError, OwnerWarning
 from ..randomness._forward import untouched
 from ._dry_run import misreduced, reduction_problems, without_trace
-from ._examples import LossFn, dimensions, evaluating, select_rows
+from ._examples import LossFn, called, dimensions, evaluating, select_rows
 from ._loader import PoissonLoader
 from ._loop import PrivateLoop
 from ._loss_check import PAIRS, WEIGHTED, verdict
 from ._loss_graph import classified
+from ._records import zero_row
+from ._row_order import check_module
 
 _COUNTS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _ONES = ("mask",)  # in the name of a field: a mask of zeros would hide the record
@@ -177,6 +180,29 @@ def _put_back(place: Any, value: Any) -> None:
         place.update(value)
 
 
+def rehearse_order(module: nn.Module, loader: DataLoader) -> None:
+    """Tries on made-up records whether the module keeps the order of rows; for units.
+
+    Args:
+        module: The user's.
+        loader: The user's, for the shapes of its first record.
+
+    Raises:
+        ValueError: It does not.
+    """
+    device = next(module.parameters()).device
+    try:
+        row = zero_row(loader)
+        examples = MadeUp(
+            tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, row),
+            _fitting(module, row),
+        )
+    except Exception:  # a record that can't be read alone
+        return
+    with untouched(), _attributes_kept(module):
+        check_module(module, examples.batch, examples.rows)
+
+
 # -- make_private(criterion=...)
 
 
@@ -284,7 +310,7 @@ def _pairs(
             evaluating(module),
             _attributes_kept(module),
         ):
-            outputs = _called(module, inputs)
+            outputs = called(module, inputs)
         for buffer, before in buffers:
             _put_back(buffer, before)
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != (rows,):
@@ -295,12 +321,6 @@ def _pairs(
         for made in (outputs + noise, outputs):
             yield made, spread
             yield made, targets
-
-
-def _called(module: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return module(**inputs)
-    return module(*inputs) if isinstance(inputs, (list, tuple)) else module(inputs)
 
 
 def _spread(leaf: Any, classes: int, generator: torch.Generator) -> Any:

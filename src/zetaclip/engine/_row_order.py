@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..randomness._forward import drawing_from
+from ._examples import called, evaluating, select_rows
 
 _ROWS = 8
 _TRIES = 8
@@ -65,6 +66,78 @@ def _leaves(batch: Any, rows: int) -> list[Tensor]:
     """The tensors of a batch that have a row for each record."""
     found = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
     return [leaf for leaf in found if leaf.dim() and leaf.shape[0] == rows]
+
+
+def check_module(module: nn.Module, batch: Any, rows: int) -> None:
+    """Tries whether a module keeps rows at their places on the way to its layers.
+
+    Args:
+        module: The user's.
+        batch: Made-up records: (inputs, targets), or fields by name.
+        rows: Their number, which is no other dimension in sight.
+
+    Raises:
+        ValueError: A layer gets the same rows in another order, as if they were sorted.
+
+    **Edge cases.** A module that can't be called with the first element of a batch, or with all
+    fields but the labels, is not judged, and neither is a layer whose input has no row for each
+    record. Sorting that made-up records don't show is not found.
+    """
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    try:
+        made = [_layer_inputs(module, one, rows) for one in (batch, select_rows(batch, order))]
+    except Exception:  # what it does to real rows is told there
+        return
+    for name in made[0].keys() & made[1].keys():
+        if _moved(made[0][name][order], made[1][name]):
+            raise ValueError(
+                f"the module puts the rows of a batch into another order before {name!r}, but with "
+                "units= the rows of a unit are known by their places: one unit would count as "
+                "several, and ε would not hold. Keep the order (torch's recurrent layers sort by "
+                "themselves: pack_padded_sequence(..., enforce_sorted=False))"
+            )
+
+
+def _layer_inputs(module: nn.Module, batch: Any, rows: int) -> dict[str, Tensor]:
+    """The first input of every layer that is trained."""
+    inputs: dict[str, Tensor] = {}
+    hooks = [
+        part.register_forward_pre_hook(lambda _, given, name=name: _note(inputs, name, given, rows))
+        for name, part in module.named_modules()
+        if name and any(p.requires_grad for p in part.parameters(recurse=False))
+    ]
+    try:
+        with torch.no_grad(), evaluating(module):
+            called(module, _inputs(batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
+
+
+def _inputs(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if "label" not in str(key)}
+    return batch[0] if isinstance(batch, (list, tuple)) else batch
+
+
+def _note(inputs: dict[str, Tensor], name: str, given: Any, rows: int) -> None:
+    """The first input of a layer, with its rows in front."""
+    if name in inputs or not given or not isinstance(given[0], Tensor):
+        return
+    places = [place for place, size in enumerate(given[0].shape) if size == rows]
+    if len(places) == 1:
+        inputs[name] = given[0].detach().movedim(places[0], 0).reshape(rows, -1).double()
+
+
+def _moved(expected: Tensor, found: Tensor) -> bool:
+    """Whether a row that is not at its place stands at another one."""
+    if expected.shape != found.shape:
+        return False
+    away = torch.cdist(expected, found)
+    same = 1e-4 * max(float(expected.norm(dim=1).max()), 1e-12)
+    elsewhere = (away.diagonal() > 10 * same) & (away.min(1).values <= same)
+    return bool(elsewhere.any())
 
 
 class OrderedCollate:

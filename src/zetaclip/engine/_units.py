@@ -111,10 +111,11 @@ class Units:
         return torch.unique_consecutive(units, return_counts=True)[1]
 
     def digest(self) -> str:
-        """Of who owns which row. Secret, like the records."""
+        """The number of rows, and a digest of who owns which. Secret, like the records."""
         if self.most is None:
             return ""
-        return hashlib.blake2b(self._unit_of.numpy().tobytes(), digest_size=32).hexdigest()
+        digest = hashlib.blake2b(self._unit_of.numpy().tobytes(), digest_size=32).hexdigest()
+        return f"{len(self._unit_of)}:{digest}"
 
 
 def _positive(name: str, value: int) -> int:

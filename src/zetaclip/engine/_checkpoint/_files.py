@@ -66,10 +66,10 @@ def load(
     Everything is checked before anything is changed, by the first process for all.
     """
     path = Path(path)
-    hidden = private_path(path, private) if replay else None
+    hidden = private_path(path, private)
     noise: list[bytes] = []  # stays on the process that reads it
     parts = loop.group.gather(surroundings(loop), "load()")
-    found = loop.group.once(lambda: _read(loop, path, hidden, parts, noise), "load()")
+    found = loop.group.once(lambda: _read(loop, path, hidden, replay, parts, noise), "load()")
     public = _unpack(found.checkpoint, loop.model.layout.device)
     return _take(loop, public, path.parent, replay, found, noise)
 
@@ -91,14 +91,16 @@ def restore(
         )
     check_version(public, "the private state of the checkpoint")
     noise: list[bytes] = []
-    found = examined(loop, public, b"", folder, hidden, [surroundings(loop)], noise)
-    return _take(loop, public, folder, hidden is not None, found, noise)
+    replay = hidden is not None
+    found = examined(loop, public, b"", folder, hidden, replay, [surroundings(loop)], noise)
+    return _take(loop, public, folder, replay, found, noise)
 
 
 def _read(
     loop: PrivateLoop,
     path: Path,
-    hidden: Path | None,
+    hidden: Path,
+    replay: bool,
     parts: list[dict[str, Any]],
     noise: list[bytes],
 ) -> Found:
@@ -114,7 +116,7 @@ def _read(
             Remedy.NOTHING,
         ) from None
     check_version(public, path.name)
-    return examined(loop, public, raw, path.parent, hidden, parts, noise)
+    return examined(loop, public, raw, path.parent, hidden, replay, parts, noise)
 
 
 def _unpack(raw: bytes, device: torch.device) -> Any:
@@ -142,6 +144,8 @@ def _take(
             stacklevel=4,
         )
     executed = executed_after([*found.journaled, *log.ledger.rows()], ledger)
+    if not found.compared:
+        log.note("the units of earlier steps could not be compared with those of later ones")
     ledger.header = joined(log.ledger.header, ledger.header)
     ledger.merge(executed)
     home: Journal | None = None

@@ -91,6 +91,7 @@ def collect(
         "noise": b"".hex() if state.noise is None else state.noise.hex(),
         "same_batch": None if state.same_batch is None else state.same_batch.hex(),
         "data": loop.batches.digest(),
+        "owners": loop.batches.units.digest(),
         "threads": [part["threads"] for part in parts],
         "device": [part["device"] for part in parts],
         "ranks": len(parts),

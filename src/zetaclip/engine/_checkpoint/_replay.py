@@ -29,6 +29,7 @@ class Found:
     whole: bool
     journaled: list[Row]
     keys: Keys
+    compared: bool  # whether units, if there are any, could be compared
 
 
 def examined(
@@ -37,6 +38,7 @@ def examined(
     raw: bytes,
     folder: Path,
     hidden: Path | None,
+    replay: bool,
     parts: list[dict[str, Any]],
     noise: list[bytes],
 ) -> Found:
@@ -47,7 +49,8 @@ def examined(
         public: its public half.
         raw: the same, as bytes.
         folder: where it lies.
-        hidden: where the secrets of a replay are; None for fresh streams.
+        hidden: where the secrets are, if they are there.
+        replay: whether to continue their streams.
         parts: the surroundings of all processes.
         noise: gets the key of the noise stream, which stays on this process.
 
@@ -61,17 +64,45 @@ def examined(
         Path(os.path.realpath(folder / (public["home"] or "."))) / public["configuration"]["run"]
     )
     place = home.path.parent if home.path.exists() else None
-    if hidden is not None:
+    compared = True
+    if replay:
+        assert hidden is not None
         secret = _replayable(loop, hidden, public, home, parts)
         same = None if secret["same_batch"] is None else bytes.fromhex(secret["same_batch"])
         noise.append(bytes.fromhex(secret["noise"]))
         keys = Keys(bytes.fromhex(secret["sampling"]), same, public["stream"])
     else:
+        compared = _same_owners(loop, public, hidden)
         noise.append(Stream.fresh().state)
         keys = Keys(Stream.fresh().state, None, secrets.token_hex(8))
     # Where the home is lost the journal beside the checkpoint still tells a part of what was
     # executed.
-    return Found(raw, place, home.whole, read_all([home, beside]), keys)
+    return Found(raw, place, home.whole, read_all([home, beside]), keys, compared)
+
+
+def _same_owners(loop: PrivateLoop, public: dict[str, Any], hidden: Path | None) -> bool:
+    """Whether units could be compared; other ones for the same number of rows are refused.
+
+    A ledger adds up what one unit has lost. Where rows change hands between two parts of a run,
+    that sum is nobody's.
+
+    **Edge cases.** The digest of the owners is secret, as the records are. So without the private
+    file nothing is compared, and the ledger says so. Other rows (new ones, say) have other owners,
+    and that is the user's to judge.
+    """
+    own = loop.batches.units.digest()
+    if not own:
+        return True
+    secret = read_private(hidden).get(public["identity"], {}) if hidden is not None else {}
+    there = secret.get("owners", "")
+    if not there:
+        return False
+    if there.partition(":")[0] == own.partition(":")[0] and there != own:
+        raise CheckpointError(
+            "units= gives the rows to other units than in the run that was saved: what one unit "
+            "has lost in both parts could not be added up. Give the ids of that run"
+        )
+    return True
 
 
 def place_of_home(public: dict[str, Any]) -> str:
