@@ -9,6 +9,11 @@ process, so that work in other threads counts and other load on the machine does
 each contender takes one step (cheap models: several), and each turn starts with another contender,
 so that a machine that slows down slows all of them. A figure is the ratio of medians over the
 turns; the range after it is the 10th to the 90th percentile of the ratios of single turns.
+
+All contenders share one heap. By glibc's defaults it returns freed memory to the system at moments
+that depend on what the contender before has left, and clearing the pages again takes up to a third
+of a step. So freed memory is kept here, as `zetaclip train` keeps it; `--heap glibc` measures with
+the defaults.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ one_thread()
 import torch
 from contenders import PEERS, Step, make, reason, replaced_by_opacus
 from networks import MODELS, TABLE, Model
+
+from zetaclip.cli.allocation import keep_freed_memory
 
 # A turn of a contender lasts at least this long, so that clock and scheduler hardly matter.
 LEAST_SECONDS = 0.02
@@ -134,15 +141,23 @@ def main() -> None:
     parser.add_argument(
         "--peers", action=argparse.BooleanOptionalAction, default=True, help="also measure Opacus"
     )
+    parser.add_argument(
+        "--heap",
+        choices=("kept", "glibc"),
+        default="kept",
+        help="keep freed memory in the process (default), or leave that to glibc",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
+    if options.heap == "kept":
+        keep_freed_memory()
     kinds = ("plain", "ours", *(PEERS if options.peers else ()))
     results = {}
     for name in options.models:
         results[name] = summarise(measure(MODELS[name], kinds, options.turns, options.peer_turns))
         if options.peers:
             results[name]["replaced"] = replaced_by_opacus(MODELS[name])
-        write_json(options.json, {"turns": options.turns, "steps": results})
+        write_json(options.json, {"turns": options.turns, "heap": options.heap, "steps": results})
     print(as_table(results))
 
 

@@ -46,35 +46,47 @@ typedef struct {
 } job;
 
 #define JOIN(a, b) a##b
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
 #define HAS_X86 1
 #define TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")))
 #define NAME(x) JOIN(x, _512)
+#define WIDEN(x) ((wide_512)_mm512_cvtps_pd((__m256)(x)))
 #define LANES 16
 #define MR 8
 #include "_tiles.h"
 #undef TARGET
 #undef NAME
+#undef WIDEN
 #undef LANES
 #undef MR
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(x) JOIN(x, _256)
+#define WIDEN(x) ((wide_256)_mm256_cvtps_pd((__m128)(x)))
 #define LANES 8
 #define MR 4
 #include "_tiles.h"
 #undef TARGET
 #undef NAME
+#undef WIDEN
 #undef LANES
 #undef MR
 #endif
 #define TARGET
 #define NAME(x) JOIN(x, _128)
+#define WIDEN(x) __builtin_convertvector(x, wide_128)
 #define LANES 4
 #define MR 4
 #include "_tiles.h"
 #undef TARGET
 #undef NAME
+#undef WIDEN
 #undef LANES
 #undef MR
 

@@ -1,35 +1,68 @@
 /* The inner loops of _products.c, included once for every set of instructions.
  *
- * The includer defines LANES (floats in a vector), TARGET (the attribute of every function) and
- * NAME(x), which gives each copy names of its own. MR x NR vectors are accumulated in registers.
+ * The includer defines LANES (floats in a vector), TARGET (the attribute of every function),
+ * WIDEN(x), which makes half a vector of floats a vector of doubles, and NAME(x), which gives each
+ * copy names of its own. MR x NR vectors are accumulated in registers.
  */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
+typedef float NAME(half) __attribute__((vector_size(2 * LANES)));
 typedef double NAME(wide) __attribute__((vector_size(4 * LANES)));
 
-/* out[m][n] = sum over positions t of narrow[t][m] * (vector n of wide at t), for MR rows. The
- * narrow side is a packed panel; or, if `gathered`, the number at `off[m]` of each window. */
+typedef union {
+    NAME(vec) whole;
+    NAME(half) halves[2];
+} NAME(both);
+
+/* out[m][n] = sum over positions t of narrow[t][m] * (vector n of wide at t), for MR rows; or,
+ * where `out` is NULL, sums[m][n] += factor * the same. The narrow side is a packed panel; or, if
+ * `gathered`, the number at `off[m]` of each window. Loops over constants are unrolled, so that
+ * all of it stays in registers. */
+TARGET static inline __attribute__((always_inline)) void NAME(any)(
+    const job *j, const int count, const int gathered, const float *restrict narrow,
+    const float *restrict wide, size_t row, size_t vector, NAME(vec) *restrict out,
+    double *restrict sums, double factor)
+{
+    NAME(vec) sum[MR][NR];
+    const ptrdiff_t *restrict where = j->where;
+    ptrdiff_t shift[NR], off[MR];
+    UNROLL for (int n = 0; n < count; n++) shift[n] = j->at[vector + n];
+    UNROLL for (int m = 0; m < MR; m++) off[m] = gathered ? j->off[row + m] : m;
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int n = 0; n < count; n++) sum[m][n] = (NAME(vec)){0};
+    if (!gathered) narrow += row * j->positions;
+    for (size_t t = 0, end = j->positions; t < end; t++) {
+        const float *from = gathered ? narrow + where[t] : narrow + t * MR;
+        const float *beside = gathered ? wide + t * j->step : wide + where[t];
+        NAME(vec) v[NR];
+        UNROLL for (int n = 0; n < count; n++) v[n] = *(const NAME(vec) *)(beside + shift[n]);
+        UNROLL for (int m = 0; m < MR; m++)
+            UNROLL for (int n = 0; n < count; n++) sum[m][n] += v[n] * from[off[m]];
+    }
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int n = 0; n < count; n++) {
+            if (out != NULL) {
+                out[m * count + n] = sum[m][n];
+                continue;
+            }
+            NAME(both) own = {sum[m][n]};
+            NAME(wide) *to = (NAME(wide) *)(sums + (m * count + n) * LANES);
+            to[0] += factor * WIDEN(own.halves[0]);
+            to[1] += factor * WIDEN(own.halves[1]);
+        }
+}
+
 #define TILE(count, gathered, name)                                                               \
-    TARGET static void NAME(name##count)(const job *j, const float *restrict narrow,              \
-                                         const float *restrict wide, size_t row, size_t vector,   \
-                                         NAME(vec) *restrict out)                                 \
+    TARGET static void NAME(name##count)(const job *j, const float *narrow, const float *wide,    \
+                                         size_t row, size_t vector, NAME(vec) *out)               \
     {                                                                                             \
-        NAME(vec) sum[MR][count] = {0};                                                           \
-        const ptrdiff_t *restrict where = j->where;                                               \
-        ptrdiff_t shift[count], off[MR];                                                          \
-        for (int n = 0; n < count; n++) shift[n] = j->at[vector + n];                             \
-        for (int m = 0; m < MR; m++) off[m] = gathered ? j->off[row + m] : m;                     \
-        if (!gathered) narrow += row * j->positions;                                              \
-        for (size_t t = 0, end = j->positions; t < end; t++) {                                    \
-            const float *from = gathered ? narrow + where[t] : narrow + t * MR;                   \
-            const float *beside = gathered ? wide + t * j->step : wide + where[t];                \
-            NAME(vec) v[count];                                                                   \
-            for (int n = 0; n < count; n++) v[n] = *(const NAME(vec) *)(beside + shift[n]);       \
-            for (int m = 0; m < MR; m++)                                                          \
-                for (int n = 0; n < count; n++) sum[m][n] += v[n] * from[off[m]];                 \
-        }                                                                                         \
-        for (int m = 0; m < MR; m++)                                                              \
-            for (int n = 0; n < count; n++) out[m * count + n] = sum[m][n];                       \
+        NAME(any)(j, count, gathered, narrow, wide, row, vector, out, NULL, 0.0);                 \
+    }                                                                                             \
+    TARGET static void NAME(add_##name##count)(const job *j, const float *narrow,                 \
+                                               const float *wide, size_t row, size_t vector,      \
+                                               double *sums, double factor)                       \
+    {                                                                                             \
+        NAME(any)(j, count, gathered, narrow, wide, row, vector, NULL, sums, factor);             \
     }
 
 TILE(1, 0, panel)
@@ -54,20 +87,36 @@ TARGET static inline void NAME(tile)(const job *j, int count, const float *narro
     }
 }
 
+TARGET static inline void NAME(add_tile)(const job *j, int count, const float *narrow,
+                                         const float *wide, size_t row, size_t v, double *sums,
+                                         double factor)
+{
+    if (j->off == NULL) {
+        if (count == 3) NAME(add_panel3)(j, narrow, wide, row, v, sums, factor);
+        else if (count == 2) NAME(add_panel2)(j, narrow, wide, row, v, sums, factor);
+        else NAME(add_panel1)(j, narrow, wide, row, v, sums, factor);
+    } else {
+        if (count == 3) NAME(add_gather3)(j, narrow, wide, row, v, sums, factor);
+        else if (count == 2) NAME(add_gather2)(j, narrow, wide, row, v, sums, factor);
+        else NAME(add_gather1)(j, narrow, wide, row, v, sums, factor);
+    }
+}
+
 /* The squared length of one record's gradient, and the gradient itself where `stored` is given. */
 TARGET static double NAME(one_record)(const job *j, const float *narrow, const float *wide,
                                       float *stored)
 {
     NAME(vec) made[MR * NR];
-    double total = 0.0;
+    NAME(wide) low = {0}, high = {0};
     for (size_t row = 0; row < j->rows; row += MR) {
         size_t some = j->rows - row < MR ? j->rows - row : MR;
         for (size_t v = 0; v < j->vectors; v += NR) {
             int count = j->vectors - v < NR ? (int)(j->vectors - v) : NR;
             NAME(tile)(j, count, narrow, wide, row, v, made);
-            NAME(vec) squares = {0};
-            for (int i = 0; i < MR * count; i++) squares += made[i] * made[i];
-            for (int i = 0; i < LANES; i++) total += squares[i];
+            NAME(both) squares = {{0}};
+            for (int i = 0; i < MR * count; i++) squares.whole += made[i] * made[i];
+            low += WIDEN(squares.halves[0]);
+            high += WIDEN(squares.halves[1]);
             if (stored == NULL) continue;
             for (size_t m = 0; m < some; m++)
                 for (int n = 0; n < count; n++) {
@@ -81,6 +130,9 @@ TARGET static double NAME(one_record)(const job *j, const float *narrow, const f
                 }
         }
     }
+    double total = 0.0;
+    low += high;
+    for (int i = 0; i < LANES / 2; i++) total += low[i];
     return total;
 }
 
@@ -91,19 +143,17 @@ TARGET static void NAME(add_panels)(const job *j, const float *narrow, const flo
                                     size_t step, const double *factors, size_t records, size_t row,
                                     size_t stop, double *total)
 {
-    NAME(vec) made[MR * NR];
-    double sums[PANELS * MR * BLOCK * LANES];
+    _Alignas(ALIGNED) double sums[PANELS * MR * BLOCK * LANES];
     for (size_t start = 0; start < j->vectors; start += BLOCK) {
         size_t end = j->vectors - start < BLOCK ? j->vectors : start + BLOCK;
         memset(sums, 0, sizeof sums);
         for (size_t i = 0; i < records; i++) {
-            double *to = sums, factor = factors[i];
+            double *to = sums;
             for (size_t panel = row; panel < stop; panel += MR)
                 for (size_t v = start; v < end; v += NR) {
                     int count = end - v < NR ? (int)(end - v) : NR;
-                    NAME(tile)(j, count, narrow + i * step, wide + i * step, panel, v, made);
-                    const float *from = (const float *)made;
-                    for (int k = 0; k < MR * count * LANES; k++) to[k] += factor * from[k];
+                    NAME(add_tile)(j, count, narrow + i * step, wide + i * step, panel, v, to,
+                                   factors[i]);
                     to += MR * count * LANES;
                 }
         }

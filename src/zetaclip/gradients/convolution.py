@@ -47,9 +47,9 @@ GRAM_FROM = 1 << 16
 # Gradients that need more than this many times the memory of input and output gradient are not
 # stored until the sum. The folded kernel needs their memory twice while it runs.
 HELD_FOLDED, HELD_SHIFTED = 2.25, 6.0
-# Compiled, gradients over fewer positions are cheaper to compute twice than to store: fresh memory
-# costs about as much as this many multiply-adds a float.
-STORED_FROM = 256
+# Compiled, gradients over fewer positions are cheaper to compute twice than to store: writing and
+# reading a float costs about as much as this many multiply-adds.
+STORED_FROM = 24
 # Floats in one piece of the unfolded image: it stays in the cache between its two uses.
 PIECE = 1 << 18
 
