@@ -14,7 +14,7 @@ from zetaclip.engine._group import Group, SingleProcess
 from zetaclip.engine._open_batch import Stage
 from zetaclip.gradients import Layout
 from zetaclip.ledger import Ledger
-from zetaclip.mechanism import Draw, Mechanism, Receipt
+from zetaclip.mechanism import Draw, Mechanism, Receipt, Room
 
 LAYOUT = Layout.of({"w": torch.nn.Parameter(torch.zeros(2))})
 
@@ -297,3 +297,15 @@ def test_an_error_names_its_remedy(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         other.load(tmp_path / "run.pt")
     assert caught.value.remedy is Remedy.OTHER_RUN
+
+
+def test_a_kept_gradient_is_not_overwritten_and_memory_is_used_again():
+    room = Room(LAYOUT)
+    first = torch.from_numpy(room.gradient()).fill_(3.0)
+    address, view = first.data_ptr(), first[1:]
+    del first
+    assert room.gradient().ctypes.data != address  # a view of it is alive
+    assert view.eq(3.0).all()
+    again = room.gradient().ctypes.data
+    assert room.gradient().ctypes.data == again  # nobody has held the second one
+    assert room.sum.data_ptr() not in (address, again)

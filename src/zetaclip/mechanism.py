@@ -10,6 +10,7 @@ is drawn once, also when the batch is empty; L = qN is declared, never counted.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -151,9 +152,29 @@ class _Query:
         return (self.grid or 1.0) / divisor
 
 
-def sum_room(layout: Layout) -> Tensor:
-    """Memory for the sum over a batch."""
-    return torch.empty(layout.numel, dtype=torch.float64, device=layout.device)
+class Room:
+    """Memory that batches use one after the other, which saves asking the system in every step.
+
+    Attributes:
+        sum: For the sum over a batch.
+
+    **Guarantee.** A private gradient never shares memory with a sum, and gets the memory of an
+    earlier one only if no object refers to that one any more.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.sum = torch.empty(layout.numel, dtype=torch.float64, device=layout.device)
+        self._kind = np.float64 if layout.dtype == torch.float64 else np.float32
+        self._gradient: np.ndarray | None = None
+
+    def gradient(self) -> np.ndarray:
+        """Memory for a private gradient."""
+        kept = self._gradient
+        # Referred to by the attribute, by this function, and by the argument of getrefcount.
+        if kept is None or sys.getrefcount(kept) > 3:
+            # numpy asks the system for large pages, of which far fewer have to be cleared.
+            self._gradient = kept = np.empty(len(self.sum), self._kind)
+        return kept
 
 
 class Mechanism:
@@ -175,7 +196,7 @@ class Mechanism:
         rule: ClipRule,
         draw: Draw,
         affine: Affine | None,
-        room: Tensor | None = None,
+        room: Room | None = None,
     ) -> None:
         self.layout = layout
         self.rule = rule
@@ -183,8 +204,7 @@ class Mechanism:
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
-        # For the sum: memory of the last batch saves asking the system for it in every step.
-        self._room = room
+        self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
@@ -226,8 +246,7 @@ class Mechanism:
     def _total(self) -> Tensor:
         """Where records are added up: in float64, in which no record is lost beside others."""
         if self._sum is None:
-            self._sum = sum_room(self.layout) if self._room is None else self._room
-            self._sum.zero_()
+            self._sum = self._room.sum.zero_()
         return self._sum
 
     def _factors(self, norms: Tensor) -> Tensor:
@@ -326,10 +345,10 @@ class Mechanism:
             beside[name] = own.get(name, main).noised(key, np.array(values, dtype=np.float64))
         beside = self._add_up(group, total, beside)
 
-        mean = torch.from_numpy(total).mul_(main.unit(divisor))
-        # numpy asks the system for large pages, of which far fewer have to be cleared.
-        kind = np.float64 if self.layout.dtype == torch.float64 else np.float32
-        gradient = torch.from_numpy(np.empty(total.size, kind)).copy_(mean).to(self.layout.device)
+        room = self._room.gradient()
+        with np.errstate(over="ignore"):
+            np.multiply(total, main.unit(divisor), out=room, casting="same_kind")
+        gradient = torch.from_numpy(room).to(self.layout.device)
         released = {
             name: torch.from_numpy(values * own.get(name, main).unit(divisor))
             for name, values in beside.items()

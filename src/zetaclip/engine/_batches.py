@@ -13,7 +13,7 @@ from torch import Tensor
 from ..control.base import check_clip
 from ..gradients import Layout
 from ..ledger import Event
-from ..mechanism import Draw, Mechanism
+from ..mechanism import Draw, Mechanism, Room
 from ..methods import Method, Plan, at
 from ..randomness import drawn_and_next, subkey
 from ..randomness._forward import users_streams
@@ -65,7 +65,7 @@ class Batches:
         """This process owns the streams from now on: they were made here."""
         self._process = os.getpid()
 
-    def open(self, state: RunState, layout: Layout, room: Tensor) -> OpenBatch:
+    def open(self, state: RunState, layout: Layout, room: Room) -> OpenBatch:
         """The batch that follows a state: its records are drawn and its numbers are read."""
         self._check_planned(state)
         drawn = self.draw(state)
@@ -156,7 +156,7 @@ class Batches:
         return at(self._plan.noise_multipliers[state.phase], state.step)
 
     def mechanism(
-        self, state: RunState, drawn: Drawn, layout: Layout, room: Tensor | None = None
+        self, state: RunState, drawn: Drawn, layout: Layout, room: Room | None = None
     ) -> Mechanism:
         """For one try of a batch; it has summed nothing yet."""
         settings, passes = self._settings, self._method.passes

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, Chunk, Layout, make_shadows
 from ..gradients.units import by_unit
-from ..mechanism import sum_room
+from ..mechanism import Room
 from ..randomness._forward import ForwardRng
 from ._guard import Guard
 from ._loss_check import LossCheck
@@ -55,7 +55,7 @@ class PrivateModule:
         self.named, self.layout, self.shadows = named, Layout.of(named), shadows
         self.guard = Guard(self.module, self._optimizer, self.layout, self.recorder, shadows)
         self.weights = Weights(self.layout, self.module)
-        self.room = sum_room(self.layout)
+        self.room = Room(self.layout)
 
     def attach(self) -> None:
         """From now on the module's layers record what their parameters do to each record's loss."""

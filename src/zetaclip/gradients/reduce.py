@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from . import products
 from . import rows as small
-from .contributions import Contribution, Dense, Single, combine, floor
+from .combine import combine
+from .contributions import Contribution, Dense, Single, floor
 
 # A norm of at least this counts as not finite: its factor would be a denormal number, which has too
 # little precision for a bound.

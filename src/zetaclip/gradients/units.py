@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .contributions import SUM_FLOATS, Contribution, Dense, Lookup, Outer, Single, combine
+from .combine import combine
+from .contributions import SUM_FLOATS, Contribution, Dense, Lookup, Outer, Single
 
 Received = dict[int, list[Contribution]]
 
