@@ -61,7 +61,7 @@ def config(table, **changes):
 
 def test_a_table_gets_bins_and_a_linear_head(table, tmp_path):
     result = train(config(table), tmp_path / "run")
-    assert result["model"] == "linear"
+    assert result["model"] == "head"
     assert result["features"]["kind"] == "bins"
     assert result["features"]["layout"] == [["number", 1], ["number", 2], ["category", 3]]
     assert any("fixed in advance, not trained: bins" in note for note in result["notes"])
@@ -70,6 +70,24 @@ def test_a_table_gets_bins_and_a_linear_head(table, tmp_path):
     # The outcome depends on |age - 55|: no straight line in the age can tell that.
     assert result["metric"]["value"] > straight["metric"]["value"] + 0.05
     assert result["metric"]["value"] > 0.85
+
+
+def test_only_a_head_on_text_alone_has_a_bias(tmp_path):
+    """The knots of a number and a category add up to 1; words don't."""
+    draw = np.random.default_rng(0)
+    labels = draw.random(400) < 0.9
+    table = "".join(f"word{draw.integers(50)} {'up' if k else 'so'},{int(k)},3\n" for k in labels)
+    (tmp_path / "train.csv").write_text("body,label,age\n" + table)
+    columns = {"body": {"type": "text", "buckets": 64}}
+    kinds = {"linear": {"type": "ignore"}, "head": {"type": "numeric", "bounds": [0, 9]}}
+    for model, age in kinds.items():
+        schema = {"target": "label", "classes": ["0", "1"], "columns": {**columns, "age": age}}
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        given = config(tmp_path / "train.csv", num_examples=320, steps=3)
+        result = train(given, tmp_path / model)
+        assert result["model"] == model
+        fc = zetaclip.load_run(tmp_path / model).model[1].fc
+        assert (fc.bias is not None) == (model == "linear")
 
 
 def test_predictions_come_from_raw_rows(table, tmp_path):

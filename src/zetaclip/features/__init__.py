@@ -16,7 +16,7 @@ from ._patches import Patches, fits, patches
 from ._precompute import features_of, precompute
 from ._scattering import Scattering, scattering
 from ._shared import shared
-from ._tables import Bins, bins, rebuilt_bins
+from ._tables import Bins, bins, needs_bias, rebuilt_bins
 
 Fixed = Patches | Scattering | Bins
 KINDS = ("patches", "scattering")  # of pictures
@@ -31,6 +31,7 @@ __all__ = [
     "build",
     "features_of",
     "fits",
+    "needs_bias",
     "patches",
     "precompute",
     "rebuilt",

@@ -146,6 +146,15 @@ def bins(
         raise InputError(f"the options of bins can't be used: {error}") from error
 
 
+def needs_bias(layout: Sequence[Sequence[Any]]) -> bool:
+    """Whether a head on bins needs a bias: nothing in a row adds up to a constant.
+
+    The knots of a number add up to 1, and so does a category. A bias beside them would be one more
+    copy of that, and take half of each clipped gradient's squared length.
+    """
+    return all(kind == "block" for kind, _ in layout)
+
+
 def rebuilt_bins(description: Mapping[str, Any]) -> Bins:
     """The features that ``Bins.describe()`` told of.
 

@@ -39,12 +39,14 @@ def network(dataset: Dataset, hidden: Any, seed: int | None) -> tuple[Any, str]:
     """A new perceptron, and the layer of largest rank, which a spectral probe should read."""
     import torch
 
+    from ..features import needs_bias
     from ..models import Linear, Perceptron
     from ..randomness._forward import alone
 
     if hidden is None:
         if dataset.feature_map is not None:
-            bias = dataset.feature_map["kind"] == "bins"  # pictures have a constant column
+            made = dataset.feature_map
+            bias = made["kind"] == "bins" and needs_bias(made["layout"])
             return Linear(dataset.input_shape, dataset.outputs, bias), "fc"
         hidden = (128, 64)
     try:

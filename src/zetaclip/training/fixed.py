@@ -52,6 +52,19 @@ def choose(config: Config, dataset: Dataset) -> str:
     return config.features
 
 
+def head_for(config: Config, dataset: Dataset) -> str:
+    """The head of fixed features by name; pictures' have a constant column, tables' mostly do."""
+    from ..features import bins, needs_bias
+
+    if config.features != "bins":
+        return "head"
+    if dataset.feature_map is not None:
+        layout = dataset.feature_map["layout"]
+    else:
+        layout = bins(dataset.inputs.columns).layout  # type: ignore[union-attr]
+    return "linear" if needs_bias(layout) else "head"
+
+
 def is_table(dataset: Dataset) -> bool:
     """Whether the records are rows of a table whose columns are known."""
     return dataset.inputs is not None and dataset.inputs.kind == "table"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ConfigError
-from .fixed import choose, frozen
+from .fixed import choose, frozen, head_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -246,9 +246,7 @@ def resolve(
 
     if model is None:
         config = config.changed(features=choose(config, dataset))
-        # Features of pictures have a constant column, those of tables don't.
-        head = "linear" if config.features == "bins" else "head"
-        network = default_for(dataset) if config.features == "none" else head
+        network = default_for(dataset) if config.features == "none" else head_for(config, dataset)
         config = config.changed(model=config.model or network)
     else:
         there = dataset.feature_map is not None
