@@ -132,21 +132,20 @@ class _Gru(_Cell):
 
     def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
         h, gates, inner = kept
-        r, z, n = gates.unflatten(2, (3, -1)).unbind(2)
-        by_n = (1 - z) * (1 - n * n)
-        slope = torch.stack(
-            [by_n * inner * r * (1 - r), (h[:, :-1] - n) * z * (1 - z), by_n * r], dim=2
-        )
-        dstates = torch.empty_like(gates)  # what the states' weights see
-        steps = torch.empty_like(inner)
+        width, one = self.width, gates.new_ones(())
+        dinputs, dstates = torch.empty_like(gates), torch.empty_like(gates)
         dh = torch.zeros_like(inner[:, 0])
         for t in reversed(range(g.shape[1])):
-            torch.add(dh, g[:, t], out=steps[:, t])
-            now = dstates[:, t]
-            torch.mul(steps[:, t].unsqueeze(1), slope[:, t], out=now.unflatten(1, (3, -1)))
-            dh = linear(now, self.back).addcmul_(steps[:, t], z[:, t])
-        dinputs = dstates.clone()
-        torch.mul(steps, by_n, out=dinputs[:, :, 2 * self.width :])
+            dh.add_(g[:, t])
+            r, z, n = gates[:, t].split(width, dim=1)
+            of_r, of_z, of_n = dinputs[:, t].split(width, dim=1)
+            torch.mul(dh, torch.addcmul(one, n, n, value=-1), out=of_n).mul_(1 - z)
+            slope = torch.addcmul(gates[:, t], gates[:, t], gates[:, t], value=-1)
+            torch.mul(of_n, inner[:, t], out=of_r).mul_(slope[:, :width])
+            torch.mul(dh, h[:, t] - n, out=of_z).mul_(slope[:, width : 2 * width])
+            now = dstates[:, t].copy_(dinputs[:, t])
+            now[:, 2 * width :].mul_(r)
+            dh = linear(now, self.back).addcmul_(dh, z)
         return dinputs, dstates, dh, None, None
 
 
@@ -161,44 +160,53 @@ class _Lstm(_Cell):
         h, c = self._states(gx, h0), self._states(gx, c0)
         squashed = torch.empty_like(c[:, 1:])
         long = None if project is None else torch.empty_like(squashed)
+        state, last = h0, c0
         for t in range(gx.shape[1]):
-            now = gx[:, t].add_(linear(h[:, t], self.matrix))
+            now = linear(state, self.matrix).add_(gx[:, t])
+            i, f, n, o = now.split(width, dim=1)
             now[:, : 2 * width].sigmoid_()
-            now[:, 2 * width : 3 * width].tanh_()
-            now[:, 3 * width :].sigmoid_()
-            i, f, g, o = now.unflatten(1, (4, -1)).unbind(1)
-            torch.mul(f, c[:, t], out=c[:, t + 1]).addcmul_(i, g)
-            torch.tanh(c[:, t + 1], out=squashed[:, t])
-            if long is None:
-                torch.mul(o, squashed[:, t], out=h[:, t + 1])
-            else:
+            n.tanh_()
+            o.sigmoid_()
+            c[:, t + 1] = last = torch.mul(f, last).addcmul_(i, n)
+            squashed[:, t] = squash = last.tanh()
+            gx[:, t] = now
+            state = squash.mul_(o)
+            if long is not None:
                 assert project is not None
-                h[:, t + 1] = linear(torch.mul(o, squashed[:, t], out=long[:, t]), project)
-        return h, c[:, -1].clone(), (h, gx, c, squashed, *(() if long is None else (long,)))
+                long[:, t] = state
+                state = linear(state, project)
+            h[:, t + 1] = state
+        return h, last, (h, gx, c, squashed, *(() if long is None else (long,)))
 
     def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
         h, gates, c, squashed, *long = kept
-        i, f, now, o = gates.unflatten(2, (4, -1)).unbind(2)
-        through = o * (1 - squashed * squashed)
-        slope = torch.stack([now * i * (1 - i), c[:, :-1] * f * (1 - f), i * (1 - now * now)], 2)
-        opening = squashed * o * (1 - o)
+        width, project = self.width, self.w["weight_hr"]
+        one = gates.new_ones(())
         dgates = torch.empty_like(gates)
-        parts = dgates.unflatten(2, (4, -1))
         dc = torch.zeros_like(c[:, 0]) if dc is None else dc
         dh = torch.zeros_like(h[:, 0])
-        project = self.w["weight_hr"]
         dshort = torch.empty_like(h[:, 1:]) if long else None
+        # One step at a time, so that what is computed stays in the cache.
+        product = torch.empty_like(gates[:, 0])
+        by_i, by_f, by_n, by_o = product.split(width, dim=1)
         for t in reversed(range(g.shape[1])):
             dh.add_(g[:, t])
             if dshort is not None:
                 assert project is not None
                 dshort[:, t] = dh
                 dh = linear(dh, project.t())
-            dc = torch.addcmul(dc, dh, through[:, t])
-            torch.mul(dc.unsqueeze(1), slope[:, t], out=parts[:, t, :3])
-            torch.mul(dh, opening[:, t], out=parts[:, t, 3])
-            dc = dc.mul_(f[:, t])
-            dh = linear(dgates[:, t], self.back)
+            now, squash = gates[:, t], squashed[:, t]
+            i, f, n, o = now.split(width, dim=1)
+            dc = torch.addcmul(dc, dh, torch.addcmul(one, squash, squash, value=-1).mul_(o))
+            slope = torch.addcmul(now, now, now, value=-1)  # of a sigmoid
+            torch.addcmul(one, n, n, value=-1, out=slope[:, 2 * width : 3 * width])
+            torch.mul(dc, n, out=by_i)
+            torch.mul(dc, c[:, t], out=by_f)
+            torch.mul(dc, i, out=by_n)
+            torch.mul(dh, squash, out=by_o)
+            dgates[:, t] = slope.mul_(product)
+            dc.mul_(f)
+            dh = linear(slope, self.back)
         return dgates, dgates, dh, dc, (long[0], dshort) if long else None
 
 
@@ -255,6 +263,9 @@ class _Recurrence(Node):
             if wanted:
                 found = _of(shadow, ctx.end, "ih", dinputs, x)
                 found |= _of(shadow, ctx.end, "hh", dstates, states[:, :-1].contiguous())
+                both = [f"bias_{kind}_{ctx.end}" for kind in ("ih", "hh")]
+                if dinputs is dstates and all(name in found for name in both):
+                    found[both[1]] = found[both[0]]
                 if projected is not None:
                     found |= _of(shadow, ctx.end, "hr", projected[1], projected[0])
                 shadow.hand_over(found)
