@@ -20,6 +20,7 @@ from ..errors import PrivacyLeakWarning
 from ..randomness import generator
 from ..randomness._forward import drawing_from
 from ..words import counted
+from ._batch_memory import BatchMemory
 from ._loop import PrivateLoop
 from ._records import record_shapes, shapes_differ, zero_row
 from ._row_order import OrderedCollate, check_augment
@@ -33,12 +34,17 @@ class _InMemory:
         self.positions = positions
         self.pin = pin
         self.here = all(t.is_cpu for t in tensors)  # where the indices are
+        self.kept = [BatchMemory() if BatchMemory.serves(t) and not pin else None for t in tensors]
 
     def __call__(self, rows: Tensor) -> list[Tensor]:
         where = rows if self.positions is None else self.positions[rows]
-        batch = [
-            t.index_select(0, where if self.here else where.to(t.device)) for t in self.tensors
-        ]
+        if not self.here:
+            batch = [t.index_select(0, where.to(t.device)) for t in self.tensors]
+        else:
+            batch = [
+                t.index_select(0, where) if kept is None else kept.select(t, where)
+                for t, kept in zip(self.tensors, self.kept, strict=True)
+            ]
         return [t.pin_memory() for t in batch] if self.pin else batch
 
 
