@@ -7,8 +7,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import binomtest
 
-from zetaclip.audit import gaussian, gaussian_epsilon, one_run, two_data_sets
-from zetaclip.audit._bounds import best_of_guesses, correct_guesses
+from zetaclip.audit import f_dp, gaussian, gaussian_epsilon, one_run, two_data_sets
+from zetaclip.audit._bounds import _gaussian_rules_out, best_of_guesses, correct_guesses
 
 
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.5])
@@ -118,3 +118,79 @@ def test_mu_of_the_error_rates_is_that_of_the_normal_law():
     scores = rng.normal(size=200_000), rng.normal(size=200_000) + 1.2
     found = two_data_sets(*scores, 1e-5, 0.5, True)
     assert found == pytest.approx(gaussian_epsilon(1.2, 1e-5), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("correct", "guesses", "canaries", "confidence", "by_f_dp", "by_one_run"),
+    [
+        (803, 1000, 1000, 0.99, 1.878920, 1.218849),
+        (650, 1000, 1000, 0.99, 0.745252, 0.462781),
+        (95, 100, 1000, 0.99, 2.709681, 1.917159),
+        (100, 100, 1000, 0.99, 4.463940, 2.989193),
+        (180, 200, 1000, 0.95, 2.901243, 1.796285),
+        (40, 40, 400, 0.95, 4.075418, 2.542457),
+        (15, 20, 50, 0.90, 0.616476, 0.343386),
+    ],
+)
+def test_both_bounds_of_one_run_are_those_of_jax_privacy(
+    correct, guesses, canaries, confidence, by_f_dp, by_one_run
+):
+    """The figures come from jax_privacy 2.0.0, `auditing._epsilon_one_run_fdp` and
+    `_epsilon_one_run`, at δ = 1e-5."""
+    counts = (correct, guesses, canaries, 1e-5, confidence)
+    assert f_dp(*counts) == pytest.approx(by_f_dp, abs=2e-5)
+    assert one_run(*counts) == pytest.approx(by_one_run, abs=2e-5)
+
+
+def largest_tail(mu, correct, guesses, canaries):
+    """The largest probability of so many right guesses that μ-GDP allows, by linear programs.
+
+    The unknowns are the probabilities of 0, 1, ... right guesses. Each inequality of the f-DP
+    argument, h >= Φ(Φ^-1(r) - μ) with a convex right side, is approached by its tangents.
+    """
+    from scipy.optimize import linprog
+    from scipy.stats import norm
+
+    counts = np.arange(guesses + 1)
+    right = [np.where(counts >= k, counts, 0) / canaries for k in range(guesses + 1)]
+    wrong = [np.where(counts >= k, guesses - counts, 0) / canaries for k in range(guesses + 1)]
+    # Slopes and heights of tangents at many points of (0, 1).
+    at = norm.cdf(np.linspace(-6, 6, 1500))
+    value = norm.cdf(norm.ppf(at) - mu)
+    slope = np.exp(mu * norm.ppf(at) - mu**2 / 2)
+    rows, limits = [], []
+    for k in range(1, guesses + 1):
+        for a, v, s in zip(at, value, slope, strict=True):
+            rows.append(s * right[k] - wrong[k - 1])
+            limits.append(s * a - v)
+    aim = -np.where(counts >= correct, 1.0, 0.0)
+    found = linprog(aim, np.array(rows), limits, np.ones((1, guesses + 1)), [1.0], method="highs")
+    assert found.status == 0
+    return -found.fun
+
+
+@pytest.mark.parametrize(("mu", "correct", "guesses", "canaries"), [
+    (0.5, 6, 6, 6), (1.0, 5, 6, 10), (1.5, 8, 8, 20), (0.0, 7, 8, 8),
+])  # fmt: skip
+def test_the_f_dp_recursion_solves_the_program_behind_it(mu, correct, guesses, canaries):
+    """It rules a probability out just above the largest one that the inequalities allow."""
+    most = largest_tail(mu, correct, guesses, canaries)
+    assert 0 < most < 1
+    assert not _gaussian_rules_out(mu, correct, guesses, canaries, 0.98 * most)
+    assert _gaussian_rules_out(mu, correct, guesses, canaries, 1.02 * most)
+
+
+@pytest.mark.parametrize("spoiled", [0.0, 0.5])
+def test_the_f_dp_bound_holds_as_often_as_it_says_and_has_power(spoiled):
+    """Also where a common coin spoils all scores of a run, so that guesses hang together."""
+    rng, mu = np.random.default_rng(9), 1.0
+    true, found = gaussian_epsilon(mu, 1e-5), []
+    for _ in range(200):
+        scores, included = gaussian_scores(mu, rng, 400)
+        if rng.random() < spoiled:
+            scores = rng.normal(size=400)
+        found.append(best_of_guesses(scores, included, 1e-5, 0.95, f_dp)[0])
+    assert (np.array(found) <= true).mean() >= 0.95
+    assert np.quantile(found, 0.9) > 0.2 * true
+    by_one_run = [best_of_guesses(*gaussian_scores(mu, rng, 400), 1e-5, 0.95)[0] for _ in found]
+    assert np.quantile(found, 0.9) > np.quantile(by_one_run, 0.9)

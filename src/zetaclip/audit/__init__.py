@@ -4,7 +4,7 @@
 model many times on two neighbouring data sets. The bounds themselves are functions of counts.
 """
 
-from ._bounds import gaussian, gaussian_epsilon, one_run, two_data_sets
+from ._bounds import f_dp, gaussian, gaussian_epsilon, one_run, two_data_sets
 from ._pair import audit_pair, audit_pair_of
 from ._run import ATTACKERS, AuditResult, audit
 
@@ -14,6 +14,7 @@ __all__ = [
     "audit",
     "audit_pair",
     "audit_pair_of",
+    "f_dp",
     "gaussian",
     "gaussian_epsilon",
     "one_run",

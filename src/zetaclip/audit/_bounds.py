@@ -55,8 +55,7 @@ def one_run(
 
     **Guarantee.** Needs no assumption on the training or on the attacker.
     """
-    if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries")
+    _check_counts(correct, guesses, canaries)
 
     def ruled_out(epsilon: float) -> bool:
         return _tail(correct, guesses, canaries, epsilon, delta) < 1 - confidence
@@ -80,10 +79,76 @@ def _tail(correct: int, guesses: int, canaries: int, epsilon: float, delta: floa
     return float(bdtrc(correct - 1, guesses, p)) + 2 * canaries * delta * steepest
 
 
+def f_dp(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
+    """The ε at δ of the smallest μ-GDP that allows so many right guesses in one run.
+
+    The bound of Mahloujifar, Melis and Chaudhuri (2024), for the trade-off curve of a Gaussian.
+
+    Args:
+        correct: The number of right guesses.
+        guesses: The number of guesses; the attacker may leave canaries out.
+        canaries: The number of canaries, each in or out by a fair coin.
+        delta: δ of the claim.
+        confidence: How often the bound holds, at least, if the coins are tossed again.
+
+    Returns:
+        A lower bound of ε; 0 if nothing was learned.
+
+    **Guarantee.** Holds if the privacy loss of training is that of a Gaussian mechanism. Other than
+    ``gaussian`` it lets canaries depend on each other in any way.
+    """
+    _check_counts(correct, guesses, canaries)
+    level = 1 - confidence
+    most = 2 * math.sqrt(2 * _LARGEST)  # a μ beyond every ε that can be found
+    if not _gaussian_rules_out(0.0, correct, guesses, canaries, level):
+        return 0.0
+    low, high = 0.0, most
+    while high - low > 1e-7 * most:
+        middle = (low + high) / 2
+        if _gaussian_rules_out(middle, correct, guesses, canaries, level):
+            low = middle
+        else:
+            high = middle
+    return gaussian_epsilon(low, delta)
+
+
+def _gaussian_rules_out(mu: float, correct: int, guesses: int, canaries: int, level: float) -> bool:
+    """Whether so many right guesses have a probability below ``level`` under μ-GDP.
+
+    Let p_i be the probability of i right guesses, r_k = Σ_{i>=k} i p_i / m and
+    h_k = Σ_{i>=k} (g - i) p_i / m, for g guesses about m canaries. A canary that is guessed right,
+    with k - 1 others or more, becomes one that is guessed wrong by another toss of its coin alone;
+    so h_{k-1} >= Φ(Φ^-1(r_k) - μ). If ``correct`` or more had the probability ``level``, these
+    inequalities give the least r_0 + h_0, which is g/m.
+    """
+    from scipy.special import ndtr, ndtri
+
+    right, wrong = level * correct / canaries, level * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        more = float(ndtr(ndtri(right) - mu))
+        if more <= wrong:  # then nothing changes any more
+            break
+        right, wrong = right + i / (guesses - i) * (more - wrong), more
+        if right + wrong > guesses / canaries:
+            return True
+    return right + wrong > guesses / canaries
+
+
+def _check_counts(correct: int, guesses: int, canaries: int) -> None:
+    if not 0 <= correct <= guesses <= canaries:
+        raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries")
+
+
 def best_of_guesses(
-    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float = 0.95
+    scores: np.ndarray,
+    included: np.ndarray,
+    delta: float,
+    confidence: float = 0.95,
+    bound: Callable[[int, int, int, float, float], float] = one_run,
 ) -> tuple[float, int, int]:
-    """``one_run`` with the best number of guesses out of ``SHARES``.
+    """``one_run``, or ``f_dp``, with the best number of guesses out of ``SHARES``.
 
     Each number is tested at a level divided by how many there are, so choosing costs no validity.
 
@@ -95,8 +160,7 @@ def best_of_guesses(
     for share in SHARES:
         guesses = max(2, round(share * len(scores)))
         correct = correct_guesses(scores, included, min(guesses, len(scores)))
-        bound = one_run(correct, guesses, len(scores), delta, level)
-        found.append((bound, guesses, correct))
+        found.append((bound(correct, guesses, len(scores), delta, level), guesses, correct))
     return max(found)
 
 

@@ -17,7 +17,7 @@ from ..training.fixed import applied, frozen
 from ..training.progress import Display
 from ..training.recipe import build_method, build_model, load_data, resolve
 from ..training.steps import PrivateSteps
-from ._bounds import SURE, best_of_guesses, correct_guesses, gaussian
+from ._bounds import SURE, best_of_guesses, correct_guesses, f_dp, gaussian
 from ._canaries import TranscriptSteps, with_wrong_labels
 
 if TYPE_CHECKING:
@@ -203,7 +203,10 @@ def _judged(
         raise ConfigError("these settings claim no finite ε, so there is nothing to audit")
 
     def bounds(level: float) -> dict[str, tuple[float, int, int]]:
-        found = {"one run": best_of_guesses(scores, included, delta, level)}
+        found = {
+            "one run": best_of_guesses(scores, included, delta, level),
+            "f-dp": best_of_guesses(scores, included, delta, level, f_dp),
+        }
         if attacker == "transcript":
             count = len(scores)
             right = correct_guesses(scores, included, count)
@@ -211,7 +214,7 @@ def _judged(
         return found
 
     found = bounds(confidence)
-    # One bound is chosen before anything is seen: the larger of two would hold less often.
+    # One bound is chosen before anything is seen: the largest of several would hold less often.
     name = "gaussian" if attacker == "transcript" else "one run"
     best, guesses, correct = found[name]
     return AuditResult(

@@ -152,5 +152,15 @@ def _text(found: dict[str, Any]) -> str:
         f"ε found   {found['epsilon_found']:.3f} or more, at {100 * found['confidence']:g} %"
         f" confidence (bound: {found['bound']})\n"
         f"{counted}\n"
+        f"{_others(found)}"
         f"{verdict}"
     )
+
+
+def _others(found: dict[str, Any]) -> str:
+    """What the other bounds say; the one that counts was chosen before."""
+    bounds = dict(found.get("bounds", {}))
+    bounds.pop(found["bound"], None)
+    if not bounds:
+        return ""
+    return "by other bounds: " + ", ".join(f"{v:.2f} ({k})" for k, v in bounds.items()) + "\n"
