@@ -44,6 +44,12 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
     if "steps" in config:
         return int(config["steps"])
     kept = size * (1.0 - float(config.get("validation", 0.0)))
+    if "epochs" not in config:  # the method "auto" chooses
+        from ..training.lengths import length
+
+        linear = config.get("model") in ("head", "linear")
+        batch, epochs = length(round(kept), config.get("epsilon"), linear)
+        return round((epochs or 0.0) * math.ceil(kept / batch))
     return int(config["epochs"]) * max(1, math.ceil(kept / int(config["batch_size"])))
 
 

@@ -187,6 +187,8 @@ class _Planner:
                 if seed > self._seeds(group, column):
                     continue
                 for row in experiment.rows:
+                    if seed > self._seeds(group, column, row):
+                        continue
                     run = self._run(group, column, reading, row, seed)
                     place = (group["label"], row["label"], condition)
                     cells.setdefault(place, {})[seed] = run.key
@@ -350,8 +352,9 @@ class _Planner:
             {"spectral": data.get("spectral", {})} if method.get("spectral") else {},
         )
         # Train has defaults for these, but an experiment must state what it compares, and a grid
-        # uses half of the length.
-        for keys in (("model",), ("batch_size",), ("epochs", "steps")):
+        # uses half of the length. Of the method "auto" they are a part.
+        lengths = () if config.get("method") == "auto" else (("batch_size",), ("epochs", "steps"))
+        for keys in (("model",), *lengths):
             if not any(key in config for key in keys):
                 raise CommandError(
                     f"{self.experiment.name}: the set of the data set {data_name!r} has no"
@@ -413,7 +416,10 @@ class _Planner:
         name = str(group.get("data", column.get("data")))
         return name, self.common["data"][name]
 
-    def _seeds(self, group: dict[str, Any], column: dict[str, Any]) -> int:
+    def _seeds(
+        self, group: dict[str, Any], column: dict[str, Any], row: dict[str, Any] | None = None
+    ) -> int:
+        """The number of seeds of a cell; a data set may have fewer for an expensive method."""
         name, data = self._data(group, column)
         seeds = self.experiment.seeds or data.get("seeds", {})
         if self.profile not in seeds:
@@ -421,7 +427,8 @@ class _Planner:
                 f"{self.experiment.name}: neither the experiment nor the data set {name!r} has"
                 f" seeds for the profile {self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
             )
-        return int(seeds[self.profile])
+        fewer = data.get("seeds_of", {}).get("" if row is None else row["method"])
+        return int(seeds[self.profile] if fewer is None else min(fewer, seeds[self.profile]))
 
     def _reading_label(self, reading: str | None) -> str:
         return self.common["readings"][reading]["label"] if reading else ""

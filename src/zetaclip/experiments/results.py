@@ -276,14 +276,21 @@ def _shown(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Co
 
     These are the seeds that every started row has, so that rows can be compared by eye: a row may
     be ahead of the others, and seeds differ by more than methods do. If no seed is common yet, all
-    of the row's seeds count.
+    of the row's seeds count. A seed that another row was never planned to have counts, too.
     """
-    finished = {
-        line["label"]: _finished(plan, runs, group, line["label"], column)
-        for line in plan.experiment.rows
-    }
+    finished, planned = {}, {}
+    for line in plan.experiment.rows:
+        label = line["label"]
+        finished[label] = _finished(plan, runs, group, label, column)
+        planned[label] = plan.cells.get((group, label, column.condition), {})
     return [
-        seed for seed in finished[row] if all(seed in other for other in finished.values() if other)
+        seed
+        for seed in finished[row]
+        if all(
+            seed in other or seed not in planned[label]
+            for label, other in finished.items()
+            if other
+        )
     ] or finished[row]
 
 

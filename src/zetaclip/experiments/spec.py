@@ -40,7 +40,7 @@ ORDER = (
         "smoothing",
         "probe-layer",
     ),
-    *("calibration", "runtime", "controls", "budget", "rates", "accuracy"),
+    *("calibration", "runtime", "controls", "budget", "rates", "accuracy", "accuracy-tables"),
 )
 
 # The settings of `zetaclip train`; a plan may set nothing else.
