@@ -102,3 +102,36 @@ def test_details_by_task_are_small_and_plain():
         torch.tensor([[0.0], [1.0]]), torch.tensor([10.0, 16.0]), ()
     )
     assert found["residuals"]["mean"] == -0.5  # 10 for 10, 15 for 16
+
+
+def farthest(points, x, y):
+    """How far a point is from the nearest one of a curve, at most."""
+    curve = torch.tensor([list(map(float, x)), list(map(float, y))], dtype=torch.float64).T
+    return float(torch.cdist(torch.tensor(points, dtype=torch.float64), curve).min(1).values.max())
+
+
+def test_more_than_two_classes_have_curves_of_one_against_the_rest():
+    generator = torch.Generator().manual_seed(5)
+    y = torch.randint(0, 4, (900,), generator=generator)
+    logits = torch.randn(900, 4, generator=generator) + 1.5 * torch.nn.functional.one_hot(y, 4)
+    found = Task("classification", "accuracy").details(logits, y, ())
+    chances = torch.softmax(logits.double(), dim=1).numpy()
+    wanted = theirs.roc_auc_score(y, chances, multi_class="ovr", average=None)
+    assert [part["auc"] for part in found["per_class"]] == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert found["auc"] == pytest.approx(wanted.mean(), abs=1e-6)
+    of_class = (y == 2).numpy()
+    false, true, _ = theirs.roc_curve(of_class, chances[:, 2], drop_intermediate=False)
+    assert 30 <= len(found["per_class"][2]["roc"]) <= 40
+    assert farthest(found["per_class"][2]["roc"], false, true) < 1e-5
+    precision, recall, _ = theirs.precision_recall_curve(of_class, chances[:, 2])
+    assert farthest(found["per_class"][2]["precision_recall"], recall, precision) < 1e-5
+    assert farthest(found["per_class"][1]["roc"], false, true) > 1e-3  # of another class
+    # All pairs of a record and a class: scikit-learn's micro average.
+    truth = torch.nn.functional.one_hot(y, 4).numpy()
+    pooled = theirs.roc_auc_score(truth, chances, average="micro")
+    x, t = zip(*metrics.roc(torch.from_numpy(chances).flatten(), torch.from_numpy(truth).flatten()))
+    area = sum((b - a) * (u + v) / 2 for a, b, u, v in zip(x, x[1:], t, t[1:]))
+    assert area == pytest.approx(pooled, abs=1e-9)
+    assert len(found["roc"]) <= 100 and len(json.dumps(found)) < 20_000
+    missing = Task("classification", "accuracy").details(logits, y.clamp(max=2), ())
+    assert missing["per_class"][3]["auc"] is None and missing["per_class"][3]["roc"] == []

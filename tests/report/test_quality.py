@@ -91,3 +91,29 @@ def test_several_runs_share_a_chart_and_have_no_table_each(tmp_path):
     assert "<table" not in section.html
     roc = next(chart for chart in section.charts if chart.id == "roc")
     assert [one.name for one in roc.series] == ["a", "b", "guessing"]
+
+
+def several(classes):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(0, classes, (600,), generator=generator)
+    logits = torch.randn(600, classes, generator=generator)
+    logits += 2 * torch.nn.functional.one_hot(y, classes)
+    names = tuple(f"kind {number}" for number in range(classes))
+    return Task("classification", "accuracy").details(logits, y, names)
+
+
+def test_more_classes_have_a_curve_each_and_several_runs_one_each(tmp_path):
+    details = several(4)
+    run = run_with(tmp_path / "a", details, metrics={"accuracy": 0.8})
+    roc, precision, *_ = quality_charts([run])
+    assert [one.name for one in roc.series] == [*details["classes"], "guessing"]
+    assert [one.name for one in precision.series] == details["classes"]
+    assert f"Mean area {details['auc']:.4g}" in roc.summary and "against all others" in roc.summary
+    assert "class 1" not in roc.x.label + precision.x.label
+    other = run_with(tmp_path / "b", several(4), metrics={"accuracy": 0.8})
+    roc, *_ = quality_charts([run, other])
+    assert [one.name for one in roc.series][:2] == [run.name, other.name]
+    assert "all pairs of a record and a class" in roc.summary
+    many = run_with(tmp_path / "c", several(20), metrics={"accuracy": 0.8})
+    roc, *_ = quality_charts([many])
+    assert len(roc.series) == 2  # twenty lines could not be told apart

@@ -23,6 +23,7 @@ NOTE = (
 
 # Words of a class in the table; a longer name would widen it.
 _LONGEST = 18
+_MOST_LINES = 12  # classes in one chart; more can't be told apart
 
 
 def quality_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -36,10 +37,13 @@ def _found(run: Run, key: str) -> Any:
 
 
 def _curve(runs: Sequence[Run], key: str) -> list[Series]:
-    """A series in per cent for each run that has the curve."""
+    """A series in per cent for each run that has the curve; of a single run one for each class."""
+    if len(runs) == 1 and 2 < len(parts := _by_class(runs[0])) <= _MOST_LINES:
+        named = [(name, part.get(key)) for name, part in parts]
+    else:
+        named = [(run.name, _found(run, key)) for run in runs]
     made = []
-    for slot, run in enumerate(runs):
-        pairs = _found(run, key)
+    for slot, (name, pairs) in enumerate(named):
         rows = [
             (number(pair[0]), number(pair[1]))
             for pair in (pairs if isinstance(pairs, list) else [])
@@ -48,31 +52,54 @@ def _curve(runs: Sequence[Run], key: str) -> list[Series]:
         known = [(100 * x, 100 * y) for x, y in rows if x is not None and y is not None]
         if known:
             x, y = zip(*known)
-            made.append(Series(run.name, x, y, slot, "line"))
+            made.append(Series(name, x, y, slot, "line"))
     return made
+
+
+def _by_class(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """(name, what was measured) of each class."""
+    names, parts = _found(run, "classes"), _found(run, "per_class")
+    if not isinstance(names, list) or not isinstance(parts, list) or len(names) != len(parts):
+        return []
+    return [(str(name), part) for name, part in zip(names, parts) if isinstance(part, dict)]
+
+
+def _whose(runs: Sequence[Run]) -> tuple[str, str, str]:
+    """What curves are about: the class that is looked for, the others, and a sentence."""
+    if all(len(_by_class(run)) == 2 for run in runs):
+        return "class 1", "class 0", ""
+    if len(runs) == 1 and 2 < len(_by_class(runs[0])) <= _MOST_LINES:
+        return "the class", "the others", " Each class against all others."
+    return "the class", "the others", " Over all pairs of a record and a class."
 
 
 def _roc(runs: Sequence[Run]) -> Chart:
     series = _curve(runs, "roc")
-    said = [
-        (run.name, f"area {plain(number(measured.get('auc')))}")
-        for run in runs
-        if _found(run, "roc") and isinstance(measured := (run.result or {}).get("metrics"), dict)
-    ]
+    said = [(run.name, _area(run)) for run in runs if _found(run, "roc")]
+    one, rest, how = _whose(runs)
     if series:
         series.append(Series("guessing", (0.0, 100.0), (0.0, 100.0), -1, "dashed"))
     return Chart(
         "roc",
         "ROC curve",
-        Axis("false positives (% of class 0)", limits=(0, 100)),
-        Axis("true positives (% of class 1)", limits=(0, 100)),
+        Axis(f"false positives (% of {rest})", limits=(0, 100)),
+        Axis(f"true positives (% of {one})", limits=(0, 100)),
         tuple(series),
-        summary="The higher above the diagonal, the better." + told(runs, said),
+        summary=f"The higher above the diagonal, the better.{how}" + told(runs, said),
     )
+
+
+def _area(run: Run) -> str:
+    measured = (run.result or {}).get("metrics")
+    area = number(measured.get("auc")) if isinstance(measured, dict) else None
+    if area is None:
+        return f"mean area {plain(number(_found(run, 'auc')))}"
+    return f"area {plain(area)}"
 
 
 def _precision_recall(runs: Sequence[Run]) -> Chart:
     series = _curve(runs, "precision_recall")
+    one, _, how = _whose(runs)
     shares = {share for run in runs if (share := _positives(run)) is not None}
     if series and len(shares) == 1:
         level = 100 * shares.pop()
@@ -80,11 +107,11 @@ def _precision_recall(runs: Sequence[Run]) -> Chart:
     return Chart(
         "precision-recall",
         "Precision and recall",
-        Axis("recall (% of class 1)", limits=(0, 100)),
+        Axis(f"recall (% of {one})", limits=(0, 100)),
         Axis("precision (%)", limits=(0, 100)),
         tuple(series),
-        summary="Of what is called class 1, the share that is right (precision), by the share of "
-        "class 1 that is found (recall).",
+        summary=f"Of what is called {one}, the share that is right (precision), by the share of "
+        f"{one} that is found (recall).{how}",
     )
 
 
@@ -160,13 +187,9 @@ def _unit(runs: Sequence[Run]) -> str:
 
 def _rows(run: Run) -> list[tuple[str, int, float | None]]:
     """(class, records, accuracy) of each class."""
-    names, parts = _found(run, "classes"), _found(run, "per_class")
-    if not isinstance(names, list) or not isinstance(parts, list) or len(names) != len(parts):
-        return []
     return [
-        (str(name), round(number(part.get("records")) or 0), number(part.get("accuracy")))
-        for name, part in zip(names, parts)
-        if isinstance(part, dict)
+        (name, round(number(part.get("records")) or 0), number(part.get("accuracy")))
+        for name, part in _by_class(run)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -101,10 +102,12 @@ class Task:
             classes: Names of the classes that may be published; empty: they are numbered.
 
         Returns:
-            For classes: "classes", "per_class" (records, and the share that was right), and
-            "confusion", which is left out above ``MOST_CLASSES`` classes. For two classes also
-            "roc" and "precision_recall". For a regression "residuals". Curves have at most 100
-            points. Empty if an output is not finite.
+            For classes: "classes", "per_class" (records, and the share that was right),
+            "confusion", "roc" and "precision_recall". With more than two classes the curves are
+            over all pairs of a record and a class (one against the rest); "per_class" then has the
+            area and both curves of each class, and "auc" the mean area. Above ``MOST_CLASSES``
+            classes there are no confusions and no curves by class. For a regression "residuals".
+            Curves have at most 100 points. Empty if an output is not finite.
         """
         if not outputs.isfinite().all():
             return {}
@@ -123,13 +126,25 @@ class Task:
         if count <= MOST_CLASSES:
             found["confusion"] = table
         if self.kind == "binary":
-            scores = outputs.squeeze(1)
-            for name, curve in (
-                ("roc", metrics.roc),
-                ("precision_recall", metrics.precision_recall),
-            ):
-                found[name] = metrics.thinned(curve(scores, y))
+            return rounded(found | _curves(outputs.squeeze(1), y))
+        chances = torch.softmax(outputs.double(), dim=1)
+        truth = y.long()[:, None] == torch.arange(count)
+        areas = [metrics.auc(chances[:, place], truth[:, place]) for place in range(count)]
+        known = [area for area in areas if math.isfinite(area)]
+        if known:
+            found |= {"auc": sum(known) / len(known), **_curves(chances.flatten(), truth.flatten())}
+        for place, (part, area) in enumerate(zip(found["per_class"], areas, strict=True)):
+            part["auc"] = area if math.isfinite(area) else None
+            if count <= MOST_CLASSES:
+                part |= _curves(chances[:, place], truth[:, place], 40)
         return rounded(found)
+
+
+def _curves(scores: Tensor, truth: Tensor, most: int = 100) -> dict[str, Any]:
+    return {
+        "roc": metrics.thinned(metrics.roc(scores, truth), most),
+        "precision_recall": metrics.thinned(metrics.precision_recall(scores, truth), most),
+    }
 
 
 def rounded(value: Any) -> Any:
