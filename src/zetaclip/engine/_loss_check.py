@@ -27,6 +27,7 @@ from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
 from ._loss_graph import classified, layers_of
 from ._loss_nodes import FEW, MEAN, SUM, Trail
+from ._loss_root import start
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -165,6 +166,32 @@ class LossCheck:
         """Whether the next backward is to be looked at."""
         return self.automatic and bool(self._rows) and bool(self.recorder.rows)
 
+    @property
+    def divides(self) -> bool:
+        """Whether the next backward would round gradients by the number of records."""
+        mean = self.automatic and self.declared == "mean"
+        return mean and self.recorder.half and self.recorder.rows > 1
+
+    def undivided(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool
+    ) -> Sequence[Tensor | None]:
+        """The gradients to start backward with, so that nothing is rounded by the rows.
+
+        Raises:
+            LossError: The division by the rows may not be undone exactly.
+        """
+        recorder = self.recorder
+        ours = layers_of(recorder, newest)
+        found = start(roots, gradients, recorder.rows, ours, recorder.anchor_node)
+        if any(new is not old for new, old in zip(found, gradients, strict=True)):
+            if recorder.received and not recorder.undivided:
+                raise LossError(
+                    "two backwards of one batch, of which only the second has gradients in half "
+                    "precision. Add the losses up and call backward once"
+                )
+            recorder.undivided = True
+        return found
+
     def by_hand(self, declared: str, cure: str) -> None:
         """For callers that scale the loss themselves before backward.
 
@@ -272,8 +299,10 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
             and len(rest) < 4
         ):
             with _LOCK:
-                wanted = [(number, check) for check, number in _CHECKS.items() if check.wanted]
-            if wanted:
+                checks = [(number, check) for check, number in _CHECKS.items()]
+            wanted = [pair for pair in checks if pair[1].wanted]
+            divides = [pair for pair in checks if pair[1].divides]
+            if wanted or divides:
                 tensors = (
                     (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
                 )
@@ -282,12 +311,12 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
                     if isinstance(grad_tensors, Tensor)
                     else tuple(grad_tensors or ())
                 )
+                gradients: Sequence[Tensor | None] = given or (None,) * len(tensors)
+                newest = max(number for number, _ in wanted + divides)
                 for number, check in wanted:
-                    check.look(
-                        tensors,
-                        given or (None,) * len(tensors),
-                        number == max(number for number, _ in wanted),
-                    )
+                    check.look(tensors, gradients, number == newest)
+                for number, check in divides:
+                    grad_tensors = gradients = check.undivided(tensors, gradients, number == newest)
         backward(tensors, grad_tensors, *rest, **named)
 
     looked_at._zetaclip = True  # type: ignore[attr-defined]

@@ -15,41 +15,42 @@ FEW = 16
 _IGNORED = -100  # torch's default of ignore_index, which most labels never are
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Names of operations, separated by spaces."""
     return frozenset(text.split())
 
 
 # Operations that keep a loss linear in what they are given, if their other operand is a constant.
-LINEAR = _names(
+LINEAR = names(
     "Add Sub Rsub Neg Mul Div Sum Nansum Mean View UnsafeView Reshape ReshapeAlias ViewAs "
     "AsStrided Unsqueeze Squeeze Expand "
     "Clone Copy CopyBackwards CopySlices ToCopy Alias Where MaskedFill Index IndexSelect Gather "
     "Select Slice Narrow Split "
     "SplitWithSizes Unbind MaskedSelect Take Stack Cat Permute Transpose T Flip Repeat Cumsum"
 )
-PICKS = _names(
+PICKS = names(
     "Index IndexSelect Gather Select Slice Narrow Split SplitWithSizes MaskedSelect Take Unbind"
 )
-JOINS = _names("Stack Cat")
+JOINS = names("Stack Cat")
 # Operations that repeat an operand along dimensions of another one.
-BROADCASTS = _names(
+BROADCASTS = names(
     "Add Sub Rsub Mul Div Expand Repeat Where Maximum Minimum Pow Lerp Addcmul Addcdiv Logaddexp "
     "Hypot Atan2 Xlogy"
 )
-PRODUCTS = _names("Mm Bmm Addmm Baddbmm Addbmm Mv Addmv Dot Vdot")
+PRODUCTS = names("Mm Bmm Addmm Baddbmm Addbmm Mv Addmv Dot Vdot")
 # Applied to a number that depends on all records, the slope of these depends on all, too.
-BENT = _names(
+BENT = names(
     "Exp Expm1 Log Log1p Log2 Log10 Sqrt Rsqrt Pow Sigmoid Tanh Softplus LogSigmoidForward "
     "Reciprocal Abs Relu Clamp ClampMax "
     "ClampMin Maximum Minimum Sin Cos Logaddexp"
 )
 # Reductions over records in which one record decides what another one counts.
-MIXES = _names(
+MIXES = names(
     "LinalgVectorNorm Norm Std StdMean Var VarMean Max Min Amax Amin Median Nanmedian Logsumexp "
     "Prod Kthvalue Topk Aminmax Mode Cov Pdist"
 )
 # What each value comes to depends on all others along the saved dimension.
-ALONG = MIXES | _names(
+ALONG = MIXES | names(
     "Softmax LogSoftmax SafeSoftmax Sort Cumsum Cumprod Cummax Cummin Logcumsumexp Renorm"
 )
 

@@ -107,11 +107,11 @@ class PrivateModule:
         """
         self.guard.before_release()
         self.losses.close()
-        rows = self.recorder.rows
+        rows, divided = self.recorder.rows, self._mean and not self.recorder.undivided
         received = self.recorder.take()
         if not records:
             return
-        scale = float(rows) if self._mean else 1.0
+        scale = float(rows) if divided else 1.0
         if counts is None:
             yield Chunk(received, self.layout, rows, scale)
             return
@@ -124,7 +124,8 @@ class PrivateModule:
 
         How they are rounded then depends on the number of records.
         """
-        return self._mean and self.recorder.short
+        recorder = self.recorder
+        return self._mean and recorder.short and not recorder.undivided and recorder.rows > 1
 
     def take_back(self) -> None:
         """The chunk is not out any more."""

@@ -33,12 +33,12 @@ Contributions = dict[str, Contribution]
 Received = dict[int, list[Contribution]]
 
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def widen(tensor: Tensor) -> Tensor:
     """Half precision as float32; other tensors unchanged."""
-    return tensor.float() if tensor.dtype in _HALF else tensor
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 class CaptureBuffer:
@@ -53,6 +53,9 @@ class CaptureBuffer:
             it autograd visits layers whose input needs no gradient, and a full backward can be
             distinguished from one for a few inputs only.
         short: Whether a gradient was ever in half precision.
+        half: Whether a layer's output was in half precision in this chunk.
+        undivided: Whether the backward of this chunk started with the number of its rows, which
+            undoes the division of a mean.
 
     **Guarantee.** Per-example quantities are stored only here and in the graph. ``take`` passes
     them to the mechanism and deletes them here. ``torch.autograd.grad`` and
@@ -67,15 +70,17 @@ class CaptureBuffer:
         self.received: Received = {}
         self.anchor = torch.zeros((), requires_grad=True)
         self.short = False
+        self.half = False
+        self.undivided = False
         # Whether a layer ran without gradients in this chunk, as inside reentrant checkpointing.
         self.unrecorded = False
-        self._anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+        self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
     def open(self, rows: int) -> None:
         """Starts a chunk of ``rows`` records."""
         self.rows = rows
         self.turn += 1
-        self.unrecorded = False
+        self.unrecorded = self.half = self.undivided = False
         self.clear()
 
     def close(self) -> None:
@@ -111,7 +116,7 @@ class CaptureBuffer:
                 "have no per-example form here; drop create_graph, or compute the penalty without "
                 "the private module"
             )
-        if not torch._C._will_engine_execute_node(self._anchor_node):
+        if not torch._C._will_engine_execute_node(self.anchor_node):
             return False
         if turn != self.turn or self.rows == 0:
             raise CaptureError(
@@ -123,7 +128,7 @@ class CaptureBuffer:
 
     def widened(self, g: Tensor) -> Tensor:
         """A gradient in at least float32; ``short`` remembers whether it was in less."""
-        if g.dtype in _HALF:
+        if g.dtype in HALF:
             self.short = True
         return widen(g)
 
@@ -467,6 +472,8 @@ class LayerCapture:
         """
         if y._is_view():
             y = y.clone()
+        if y.dtype in HALF:
+            self.recorder.half = True
         anchor = self.recorder.anchor
         recorded: Tensor = _Record.apply(y, anchor, self, backward, *saved)
         return recorded

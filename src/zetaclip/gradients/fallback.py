@@ -26,7 +26,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .capture import CaptureError, LayerCapture, exact
+from .capture import HALF, CaptureError, LayerCapture, exact
 from .contributions import Dense
 from .recurrent import packed
 
@@ -121,6 +121,11 @@ def run_per_example(shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
             "would be used for all others, and get their gradients. Call it outside of cached()"
         )
 
+    if torch.is_autocast_enabled(recorder.anchor.device.type) or any(
+        isinstance(leaf, Tensor) and leaf.dtype in HALF
+        for leaf in (*leaves, *shadow.parameters.values())
+    ):
+        recorder.half = True
     aliases = {
         name: _Alias.apply(recorder.anchor, shadow, name, parameter, recorder.rows)
         for name, parameter in shadow.parameters.items()

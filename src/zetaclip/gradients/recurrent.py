@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .capture import CaptureError, Contributions, LayerCapture, Node, exact
+from .capture import HALF, CaptureError, Contributions, LayerCapture, Node, exact
 from .matmul import linear
 from .rules import layer_rule, linear_contributions
 
@@ -240,6 +240,8 @@ class _Recurrence(Node):
         ctx.shadow, ctx.turn, ctx.end = shadow, shadow.recorder.turn, end
         ctx.dtypes = x.dtype, h0.dtype, None if c0 is None else c0.dtype
         ctx.set_materialize_grads(False)
+        if x.dtype in HALF:
+            shadow.recorder.half = True
         # A copy: an in-place operation on the output must not change the states.
         return h[:, 1:].to(x.dtype, copy=True), None if last is None else last.to(x.dtype)
 

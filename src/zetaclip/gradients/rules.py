@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .capture import Contributions, LayerCapture, Node
+from .capture import HALF, Contributions, LayerCapture, Node
 from .contributions import Dense, Lookup, Outer, Single
 from .convolution import Geometry, convolution_contribution
 from .matmul import linear
@@ -153,7 +153,8 @@ def _linear_forward(shadow: LayerCapture, input: Tensor) -> Tensor:
         recorder.check_rows(input, shadow.name, 2)
     weight = shadow.module._parameters["weight"]
     assert weight is not None
-    if torch.is_autocast_enabled(input.device.type) or input.dtype != weight.dtype:
+    same = input.dtype == weight.dtype and input.dtype not in HALF
+    if not same or torch.is_autocast_enabled(input.device.type):
         return shadow.record(shadow.detached_forward(input), _linear, input)
     y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
     return y
