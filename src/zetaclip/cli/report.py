@@ -29,11 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="DIR holds results of `zetaclip reproduce`: report this experiment",
     )
     parser.add_argument(
-        "--profile",
-        choices=("lite", "paper"),
-        help="the experiment's profile (default: paper if it was run, else lite)",
-    )
-    parser.add_argument(
         "--tensorboard",
         action="store_true",
         help="also write each run's series into DIR/tensorboard (needs zetaclip[tensorboard])",
@@ -60,13 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(
             "--tensorboard writes the series of runs; give run folders, without --experiment"
         )
-    if arguments.experiment is None and arguments.profile is not None:
-        raise CommandError("--profile needs --experiment NAME")
     path = write_report(
         arguments.folders,
         arguments.out,
         experiment=arguments.experiment,
-        profile=arguments.profile,
         verify=not arguments.no_verify,
     )
     if arguments.tensorboard:

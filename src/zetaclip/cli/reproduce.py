@@ -20,13 +20,13 @@ examples:
   zetaclip reproduce --list
   zetaclip reproduce controls --dry-run
   zetaclip reproduce iid --only data=mnist,method=dp-sgd,ww-dp-sgd,seed=1
-  zetaclip reproduce tabular --profile paper --ray auto --out /shared/results
+  zetaclip reproduce tabular --ray auto --out /shared/results
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    from ..experiments.spec import OUT, PROFILES
+    from ..experiments.spec import OUT
 
     parser.add_argument(
         "name",
@@ -35,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an experiment (see --list), or a TOML file of your own",
     )
     parser.add_argument("--list", action="store_true", help="list the experiments")
-    parser.add_argument(
-        "--profile",
-        choices=PROFILES,
-        default="lite",
-        help="lite: for two cores (default); paper: the full protocol",
-    )
     parser.add_argument(
         "--only",
         metavar="KEY=VALUE,...",
@@ -104,11 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = spec.load(arguments.name)
     request = session.Request(
         experiment=experiment,
-        profile=arguments.profile,
         out=arguments.out,
-        only=session.parse_only(
-            arguments.only, session.known_labels(experiment, arguments.profile)
-        ),
+        only=session.parse_only(arguments.only, session.known_labels(experiment)),
         workers=arguments.workers,
         ray=arguments.ray,
         strict=arguments.strict,
@@ -172,19 +163,21 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def listing() -> str:
-    """Every experiment with its number of runs under each profile."""
-    from ..experiments import plan, spec
+    """Every experiment with its number of runs at the first look."""
+    from ..experiments import looks, plan, spec
     from ..words import counted
 
     lines = []
     for name in spec.names():
         experiment = spec.load(name)
-        sizes = [
-            f"{profile} {counted(len(plan.make_plan(experiment, profile).runs), 'run')}"
-            for profile in spec.PROFILES
-        ]
+        planned = plan.make_plan(experiment)
+        rows = counted(len(looks.needed(planned, {})), "run")
+        ladders = counted(len(planned.ladders), "ladder")
         where = experiment.source or "not in the paper"
-        lines += [f"{name:<12} {experiment.title} ({where})", f"{'':<12} {', '.join(sizes)}"]
+        lines += [
+            f"{name:<12} {experiment.title} ({where})",
+            f"{'':<12} {rows} or more, {ladders} of learning rates",
+        ]
     from ..experiments import regret
 
     lines += [f"{regret.NAME:<12} {regret.TITLE}", f"{'':<12} {regret.planned()} cells"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import subprocess
 import tempfile
@@ -14,7 +13,7 @@ from typing import Any
 
 from .files import read_cache, read_json, write_json
 from .measures import Run
-from .plan import PlannedRun
+from .plan import PlannedRun, steps_of
 from .runner import environment_of, train_command
 from .store import Store
 
@@ -37,20 +36,6 @@ class Speed:
     setup: float
     step: float
     source: str
-
-
-def steps_of(config: Mapping[str, Any], size: int) -> int:
-    """How many steps a configuration takes on a set of ``size`` records."""
-    if "steps" in config:
-        return int(config["steps"])
-    kept = size * (1.0 - float(config.get("validation", 0.0)))
-    if "epochs" not in config:  # the method "auto" chooses
-        from ..training.lengths import length
-
-        linear = config.get("model") in ("head", "linear")
-        batch, epochs = length(round(kept), config.get("epsilon"), linear)
-        return round((epochs or 0.0) * math.ceil(kept / batch))
-    return int(config["epochs"]) * max(1, math.ceil(kept / int(config["batch_size"])))
 
 
 def known_speeds(store: Store) -> dict[tuple[str, str, str], Speed]:

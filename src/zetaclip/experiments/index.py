@@ -14,13 +14,12 @@ from .tables import grid, open_part
 
 def write(store: Store) -> None:
     """Writes ``README.md`` from the tables in the folder, and lists experiments without one."""
-    lines, missing, begun, whole = [], [], set(), False
+    lines, missing, begun = [], [], set()
     for path in sorted(store.out.glob("*/table.json")):
         folder = path.parent.name
         try:
             table = read_json(path)
             line, left = _line(folder, table), _missing(folder, table)
-            whole |= table["profile"] == "paper" and table["runs"]["finished"] > 0
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             missing.append(f"- {folder}: its table.json can't be read")
             continue
@@ -28,36 +27,29 @@ def write(store: Store) -> None:
         missing += left
         begun.add(folder)
     for name in spec.names():
-        if not {spec.folder_of(name, profile) for profile in spec.PROFILES} & begun:
+        if name not in begun:
             missing.append(
                 f"- {name}: not started, `zetaclip reproduce {name}`; `--dry-run` estimates the"
                 " time"
             )
-    write_text(store.out / "README.md", _page(lines, missing, whole))
+    write_text(store.out / "README.md", _page(lines, missing))
 
 
-def _page(lines: Sequence[Sequence[str]], missing: Sequence[str], whole: bool) -> str:
+def _page(lines: Sequence[Sequence[str]], missing: Sequence[str]) -> str:
     page = [
         "# Results",
         "",
         (
-            "Written by `zetaclip reproduce`. Each experiment's folder contains its table, one CSV"
-            " line per run, and its plots."
+            "Written by `zetaclip reproduce`; docs/experiments.md has the protocol and"
+            " docs/reproduction.md the verdicts. Each experiment's folder contains its table, one"
+            " CSV line per run, and its plots. Times are for what is certain: seeds are added while"
+            " a comparison is open."
         ),
         "",
-        *grid(["experiment", "profile", "runs done", "left, of one worker"], lines),
+        *grid(["experiment", "runs done", "left, of one worker"], lines),
     ]
     if missing:
         page += ["## Not run", "", *missing, ""]
-    if not whole:
-        page += [
-            (
-                "The paper's own protocol (full networks, lengths and five seeds; CIFAR, the"
-                " published EMNIST split and ImageNet-100 need a GPU) has not been run: `zetaclip"
-                " reproduce NAME --profile paper`; `--dry-run` estimates the time."
-            ),
-            "",
-        ]
     return "\n".join(page).rstrip() + "\n"
 
 
@@ -68,10 +60,9 @@ def _line(folder: str, table: Mapping[str, Any]) -> list[str]:
     if len(known) < len(parts):
         left = f"over {left}" if known else "not known"
     title = f"[{folder}]({folder}/table.md): {table['title']}"
-    return [title, table["profile"], f"{runs['finished']} of {runs['planned']}", left]
+    return [title, f"{runs['finished']} of {runs['planned']}", left]
 
 
 def _missing(folder: str, table: Mapping[str, Any]) -> list[str]:
     """What is not run, if the table says so; older tables don't."""
-    texts = [*map(open_part, table.get("missing", [])), *table.get("left_out", [])]
-    return [f"- {folder}: {text}" for text in texts]
+    return [f"- {folder}: {open_part(part)}" for part in table.get("missing", [])]

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CommandError
-from .spec import CONFIG_KEYS, PROFILES, Experiment, merged
+from .evidence import Rules
+from .spec import CONFIG_KEYS, Experiment, merged
 
-# The runs of a table have the seeds 1, 2, ...; the grids of learning rates use none of them.
+# The runs of a table have the seeds 1, 2, ...; ladders of learning rates use none of them.
 TUNING_SEED = 1000
 VALIDATION_SHARE = 0.1
+RECIPE = "decoupled"  # of a group or column that names none
+LOOKS = (5,)  # of a data set that names none
+CAP = 8  # learning rates that a ladder may try, the same for every method
 
 _DP_KEYS = ("epsilon", "sigma", "delta", "accountant", "clip", "decouple", "clipping", "spectral")
 
@@ -63,39 +68,63 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """The grid of learning rates of one method on one data set."""
+class Ladder:
+    """The learning rates that one method may try under one condition; see ``ladder.py``.
+
+    Args:
+        name: Method, condition and recipe, in words.
+        config: The configuration of its runs, without rate and seed.
+        labels: Their place.
+        start: The first rate.
+        follows: The name of a ladder whose choice is the first rate; "" for ``start``.
+        seeds: How many runs each rate has.
+        cap: How many rates may be tried.
+        splits: Whether each seed has a split of its own.
+    """
 
     name: str
-    runs: tuple[PlannedRun, ...]
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    start: float
+    follows: str = ""
+    seeds: int = 1
+    cap: int = CAP
+    splits: bool = False
+
+    def runs(self, rate: float) -> tuple[PlannedRun, ...]:
+        """The runs that measure one rate."""
+        found = []
+        for seed in range(TUNING_SEED, TUNING_SEED + self.seeds):
+            config = _seeded({**self.config, "lr": rate}, seed, self.splits)
+            labels = {**self.labels, "row": f"{self.labels['row']}, lr {rate:g}", "seed": seed}
+            found.append(PlannedRun(config_key(config), config, labels))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an experiment needs under one profile.
+    """All that an experiment may need.
 
     Args:
         experiment: The experiment.
-        profile: lite or paper.
-        runs: The runs, each after those that it needs.
+        runs: The runs of all looks, each after those that it needs.
         columns: The columns of the table.
         cells: The run of each seed, by (group, row, condition).
+        rules: How a measure is judged, by (group, condition, measure).
         comparable: Whether published cells may be put beside ours, by (group, condition).
-        tunings: The grids of learning rates.
-        left_out: Sentences about what this profile leaves out.
+        ladders: The ladders of learning rates, by name.
         by_key: The runs by key.
         places: The labels of each cell. Cells may share a run, whose own labels are those of the
             first cell.
     """
 
     experiment: Experiment
-    profile: str
     runs: tuple[PlannedRun, ...]
     columns: tuple[Column, ...]
     cells: dict[tuple[str, str, str], dict[int, str]]
+    rules: dict[tuple[str, str, str], Rules]
     comparable: dict[tuple[str, str], bool]
-    tunings: tuple[Tuning, ...] = ()
-    left_out: tuple[str, ...] = ()
+    ladders: dict[str, Ladder] = field(default_factory=dict)
     by_key: dict[str, PlannedRun] = field(default_factory=dict)
     places: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -114,27 +143,37 @@ def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_plan(
-    experiment: Experiment, profile: str, rates: Mapping[str, float] | None = None
-) -> Plan:
+def make_plan(experiment: Experiment, rates: Mapping[str, float] | None = None) -> Plan:
     """The runs of an experiment.
 
     Args:
         experiment: The experiment.
-        profile: lite or paper.
-        rates: The tuned learning rates by name; a missing one leaves a placeholder.
+        rates: The chosen learning rates by the names of their ladders; a missing one leaves a
+            placeholder.
 
     Raises:
-        CommandError: The experiment can't be run under this profile, or its file has a mistake.
+        CommandError: The experiment's file has a mistake.
     """
-    if profile not in PROFILES:
-        raise CommandError(f"the profile is one of {', '.join(PROFILES)}, not {profile!r}")
-    return _Planner(experiment, profile, rates or {}).plan()
+    return _Planner(experiment, rates or {}).plan()
 
 
-def tuning_of(run: PlannedRun) -> str:
-    """The name of the grid of this run's learning rate; "" if the experiment sets the rate."""
+def ladder_of(run: PlannedRun) -> str:
+    """The name of the ladder of this run's learning rate; "" if the experiment sets the rate."""
     return str(run.labels["rate"])
+
+
+def steps_of(config: Mapping[str, Any], size: int) -> int:
+    """How many steps a configuration takes on a set of ``size`` records."""
+    if "steps" in config:
+        return int(config["steps"])
+    kept = size * (1.0 - float(config.get("validation", 0.0)))
+    if "epochs" not in config:  # the method "auto" chooses
+        from ..training.lengths import length
+
+        linear = config.get("model") in ("head", "linear")
+        batch, epochs = length(round(kept), config.get("epsilon"), linear)
+        return round((epochs or 0.0) * math.ceil(kept / batch))
+    return math.ceil(config["epochs"] * max(1, math.ceil(kept / int(config["batch_size"]))))
 
 
 def with_dependencies(plan: Plan, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -153,86 +192,79 @@ def with_dependencies(plan: Plan, runs: Iterable[PlannedRun]) -> list[PlannedRun
 
 
 class _Planner:
-    def __init__(self, experiment: Experiment, profile: str, rates: Mapping[str, float]) -> None:
-        self.experiment, self.profile, self.rates = experiment, profile, rates
+    def __init__(self, experiment: Experiment, rates: Mapping[str, float]) -> None:
+        self.experiment, self.rates = experiment, rates
         self.common = experiment.common
         self.rows = {row["label"]: row for row in experiment.rows}
         self.by_key: dict[str, PlannedRun] = {}
-        self.tunings: dict[str, Tuning] = {}
+        self.ladders: dict[str, Ladder] = {}
 
     def plan(self) -> Plan:
         experiment = self.experiment
-        blocks = []  # (group, column, reading, condition) that this profile runs
-        left_out: dict[str, None] = {}
-        for group in experiment.groups:
-            for column in experiment.columns:
-                name, data = self._data(group, column)
-                if self.profile not in data.get("profiles", PROFILES):
-                    left_out[
-                        f"{data.get('label', name)} is not part of the {self.profile} profile"
-                    ] = None
-                    continue
-                for reading in column.get("readings", [None]):
-                    blocks.append((group, column, reading, self._condition(column, reading)))
-        if not blocks:
-            raise CommandError(
-                f"{experiment.name} has nothing to run under the profile {self.profile}"
-            )
+        blocks = [
+            (group, column, reading, self._condition(column, reading))
+            for group in experiment.groups
+            for column in experiment.columns
+            for reading in column.get("readings", [None])
+        ]
         cells: dict[tuple[str, str, str], dict[int, str]] = {}
         places: dict[tuple[str, str, str], dict[str, Any]] = {}
         order: list[PlannedRun] = []
-        most = max(self._seeds(group, column) for group, column, _, _ in blocks)
+        most = max(self._looks(group, column)[-1] for group, column, _, _ in blocks)
         for seed in range(1, most + 1):  # one seed of all rows before the second of any
             for group, column, reading, condition in blocks:
-                if seed > self._seeds(group, column):
+                if seed > self._looks(group, column)[-1]:
                     continue
+                recipe = self._recipe(group, column)
                 for row in experiment.rows:
-                    if seed > self._seeds(group, column, row):
+                    fewer = self._data(group, column)[1].get("seeds_of", {})
+                    if recipe not in row.get("recipes", [recipe]) or seed > fewer.get(
+                        row["method"], seed
+                    ):
                         continue
                     run = self._run(group, column, reading, row, seed)
                     place = (group["label"], row["label"], condition)
                     cells.setdefault(place, {})[seed] = run.key
                     places[place] = self._labels(group, column, reading, row)
                     order.append(run)
-        comparable = {
-            (group["label"], condition): (
-                self.profile not in self._data(group, column)[1].get("not_comparable", ())
-            )
-            for group, column, _, condition in blocks
-        }
         plan = Plan(
             experiment=experiment,
-            profile=self.profile,
             runs=(),
-            columns=tuple(self._columns({condition for *_, condition in blocks})),
+            columns=tuple(self._columns()),
             cells=cells,
-            comparable=comparable,
-            tunings=tuple(self.tunings.values()),
-            left_out=tuple(left_out),
+            rules={
+                (group["label"], condition, measure): self._rules(group, column, measure)
+                for group, column, _, condition in blocks
+                for measure in column["measures"]
+            },
+            comparable={
+                (group["label"], condition): (
+                    not self._data(group, column)[1].get("not_comparable", False)
+                )
+                for group, column, _, condition in blocks
+            },
+            ladders=self.ladders,
             by_key=self.by_key,
             places=places,
         )
         return Plan(**{**vars(plan), "runs": tuple(with_dependencies(plan, order))})
 
-    def _columns(self, conditions: set[str]) -> Iterable[Column]:
+    def _columns(self) -> Iterable[Column]:
+        """The columns; those of one data set under several recipes share the published cells."""
         position = 0
         published = self.experiment.published_measures
+        places: dict[tuple[str, Any, Any], int] = {}
         for column in self.experiment.columns:
-            places = {}
             for measure in column["measures"]:
-                if published is None or measure in published:
-                    places[measure] = position
+                shared = (measure, column.get("data"), column.get("x"))
+                if (published is None or measure in published) and shared not in places:
+                    places[shared] = position
                     position += 1
             for reading in column.get("readings", [None]):
                 condition = self._condition(column, reading)
-                if condition in conditions:
-                    for measure in column["measures"]:
-                        label = ", ".join(
-                            part for part in (column["label"], self._reading_label(reading)) if part
-                        )
-                        yield Column(
-                            label, condition, measure, places.get(measure), column.get("x")
-                        )
+                for measure in column["measures"]:
+                    place = places.get((measure, column.get("data"), column.get("x")))
+                    yield Column(condition, condition, measure, place, column.get("x"))
 
     def _run(
         self,
@@ -243,35 +275,14 @@ class _Planner:
         seed: int,
         asked_by: tuple[str, ...] = (),
     ) -> PlannedRun:
-        name, _ = self._data(group, column)
-        method_name = row["method"]
-        method = self.common["methods"][method_name]
-        recipe = group.get("recipe", "paper")
-        config = merged(
-            self._foundation(name, recipe, method_name),
-            group.get("set", {}),
-            group.get(self.profile, {}),
-            self.common["readings"][reading]["set"] if reading else {},
-            column.get("set", {}),
-            column.get(self.profile, {}),
-            row.get("set", {}),
-            row.get(self.profile, {}),
-            {"seed": seed},
-        )
-        if not method.get("private", True):
-            config = {key: value for key, value in config.items() if key not in _DP_KEYS}
-        if "steps" in group.get(self.profile, {}):  # instead of the data set's epochs
-            config.pop("epochs", None)
+        _, data = self._data(group, column)
+        config = merged(self._foundation(group, column, reading, row["method"]), row.get("set", {}))
+        config = _seeded(config, seed, data.get("splits", False))
         if "clipping" in config:  # has its own first C
             config.pop("clip", None)
-        if "skew" in config:
-            config["skew_seed"] = seed
-        if config.get("spectral", {}).get("signal") == "random":
-            # Other random numbers in every seed, so that the seeds show the effect of chance.
-            config["spectral"] = {**config["spectral"], "signal_seed": seed}
         rate_name = ""
-        if "lr" not in config:  # an experiment over learning rates sets them
-            rate_name = self._tuning(name, recipe, method_name)
+        if "lr" not in config:
+            rate_name = self._ladder(group, column, reading, row.get("rate_of", row["method"]))
             config["lr"] = self.rates.get(rate_name, f"@tuned:{rate_name}")
         if "rate_times_mean_clip" in row:
             config["lr"] = {"rate": config["lr"], "times_mean_clip_of": row["rate_times_mean_clip"]}
@@ -283,6 +294,7 @@ class _Planner:
         config = self._with_runs(
             config, (group, column, reading, row, seed), (*asked_by, row["label"]), after
         )
+        config = {key: _given(key, value) for key, value in config.items()}
         for key in config:
             if key not in CONFIG_KEYS:
                 raise CommandError(
@@ -303,7 +315,6 @@ class _Planner:
     ) -> dict[str, Any]:
         return {
             "experiment": self.experiment.name,
-            "profile": self.profile,
             "group": group["label"],
             "row": row["label"],
             "column": column["label"],
@@ -311,130 +322,159 @@ class _Planner:
             "condition": self._condition(column, reading),
             "data": self._data(group, column)[0],
             "method": row["method"],
-            "recipe": group.get("recipe", "paper"),
+            "recipe": self._recipe(group, column),
         }
 
     def _with_runs(
         self, value: Any, place: tuple[Any, ...], asked_by: tuple[str, ...], after: list[str]
     ) -> Any:
-        """Replaces every ``@run:ROW`` in the configuration by ``@run:KEY``, and "none" by None."""
+        """Replaces every ``@run:ROW`` in the configuration by ``@run:KEY``."""
         if isinstance(value, dict):
             return {
                 key: self._with_runs(inner, place, asked_by, after) for key, inner in value.items()
             }
-        if value == "none":
-            return None
         if not (isinstance(value, str) and value.startswith("@run:")):
             return value
         group, column, reading, _, seed = place
         label, _, which = value.removeprefix("@run:").partition("@")
-        if label not in self.rows or which not in ("", "next-seed"):
+        if label not in self.rows or which not in ("", "other-seed"):
             raise CommandError(f"{self.experiment.name}: {value!r} names no row of this experiment")
-        if which == "next-seed":
-            count = self._seeds(group, column)
-            if count < 2:
+        if which == "other-seed":  # the one before, so that every look is complete in itself
+            if self._looks(group, column)[0] < 2:
                 raise CommandError(
                     f"{self.experiment.name}: another seed's run needs at least two seeds"
                 )
-            seed = seed % count + 1
+            seed = seed - 1 or 2
         needed = self._run(group, column, reading, self.rows[label], seed, asked_by)
         after.append(needed.key)
         return f"@run:{needed.key}"
 
-    def _foundation(self, data_name: str, recipe: str, method_name: str) -> dict[str, Any]:
-        data, method = self.common["data"][data_name], self.common["methods"][method_name]
+    def _foundation(
+        self, group: dict[str, Any], column: dict[str, Any], reading: str | None, method_name: str
+    ) -> dict[str, Any]:
+        """All settings of a cell but those of its row."""
+        name, data = self._data(group, column)
+        method = self.common["methods"][method_name]
         config = merged(
             self.common["base"],
-            self.common["recipes"][recipe]["set"],
+            self.common["recipes"][self._recipe(group, column)]["set"],
             data["set"],
-            data.get(self.profile, {}),
             method["set"],
             {"spectral": data.get("spectral", {})} if method.get("spectral") else {},
+            group.get("set", {}),
+            self.common["readings"][reading]["set"] if reading else {},
+            column.get("set", {}),
         )
-        # Train has defaults for these, but an experiment must state what it compares, and a grid
-        # uses half of the length. Of the method "auto" they are a part.
+        if "steps" in group.get("set", {}):  # instead of the data set's epochs
+            config.pop("epochs", None)
+        # Train has defaults for these, but an experiment must state what it compares. Of the method
+        # "auto" they are a part.
         lengths = () if config.get("method") == "auto" else (("batch_size",), ("epochs", "steps"))
         for keys in (("model",), *lengths):
             if not any(key in config for key in keys):
                 raise CommandError(
-                    f"{self.experiment.name}: the set of the data set {data_name!r} has no"
-                    f" {' or '.join(keys)} for the profile {self.profile}"
+                    f"{self.experiment.name}: the set of the data set {name!r} has no"
+                    f" {' or '.join(keys)}"
                 )
-        return config
-
-    def _tuning(self, data_name: str, recipe: str, method_name: str) -> str:
-        """Plans the grid of this learning rate, and returns its name."""
-        method_name = self.experiment.tuning.get("rate_of") or method_name
-        name = f"{self.profile}/{data_name}/{recipe}/{method_name}"
-        if name in self.tunings:
-            return name
-        data, method = self.common["data"][data_name], self.common["methods"][method_name]
-        rates = {**data.get("rates", {}), **self.common["recipes"][recipe].get("rates", {})}
-        middle = method.get("middle", rates.get(method.get("rate", "sgd")))
-        if middle is None:
-            raise CommandError(
-                f"{self.experiment.name}: no learning rate to start from for {name}; set rates or"
-                " middle"
-            )
-        half = merged(
-            self._foundation(data_name, recipe, method_name),
-            data.get("tuning", {}),
-            {"validation": VALIDATION_SHARE, "seed": TUNING_SEED},
-        )
-        for length in ("epochs", "steps"):
-            if length in half:
-                half[length] = max(1, half[length] // 2)
         if not method.get("private", True):
-            half = {key: value for key, value in half.items() if key not in _DP_KEYS}
-        labels = {
-            "experiment": "tuning",
-            "profile": self.profile,
-            "group": "learning rate",
-            "seed": TUNING_SEED,
-        }
-        labels |= {
-            "column": "",
-            "reading": "",
-            "data": data_name,
-            "method": method_name,
-            "recipe": recipe,
-            "rate": name,
-        }
-        runs = []
-        for factor in self.experiment.tuning.get("factors", [1.0]):
-            rate = float(f"{middle * factor:.6g}")
-            config = {**half, "lr": rate}
-            row = {
-                "row": f"{method_name}, lr {rate:g}",
-                "condition": f"{data_name}, {recipe} recipe",
-            }
-            runs.append(PlannedRun(config_key(config), config, {**labels, **row}))
-        self.tunings[name] = Tuning(name, tuple(runs))
+            return {key: value for key, value in config.items() if key not in _DP_KEYS}
+        return _by_length(config, method, int(data["size"]))
+
+    def _ladder(
+        self, group: dict[str, Any], column: dict[str, Any], reading: str | None, method_name: str
+    ) -> str:
+        """Plans the ladder of this learning rate, and returns its name."""
+        _, data = self._data(group, column)
+        method, recipe = self.common["methods"][method_name], self._recipe(group, column)
+        condition = self._condition(column, reading)
+        where = " · ".join(part for part in (group["label"], condition, recipe) if part)
+        name = f"{method_name} · {where}"
+        if name in self.ladders:
+            return name
+        rates = data.get("rates", {})
+        start = method.get("start", rates.get(method.get("rate", "sgd")))
+        if start is None:
+            raise CommandError(
+                f"{self.experiment.name}: no learning rate to start from for {name}; set rates in"
+                " the data set or start in the method"
+            )
+        config = merged(
+            self._foundation(group, column, reading, method_name), {"validation": VALIDATION_SHARE}
+        )
+        labels = self._labels(group, column, reading, {"label": method_name, "method": method_name})
+        follows = data.get("follows", "")
+        follows = follows if follows != method_name and method.get("rate") == "sgd" else ""
+        self.ladders[name] = Ladder(
+            name,
+            config,
+            {**labels, "experiment": "ladder", "rate": name},
+            float(start),
+            self._ladder(group, column, reading, follows) if follows else "",
+            int(data.get("ladder_seeds", 1)),
+            int(data.get("cap", CAP)) if method_name != data.get("follows") else CAP,
+            bool(data.get("splits", False)),
+        )
         return name
 
     def _data(self, group: dict[str, Any], column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         name = str(group.get("data", column.get("data")))
         return name, self.common["data"][name]
 
-    def _seeds(
-        self, group: dict[str, Any], column: dict[str, Any], row: dict[str, Any] | None = None
-    ) -> int:
-        """The number of seeds of a cell; a data set may have fewer for an expensive method."""
-        name, data = self._data(group, column)
-        seeds = self.experiment.seeds or data.get("seeds", {})
-        if self.profile not in seeds:
-            raise CommandError(
-                f"{self.experiment.name}: neither the experiment nor the data set {name!r} has"
-                f" seeds for the profile {self.profile}; set e.g. seeds = {{ lite = 3, paper = 5 }}"
-            )
-        fewer = data.get("seeds_of", {}).get("" if row is None else row["method"])
-        return int(seeds[self.profile] if fewer is None else min(fewer, seeds[self.profile]))
+    def _recipe(self, group: dict[str, Any], column: dict[str, Any]) -> str:
+        return str(column.get("recipe", group.get("recipe", RECIPE)))
 
-    def _reading_label(self, reading: str | None) -> str:
-        return self.common["readings"][reading]["label"] if reading else ""
+    def _looks(self, group: dict[str, Any], column: dict[str, Any]) -> tuple[int, ...]:
+        return tuple(self.experiment.looks or self._data(group, column)[1].get("looks", LOOKS))
+
+    def _rules(self, group: dict[str, Any], column: dict[str, Any], measure: str) -> Rules:
+        data = self._data(group, column)[1]
+        effect = float(data.get("effects", {}).get(measure, 0.0))
+        return Rules(self._looks(group, column), effect, float(data.get("overlap", 0.0)))
 
     def _condition(self, column: dict[str, Any], reading: str | None) -> str:
-        return ", ".join(part for part in (column["label"], self._reading_label(reading)) if part)
+        told = self.common["readings"][reading]["label"] if reading else ""
+        return ", ".join(part for part in (column["label"], told) if part)
+
+
+def _given(key: str, value: Any) -> Any:
+    """A setting; "none" is train's own choice, but for features, where it is a value."""
+    return None if value == "none" and key != "features" else value
+
+
+def _seeded(config: dict[str, Any], seed: int, splits: bool) -> dict[str, Any]:
+    """The configuration with all that depends on the seed."""
+    config = {**config, "seed": seed}
+    if splits:
+        config["data_options"] = {**config.get("data_options", {}), "seed": seed}
+    if "skew" in config:
+        config["skew_seed"] = seed
+    if config.get("spectral", {}).get("signal") == "random":
+        # Other random numbers in every seed, so that the seeds show the effect of chance.
+        config["spectral"] = {**config["spectral"], "signal_seed": seed}
+    return config
+
+
+def _by_length(config: dict[str, Any], method: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """What a method's settings owe to the length of the run.
+
+    ``work``: the share of the steps that it gets. ``noise_falls``: the factor on its noise over the
+    whole run. ``average``: the share of the run that its average of weights looks back.
+    """
+    if not {"work", "noise_falls", "average"} & set(method):
+        return config
+    config = dict(config)
+    for key in ("epochs", "steps"):
+        if "work" in method and key in config:
+            config[key] = config[key] * method["work"]
+    steps = steps_of(config, int(config.get("skew_size", size)))
+    if "noise_falls" in method:
+        epochs = config.get("epochs") or steps * int(config["batch_size"]) / size
+        ratio = float(method["noise_falls"]) ** (1 / max(1, epochs))
+        options = config.get("method_options", {})
+        config["method_options"] = {**options, "ratio": float(f"{ratio:.4g}")}
+    if "average" in method:
+        config["weight_average"] = float(f"{max(0.0, 1 - 1 / (method['average'] * steps)):.4g}")
+    return config
 
 
 def _canonical(value: Any) -> Any:

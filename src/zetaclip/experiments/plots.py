@@ -33,9 +33,10 @@ def draw(plan: Plan, table: Mapping[str, Any], runs: Mapping[str, Run], folder: 
     Returns:
         The names of the files.
     """
+    names = _ladders(table, folder)
     if not runs:
-        return []
-    names = _cells(plan, table, folder)
+        return names
+    names += _cells(plan, table, folder)
     for spec in plan.experiment.plots:
         names += _lines(plan, table, spec, folder)
     for spec in plan.experiment.series:
@@ -62,10 +63,8 @@ def _save(figure: Any, folder: Path, name: str) -> list[str]:
     return [file]
 
 
-def _title(plan: Plan, *parts: str) -> str:
-    return " · ".join(
-        [part for part in parts if part] + ([] if plan.profile == "paper" else [plan.profile])
-    )
+def _title(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
 
 
 def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
@@ -115,8 +114,40 @@ def _cells(plan: Plan, table: Mapping[str, Any], folder: Path) -> list[str]:
         axes[0].set_yticks(range(len(lines)), [line["label"] for line in lines])
         axes[0].invert_yaxis()
         axes[0].legend(fontsize=8)
-        figure.suptitle(_title(plan, plan.experiment.title, group), fontsize=10)
+        figure.suptitle(_title(plan.experiment.title, group), fontsize=10)
         names += _save(figure, folder, f"cells {group}")
+    return names
+
+
+def _ladders(table: Mapping[str, Any], folder: Path) -> list[str]:
+    """A plot per condition: what every learning rate came to on held-out records, by method."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, ladder in table["ladders"].items():
+        method, _, where = name.partition(" · ")
+        found.setdefault(where, {})[method] = ladder
+    names = []
+    for where, ladders in found.items():
+        figure, (ax,) = _figure(8.5, 4.8)
+        for number, (method, ladder) in enumerate(ladders.items()):
+            points = [(p["lr"], p["value"]) for p in ladder["points"] if p["value"] is not None]
+            style = _style(number)
+            ax.plot([x for x, _ in points], [y for _, y in points], label=method, **style)
+            best = [(x, y) for x, y in points if x == ladder["rate"]]
+            ax.plot(
+                [x for x, _ in best],
+                [y for _, y in best],
+                "o",
+                color=style["color"],
+                markersize=9,
+                fillstyle="none",
+            )
+        ax.set_xscale("log")
+        ax.set_xlabel("learning rate (ring: chosen)")
+        ax.set_ylabel(f"{next(iter(ladders.values()))['metric']}, held-out records")
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.set_title(_title("Learning rates", where), fontsize=10)
+        names += _save(figure, folder, f"rates {where}")
     return names
 
 
@@ -174,7 +205,7 @@ def _lines(
         ax.set_ylabel(MEASURES[measure].label)
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        ax.set_title(_title(plan, spec["title"], group), fontsize=10)
+        ax.set_title(_title(spec["title"], group), fontsize=10)
         names += _save(figure, folder, f"{spec['title']} {group}")
     return names
 
@@ -215,7 +246,7 @@ def _series(
         ax.set_ylabel(series.LABELS.get(value, value))
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        ax.set_title(_title(plan, spec["title"], group, condition), fontsize=10)
+        ax.set_title(_title(spec["title"], group, condition), fontsize=10)
         names += _save(figure, folder, f"{spec['name']} {value} {group} {condition}")
     return names
 

@@ -2,7 +2,7 @@
 
 Every finished seed counts, at its last epoch: no best seed, no best epoch. A cell whose runs are
 missing says so, and so does a cell with a seed that diverged. A mean over its other seeds would
-flatter it, so it is never called better or worse.
+flatter it, so nothing is said of it. What a difference proves is in ``evidence.py``.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import evidence
+from .evidence import Rules
 from .measures import MEASURES, Measure, Run, diverged
 from .plan import Column, Plan
 from .store import Store
 
-CONFIDENCE = 0.95
-_ROUNDING = 1e-9  # of a difference of percentages
-
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences with its interval.
+    """The mean of paired differences, its interval over all looks, and what it proves.
 
-    There is no interval for a single pair, nor for pairs that all differ by the same amount.
+    Before the first look there is neither interval nor proof.
     """
 
     mean: float
     low: float | None
     high: float | None
     n: int
+    p: dict[str, float]
+    word: str
 
 
 def summary(values: Sequence[float]) -> dict[str, Any] | None:
@@ -44,45 +45,33 @@ def summary(values: Sequence[float]) -> dict[str, Any] | None:
     return {"mean": statistics.fmean(values), "std": std, "n": len(values)}
 
 
-def paired_difference(
-    ours: Mapping[Any, float], baseline: Mapping[Any, float], confidence: float = CONFIDENCE
+def compared(
+    ours: Mapping[Any, float],
+    theirs: Mapping[Any, float],
+    rules: Rules,
+    good: int = 1,
+    published: float | None = None,
 ) -> Difference | None:
-    """Ours minus the baseline, seed by seed, with Student's interval.
+    """Ours minus theirs, seed by seed.
 
     Args:
         ours: Values by seed.
-        baseline: The baseline's values by seed.
-        confidence: The level of the interval.
+        theirs: The rival's values by seed.
+        rules: How they are judged.
+        good: -1 if lower is better.
+        published: The gain that the paper reports, positive if it is one.
 
     Returns:
-        The difference, or None without a common seed.
-
-    **Edge cases.** Accuracies are multiples of one test record, so a small difference may be equal
-    in all seeds. Its interval would have no width, and one record in ten thousand would count as a
-    finding; so no interval is given. A difference of zero in every seed keeps its interval: both
-    rows are then the same training.
+        The difference, or None without a common seed. Its mean and interval keep their sign; what
+        it proves follows ``good``.
     """
-    pairs = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
+    pairs = [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs), key=int)]
     if not pairs:
         return None
-    mean = statistics.fmean(pairs)
-    if len(pairs) < 2 or (mean and max(pairs) - min(pairs) < _ROUNDING):
-        return Difference(mean, None, None, len(pairs))
-    half = reach(statistics.stdev(pairs), len(pairs), confidence)
-    return Difference(mean, mean - half, mean + half, len(pairs))
-
-
-def reach(std: float, count: int, confidence: float = CONFIDENCE) -> float:
-    """Half the width of Student's interval of a mean.
-
-    Args:
-        std: The sample standard deviation.
-        count: The number of values.
-        confidence: The level of the interval.
-    """
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * std / math.sqrt(count)
+    ends = evidence.interval(pairs, rules)
+    p = evidence.p_values([good * pair for pair in pairs], rules, published)
+    low, high = ends if ends is not None else (None, None)
+    return Difference(statistics.fmean(pairs), low, high, len(pairs), p, evidence.word(p))
 
 
 def digits_of(low: float, high: float, least: int) -> int:
@@ -105,14 +94,11 @@ def collect(plan: Plan, store: Store) -> dict[str, Run]:
 
 def difference_text(difference: Mapping[str, Any], digits: int) -> str:
     """A difference with its interval, for a page."""
-    mean, low, high = (difference[name] for name in ("mean", "low", "high"))
-    if mean == 0 and low in (None, 0.0) and high in (None, 0.0):
-        return "0, the same in every seed" if low is not None else "0 (one seed)"
+    mean, low, high, n = (difference[name] for name in ("mean", "low", "high", "n"))
     if low is None:
-        return (
-            f"{mean:+.{digits}f}"
-            f" ({'one seed' if difference['n'] == 1 else 'the same in every seed'})"
-        )
+        return f"{mean:+.{digits}f} ({n} seed{'s' if n > 1 else ''})"
+    if low == high:
+        return f"{mean:+.{digits}f}, the same in every seed"
     digits = digits_of(low, high, digits)
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
@@ -142,7 +128,11 @@ def cell_values(
 
 
 def table(
-    plan: Plan, runs: Mapping[str, Run], command: str, missing: Sequence[Mapping[str, Any]] = ()
+    plan: Plan,
+    runs: Mapping[str, Run],
+    command: str,
+    planned: int,
+    missing: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The content of ``table.json``.
 
@@ -150,6 +140,7 @@ def table(
         plan: The plan.
         runs: The finished runs, by key.
         command: The command that makes the table.
+        planned: How many runs it needs, as far as the looks have decided.
         missing: What has not been run, see ``missing.parts``.
     """
     experiment = plan.experiment
@@ -173,19 +164,17 @@ def table(
     return {
         "title": experiment.title,
         "name": experiment.name,
-        "profile": plan.profile,
         "command": command,
         "commit": ", ".join(commits) or None,
         "baseline": experiment.baseline,
-        "confidence": CONFIDENCE,
+        "subject": experiment.subject,
         "runs": {
             "finished": len(finished),
-            "planned": len(plan.runs),
+            "planned": planned,
             "recorded": sum(run.folder is None for run in finished),
-            "unsigned": sum(run.folder is None and "files" not in run.result for run in finished),
+            "unsigned": sum("files" not in run.result for run in finished),
         },
         "missing": list(missing),
-        "left_out": list(plan.left_out),
         "columns": [column_title(column) for column in plan.columns],
         "column_details": [
             {
@@ -207,11 +196,13 @@ def column_title(column: Column) -> str:
     return f"{column.label}: {label}" if column.label else label
 
 
-def csv_text(plan: Plan, runs: Mapping[str, Run]) -> str:
-    """One line per run and cell of the table, finished or not."""
+def csv_text(plan: Plan, runs: Mapping[str, Run], needed: Collection[str]) -> str:
+    """One line per run and cell of the table, finished or needed."""
     lines = []
     for place, seeds in plan.cells.items():
         for seed, key in seeds.items():
+            if key not in runs and key not in needed:
+                continue
             labels = {**plan.places[place], "seed": seed}
             lines.append(_line(labels, plan.by_key[key].config, key, runs.get(key)))
     out = io.StringIO()
@@ -234,6 +225,7 @@ def _cell(
     measure = MEASURES[column.measure]
     difference = _difference(plan, runs, group, row, column)
     finished = [runs[planned[seed]] for seed in seeds]
+    rules = plan.rules[group, column.condition, column.measure]
     spent = [run.result["epsilon"] for run in finished if run.result.get("epsilon") is not None]
     return {
         "ours": summary(list(values.values())),
@@ -242,7 +234,11 @@ def _cell(
         },
         "published": _published(plan, group, row, column),
         "difference": None if difference is None else vars(difference),
-        "better": _better(difference, direction(measure, finished)),
+        "better": {evidence.BETTER: True, evidence.WORSE: False}.get(
+            "" if difference is None else difference.word
+        ),
+        "rules": {"looks": list(rules.looks), "effect": rules.effect, "overlap": rules.overlap},
+        "good": direction(measure, finished),
         "epsilon": [min(spent), max(spent)] if spent else None,
         "delta": next(
             (run.result.get("delta") for run in finished if run.result.get("epsilon") is not None),
@@ -250,7 +246,7 @@ def _cell(
         ),
         "finished": len(finished),
         "diverged": _diverged(plan, runs, group, row, column),
-        "planned": len(planned),
+        "planned": min(rules.looks[0], len(planned)),
         "metric": _metric_name(finished) if column.measure == "metric" else None,
     }
 
@@ -313,10 +309,44 @@ def _difference(
         or not is_private(plan, row)
     ):
         return None
-    if any(_diverged(plan, runs, group, one, column) for one in (row, baseline)):
+    return difference_between(plan, runs, group, (row, baseline), column)
+
+
+def difference_between(
+    plan: Plan,
+    runs: Mapping[str, Run],
+    group: str,
+    rows: tuple[str, str],
+    column: Column,
+    seeds: int | None = None,
+) -> Difference | None:
+    """The difference of two rows, if no seed of either diverged.
+
+    Args:
+        plan: The plan.
+        runs: The finished runs, by key.
+        group: The group.
+        rows: Ours and the rival.
+        column: The column.
+        seeds: How many seeds count; None for all.
+    """
+    if any(_diverged(plan, runs, group, one, column) for one in rows):
         return None
-    ours, theirs = (cell_values(plan, runs, group, one, column) for one in (row, baseline))
-    return paired_difference(ours, theirs)
+    ours, theirs = (
+        {
+            seed: value
+            for seed, value in cell_values(plan, runs, group, one, column).items()
+            if seeds is None or seed <= seeds
+        }
+        for one in rows
+    )
+    keys = plan.cells.get((group, rows[0], column.condition), {}).values()
+    good = direction(MEASURES[column.measure], [runs[key] for key in keys if key in runs])
+    cells = [_published(plan, group, one, column) for one in rows]
+    gain = None
+    if cells[0] is not None and cells[1] is not None:
+        gain = good * (cells[0]["mean"] - cells[1]["mean"])
+    return compared(ours, theirs, plan.rules[group, column.condition, column.measure], good, gain)
 
 
 def _diverged(plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column) -> int:
@@ -338,15 +368,6 @@ def direction(measure: Measure, finished: Sequence[Run]) -> int:
     ):
         return -1
     return measure.good
-
-
-def _better(difference: Difference | None, good: int) -> bool | None:
-    """Whether a difference is an improvement; None if its interval contains zero."""
-    if difference is None or difference.low is None or difference.high is None or not good:
-        return None
-    if difference.low > 0:
-        return good > 0
-    return good < 0 if difference.high < 0 else None
 
 
 def _published(plan: Plan, group: str, row: str, column: Column) -> dict[str, Any] | None:
@@ -380,7 +401,6 @@ def _line(
     )
     names = (
         "experiment",
-        "profile",
         "group",
         "row",
         "condition",

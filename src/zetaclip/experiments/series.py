@@ -132,7 +132,7 @@ def markdown(plan: Plan, found: list[Point], spec: Mapping[str, Any]) -> str:
     page = [
         f"# {plan.experiment.title}: {spec['title']}",
         "",
-        f"Profile {plan.profile}. Mean over the seeds that all columns have.",
+        "Mean over the seeds that all columns have.",
         "",
     ]
     index = KINDS[spec["kind"]][1]

@@ -11,15 +11,16 @@ from typing import Any
 
 from ..errors import CommandError
 from ..words import counted
-from . import estimate, index, plots, results, series, tables, tuning
+from . import estimate, index, ladder, looks, plots, results, series, tables
 from .files import write_json, write_text
+from .measures import Run
 from .missing import parts
 from .needs import missing_data
 from .outcome import Outcome
-from .plan import Plan, PlannedRun, make_plan, tuning_of, with_dependencies
+from .plan import Plan, PlannedRun, ladder_of, make_plan, with_dependencies
 from .progress import Progress, duration
 from .runner import TRAIN_VARIABLE, Backend, LocalBackend, cores, run_all
-from .spec import OUT, Experiment, folder_of
+from .spec import OUT, Experiment
 from .store import Store
 
 _ONLY = ("method", "data", "seed", "row", "group", "reading", "recipe", "condition")
@@ -30,7 +31,6 @@ class Request:
     """What was asked for."""
 
     experiment: Experiment
-    profile: str
     out: str
     only: dict[str, list[str]] = field(default_factory=dict)
     workers: int | None = None
@@ -73,11 +73,9 @@ def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str
     return chosen
 
 
-def known_labels(experiment: Experiment, profile: str) -> dict[str, set[str]]:
+def known_labels(experiment: Experiment) -> dict[str, set[str]]:
     """What ``--only`` may name, by key."""
-    places = [
-        labels for found in _places(make_plan(experiment, profile)).values() for labels in found
-    ]
+    places = [labels for found in _places(make_plan(experiment)).values() for labels in found]
     return {key: {str(labels[key]) for labels in places} for key in _ONLY}
 
 
@@ -118,14 +116,14 @@ def command_line(request: Request) -> str:
 
     Of an absolute path the last part: a page is no place for the rest.
     """
-    words = ["zetaclip", "reproduce", request.experiment.given, "--profile", request.profile]
+    words = ["zetaclip", "reproduce", request.experiment.given]
     out = Path(request.out)
     where = out.name if out.is_absolute() else request.out
     return shlex.join(words + ([] if Path(where) == Path(OUT) else ["--out", where]))
 
 
 def reproduce(request: Request) -> tuple[str, int]:
-    """Tunes, runs and writes tables.
+    """Climbs ladders of learning rates, runs look by look, and writes tables.
 
     Returns what to print and how much of it failed or was left out.
     """
@@ -136,50 +134,49 @@ def reproduce(request: Request) -> tuple[str, int]:
         backend, threads = _backend(request)
         failures: dict[str, str] = {}
         try:
-            plan, wanted, skipped = _prepare(request, store)
-            failures |= _tune(request, store, backend, threads, plan, wanted)
-            plan, wanted, skipped = _prepare(request, store)
-            ready, left_out = _ready(plan, wanted)
-            outcomes = run_all(
-                ready, store, backend, threads, Progress(title=request.experiment.name)
-            )
-            failed = _failures(plan.by_key, outcomes)
-            store.keep_failures(failed, over=outcomes)
-            failures |= failed | left_out
+            while True:
+                stand, skipped = _stand(request, store, failures)
+                if all(run.key in failures for run in store.unfinished(stand.runs)):
+                    break
+                progress = Progress(title=stand.title)
+                outcomes = run_all(stand.runs, store, backend, threads, progress)
+                failed = _failures(stand.by_key, outcomes)
+                store.keep_failures(failed, over=outcomes)
+                failures |= failed
         finally:
             backend.close()
-        text = _write(request, store, plan, failures, skipped)
-    return text, len(failures)
+        text = _write(request, store, {**failures, **stand.left_out}, skipped)
+    return text, len(failures) + len(stand.left_out)
 
 
 def tables_only(request: Request) -> str:
     """Tables and plots of what is there."""
     store = open_store(request.out)
     with store.lock():
-        return _write(request, store, _plan(request, store), {}, [])
+        return _write(request, store, {}, [])
 
 
 def dry_run(request: Request) -> str:
     """The runs that are missing and how long they may take.
 
-    Only measured speeds are written, into a folder that exists.
+    Ladders count with the fewest rates that they need, rows with the looks that are certain. Only
+    measured speeds are written, into a folder that exists.
     """
     store = open_store(request.out, create=False)
-    plan, wanted, skipped = _prepare(request, store)
-    rates = tuning.load_rates(store)
-    names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
-    grids = [run for grid in tuning.open_tunings(plan.tunings, names, rates) for run in grid.runs]
-    needed = [*grids, *with_dependencies(plan, wanted)]
+    plan, climbs = plan_of(request.experiment, store)
+    wanted, skipped = _wanted(request, plan, store)
+    rungs = _rungs(plan, climbs, {ladder_of(run) for run in with_dependencies(plan, wanted)})
+    needed = [*rungs, *with_dependencies(plan, wanted)]
     todo = store.unfinished(needed)
     lines = [f"{run.key}  {run.describe()}" for run in todo]
-    rates_left = sum(run in grids for run in todo)
+    keys = {run.key for run in rungs}
     lines.append(
-        f"{counted(len(todo), 'run')} to do ({rates_left} of them for learning rates), "
-        f"{len(needed) - len(todo)} done"
+        f"at least {counted(len(todo), 'run')} to do ({sum(run.key in keys for run in todo)} of"
+        f" them for learning rates), {len(needed) - len(todo)} done"
     )
     lines += skipped
     workers, threads = request.shared_out
-    seconds, sources = _clock(request.experiment, request.profile, store, threads)(todo)
+    seconds, sources = _clock(request.experiment, store, threads)(todo)
     if todo and seconds is None:
         lines.append("no estimate of time: twenty steps of a run could not be measured")
     elif todo and seconds is not None:
@@ -188,6 +185,65 @@ def dry_run(request: Request) -> str:
             f"worker{'s' if workers > 1 else ''}, from {' and '.join(sorted(sources))}"
         )
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What can be run now.
+
+    Args:
+        title: What it is, for the progress bar.
+        runs: The runs, each after what it needs.
+        by_key: All runs that may be named.
+        left_out: What can't be run, because a ladder came to nothing.
+    """
+
+    title: str
+    runs: list[PlannedRun]
+    by_key: dict[str, PlannedRun]
+    left_out: dict[str, str]
+
+
+def _stand(request: Request, store: Store, failures: Mapping[str, str]) -> tuple[Stand, list[str]]:
+    """First the rungs that ladders ask for; then the runs of the looks that are open."""
+    plan, climbs = plan_of(request.experiment, store)
+    wanted, skipped = _wanted(request, plan, store)
+    names = {ladder_of(run) for run in with_dependencies(plan, wanted)} - {""}
+    names |= {plan.ladders[name].follows for name in names} - {""}
+    rungs = _rungs(plan, climbs, names)
+    name = request.experiment.name
+    if any(run.key not in failures for run in rungs):
+        by_key = {run.key: run for run in rungs}
+        return Stand(f"{name}, learning rates", rungs, by_key, {}), skipped
+    ready, left_out = _ready(plan, wanted, climbs)
+    return Stand(name, ready, plan.by_key, left_out), skipped
+
+
+def plan_of(experiment: Experiment, store: Store) -> tuple[Plan, dict[str, ladder.Climb]]:
+    """The plan with the learning rates that its ladders have chosen so far."""
+    cache: dict[str, Run | None] = {}
+
+    def result(run: PlannedRun) -> Run | None:
+        if run.key not in cache:
+            cache[run.key] = store.run(run)
+        return cache[run.key]
+
+    ladders = make_plan(experiment).ladders
+    climbs = ladder.climb_all(ladders, ladders, result)
+    rates = {name: found.rate for name, found in climbs.items() if found.rate is not None}
+    return make_plan(experiment, rates), climbs
+
+
+def _rungs(
+    plan: Plan, climbs: Mapping[str, ladder.Climb], names: Iterable[str]
+) -> list[PlannedRun]:
+    """The runs that ladders ask for next."""
+    found: dict[str, PlannedRun] = {}
+    for name in plan.ladders:
+        if name in names:
+            for rate in climbs[name].wanted:
+                found |= {run.key: run for run in plan.ladders[name].runs(rate)}
+    return list(found.values())
 
 
 def open_store(out: str, create: bool = True) -> Store:
@@ -208,69 +264,32 @@ def _backend(request: Request) -> tuple[Backend, int]:
     ), threads if alone else 1
 
 
-def _plan(request: Request, store: Store) -> Plan:
-    """The plan with the learning rates that its own grids have chosen so far."""
-    grids = make_plan(request.experiment, request.profile).tunings
-    return make_plan(
-        request.experiment, request.profile, tuning.values(grids, tuning.load_rates(store))
-    )
-
-
-def _prepare(request: Request, store: Store) -> tuple[Plan, list[PlannedRun], list[str]]:
-    """The plan with the rates known so far.
-
-    With it the wanted runs whose data are here, and what is skipped.
-    """
-    plan = _plan(request, store)
-    wanted = select(plan, request.only)
-    missing = missing_data(wanted)
-    if missing and request.strict:
+def _wanted(request: Request, plan: Plan, store: Store) -> tuple[list[PlannedRun], list[str]]:
+    """The runs that are asked for and whose data are here, and what is skipped."""
+    open_ones = {run.key for run in looks.needed(plan, results.collect(plan, store))}
+    chosen = select(plan, request.only)
+    missing = missing_data(chosen)
+    if missing and (request.strict or len(missing) == len({run.config["data"] for run in chosen})):
         raise CommandError("; ".join(missing.values()))
-    wanted = [run for run in wanted if run.config["data"] not in missing]
-    if not wanted:
-        raise CommandError("; ".join(missing.values()))
-    return plan, wanted, list(missing.values())
+    wanted = [run for run in chosen if run.key in open_ones and run.config["data"] not in missing]
+    return wanted, list(missing.values())
 
 
-def _tune(
-    request: Request,
-    store: Store,
-    backend: Backend,
-    threads: int,
-    plan: Plan,
-    wanted: Sequence[PlannedRun],
-) -> dict[str, str]:
-    names = {tuning_of(run) for run in with_dependencies(plan, wanted)}
-    grids = tuning.open_tunings(plan.tunings, names, tuning.load_rates(store))
-    if not grids:
-        return {}
-    runs = [run for grid in grids for run in grid.runs]
-    outcomes = run_all(
-        runs, store, backend, threads, Progress(title=f"{request.experiment.name}, learning rates")
-    )
-    undecided = tuning.decide(grids, store)
-    failures = _failures({run.key: run for run in runs}, outcomes)
-    return failures | {
-        name: f"left out: {name}: no learning rate, {why}" for name, why in undecided.items()
-    }
-
-
-def _ready(plan: Plan, wanted: Sequence[PlannedRun]) -> tuple[list[PlannedRun], dict[str, str]]:
-    """The wanted runs with all that they need.
-
-    And those that follow a run without a learning rate.
-    """
+def _ready(
+    plan: Plan, wanted: Sequence[PlannedRun], climbs: Mapping[str, ladder.Climb]
+) -> tuple[list[PlannedRun], dict[str, str]]:
+    """The wanted runs with all that they need; and those that have no learning rate."""
     ready, left_out = [], {}
     for run in wanted:
         needed = [
             one for one in with_dependencies(plan, [run]) if "@tuned:" in str(one.config["lr"])
         ]
-        if not needed:
+        if needed:
+            name = ladder_of(needed[0])
+            why = "not all of its runs have a result" if climbs[name].wanted else "all diverged"
+            left_out[name] = f"left out: {name}: no learning rate, {why}"
+        else:
             ready.append(run)
-        elif run not in needed:
-            left_out[run.key] = (
-                f"left out: {run.describe()}: it follows a run without a learning rate"
-            )
     return with_dependencies(plan, ready), left_out
 
 
@@ -308,7 +327,7 @@ def _failed_before(store: Store, left: Sequence[PlannedRun]) -> list[str]:
 
 
 def _clock(
-    experiment: Experiment, profile: str, store: Store, threads: int | None = None
+    experiment: Experiment, store: Store, threads: int | None = None
 ) -> Callable[[Sequence[PlannedRun]], tuple[float | None, set[str]]]:
     """The seconds of one worker for some runs, and where the figure comes from.
 
@@ -321,7 +340,7 @@ def _clock(
     speeds = estimate.known_speeds(store)
 
     def clock(runs: Sequence[PlannedRun]) -> tuple[float | None, set[str]]:
-        found = estimate.estimate(runs, _sizes(experiment, profile), costs, speeds, threads)
+        found = estimate.estimate(runs, _sizes(experiment), costs, speeds, threads)
         if threads is not None:
             estimate.remember(store, speeds)
         return found
@@ -329,29 +348,27 @@ def _clock(
     return clock
 
 
-def _sizes(experiment: Experiment, profile: str) -> dict[str, int]:
-    """Training records by data set; a profile may stand on a part of them."""
-    return {
-        name: int(data.get(f"{profile}_size", data["size"]))
-        for name, data in experiment.common["data"].items()
-    }
+def _sizes(experiment: Experiment) -> dict[str, int]:
+    """Training records by data set."""
+    return {name: int(data["size"]) for name, data in experiment.common["data"].items()}
 
 
 def _write(
-    request: Request, store: Store, plan: Plan, failures: Mapping[str, str], skipped: Sequence[str]
+    request: Request, store: Store, failures: Mapping[str, str], skipped: Sequence[str]
 ) -> str:
     """All that an experiment leaves in its folder; returns what to print."""
-    folder = store.out / folder_of(plan.experiment.name, plan.profile)
+    plan, climbs = plan_of(request.experiment, store)
+    folder = store.out / plan.experiment.name
     runs = results.collect(plan, store)
-    store.record(plan.runs)
-    left = [run for run in plan.runs if run.key not in runs]
+    needed = looks.needed(plan, runs)
+    store.record([*plan.runs, *_climbed(plan, climbs)])
+    left = [run for run in needed if run.key not in runs]
     others = [run for run in left if run.key not in failures]
     told = [*failures.values(), *_untrusted(store, others), *_failed_before(store, others)]
-    clock = _clock(plan.experiment, plan.profile, store)
-    missing = parts(plan, left, command_line(request), store, lambda some: clock(some)[0])
-    table = results.table(plan, runs, command_line(request), missing)
-    rates = tuning.chosen(plan.tunings, tuning.load_rates(store))
-    table["rates_at_edge"], table["rates"] = tables.edges(plan, rates)
+    clock = _clock(plan.experiment, store)
+    missing = parts(plan, needed, left, climbs, command_line(request), lambda some: clock(some)[0])
+    table = results.table(plan, runs, command_line(request), len(needed), missing)
+    table["ladders"] = {name: climbs[name].told() for name in plan.ladders if climbs[name].rates}
     pictures: list[str] = []
     note = ""
     try:
@@ -359,23 +376,27 @@ def _write(
     except ImportError:
         note = "\nno plots: they need matplotlib (pip install 'zetaclip[report]')"
     write_json(folder / "table.json", table)
-    write_text(folder / "runs.csv", results.csv_text(plan, runs))
+    write_text(folder / "runs.csv", results.csv_text(plan, runs, {run.key for run in needed}))
     for spec in plan.experiment.series:
         found = series.points(plan, runs, spec)
         if found:
             write_text(folder / f"{spec['name']}.csv", series.csv_text(found, spec))
             write_text(folder / f"{spec['name']}.md", series.markdown(plan, found, spec))
-    page = tables.markdown(
-        plan,
-        table,
-        failures=told,
-        rates=rates,
-        skipped=skipped,
-        pictures=pictures,
-    )
+    page = tables.markdown(plan, table, failures=told, skipped=skipped, pictures=pictures)
     write_text(folder / "table.md", page)
     index.write(store)
-    report = f"{len(runs)} of {len(plan.runs)} runs; table, CSV and plots in {folder}{note}"
+    done = len(needed) - len(left)
+    report = f"{done} of {len(needed)} runs; table, CSV and plots in {folder}{note}"
     if told:
         report += f"\n{len(told)} failed or left out:\n  " + "\n  ".join(told)
     return "\n".join([report, *skipped])
+
+
+def _climbed(plan: Plan, climbs: Mapping[str, ladder.Climb]) -> list[PlannedRun]:
+    """The runs of all rates that ladders have tried."""
+    return [
+        run
+        for name, found in climbs.items()
+        for rate in found.rates
+        for run in plan.ladders[name].runs(rate)
+    ]

@@ -10,7 +10,7 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).resolve().parent
-PROFILES = ("lite", "paper")
 OUT = "results"  # the default results folder
 
-# In the order of the paper; the last three are not in the paper.
+# In the order of the paper; the last ones are not in the paper.
 ORDER = (
     *(
         "iid",
@@ -40,7 +39,8 @@ ORDER = (
         "smoothing",
         "probe-layer",
     ),
-    *("calibration", "runtime", "controls", "budget", "rates", "accuracy", "accuracy-tables"),
+    *("calibration", "runtime", "controls", "budget", "resnet", "imagenet"),
+    *("accuracy", "accuracy-tables"),
 )
 
 # The settings of `zetaclip train`; a plan may set nothing else.
@@ -60,14 +60,15 @@ _EXPERIMENT_KEYS = frozenset(
         "measures",
         "published_measures",
         "notes",
-        "tuning",
         "groups",
+        "rows_from",
+        "subject",
         "columns",
         "rows",
         "series",
         "plots",
         "published",
-        "seeds",
+        "looks",
         "exclusive",
         "base",
         "recipes",
@@ -75,9 +76,9 @@ _EXPERIMENT_KEYS = frozenset(
         "datasets",
     ]
 )
-_ROW_KEYS = frozenset(["label", "method", "set", "lite", "paper", "rate_times_mean_clip"])
-_COLUMN_KEYS = frozenset(["label", "data", "readings", "measures", "set", "lite", "paper", "x"])
-_GROUP_KEYS = frozenset(["label", "data", "recipe", "set", "lite", "paper"])
+_ROW_KEYS = frozenset(["label", "method", "set", "recipes", "rate_of", "rate_times_mean_clip"])
+_COLUMN_KEYS = frozenset(["label", "data", "readings", "recipe", "measures", "set", "x"])
+_GROUP_KEYS = frozenset(["label", "data", "recipe", "set"])
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,10 @@ class Experiment:
         common: Base settings, recipes, readings, data sets and methods.
         published_measures: The measures that the paper reports; None for all.
         notes: Remarks under the table.
-        tuning: How learning rates are chosen.
+        subject: The row that is compared with every published row; "" for none.
         series: Values over epochs or probes to report.
         plots: Plots over columns.
-        seeds: The number of seeds by profile.
+        looks: Numbers of seeds at which rows are compared; () for those of the data set.
         exclusive: Whether each run has the machine to itself, because it is timed.
         given: What the user called it: a name, or the path of a file.
     """
@@ -125,10 +126,10 @@ class Experiment:
     common: dict[str, Any]
     published_measures: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    tuning: dict[str, Any] = field(default_factory=dict)
+    subject: str = ""
     series: tuple[dict[str, Any], ...] = ()
     plots: tuple[dict[str, Any], ...] = ()
-    seeds: dict[str, int] = field(default_factory=dict)
+    looks: tuple[int, ...] = ()
     exclusive: bool = False
     given: str = ""
 
@@ -158,17 +159,6 @@ def load(name: str) -> Experiment:
     )
 
 
-def folder_of(name: str, profile: str) -> str:
-    """The name of the folder of an experiment's tables; each profile has its own."""
-    return f"{name}-{profile}" if profile == "paper" else name
-
-
-def tables_of(out: Path, name: str) -> list[Path]:
-    """The folders under ``out`` with tables of this experiment, the paper profile first."""
-    folders = [out / folder_of(name, profile) for profile in ("paper", "lite")]
-    return [folder for folder in folders if (folder / "table.json").is_file()]
-
-
 def _check_own_name(path: Path) -> None:
     """Checks that a user's file does not write into another experiment's folder."""
     if path.resolve().parent == FOLDER:
@@ -178,7 +168,7 @@ def _check_own_name(path: Path) -> None:
             f"{path}: {path.stem} is an experiment of this package, and its tables go to a folder"
             " of that name; rename the file"
         )
-    if path.stem in _TAKEN or path.stem.endswith("-paper"):
+    if path.stem in _TAKEN:
         raise CommandError(
             f"{path}: the results folder uses the name {path.stem} for something else; rename the"
             " file"
@@ -232,7 +222,7 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
     common = merged(shared, own, {"data": table.get("datasets", {})})
     default = {key: table[key] for key in ("data", "readings", "measures") if key in table}
     groups = tuple(table.get("groups", [{"label": ""}]))
-    rows = tuple(table.get("rows", []))
+    rows = (*_row_sets(where, table, common), *table.get("rows", []))
     columns = tuple({**default, **column} for column in table.get("columns", [{"label": ""}]))
     for what, items, keys in (
         ("a group", groups, _GROUP_KEYS),
@@ -246,8 +236,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             _known(where, f"{what} {item['label']!r}", item, keys)
     _check_complete(where, common)
     _check_names(where, common, groups, columns, rows)
-    if table.get("baseline", "") not in ("", *(row["label"] for row in rows)):
-        raise CommandError(f"{where}: the baseline {table['baseline']!r} is not one of the rows")
+    for key in ("baseline", "subject"):
+        if table.get(key, "") not in ("", *(row["label"] for row in rows)):
+            raise CommandError(f"{where}: the {key} {table[key]!r} is not one of the rows")
     published = table.get("published", {})
     by_group = published if any(group["label"] for group in groups) else {"": published}
     return Experiment(
@@ -268,12 +259,23 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             tuple(table["published_measures"]) if "published_measures" in table else None
         ),
         notes=tuple(table.get("notes", ())),
-        tuning=table.get("tuning", {}),
+        subject=table.get("subject", ""),
         series=tuple(table.get("series", ())),
         plots=tuple(table.get("plots", ())),
-        seeds=table.get("seeds", {}),
+        looks=tuple(table.get("looks", ())),
         exclusive=table.get("exclusive", False),
     )
+
+
+def _row_sets(
+    where: str, table: Mapping[str, Any], common: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The rows that experiments share, by the names of their sets."""
+    found = []
+    for name in table.get("rows_from", []):
+        _one_of(where, "a set of rows", name, common["rows"])
+        found += common["rows"][name]
+    return found
 
 
 def _check_complete(where: str, common: dict[str, Any]) -> None:
@@ -309,9 +311,11 @@ def _needs(where: str, what: str, table: Mapping[str, Any], key: str, meaning: s
 def _check_names(where: str, common: dict[str, Any], groups: Any, columns: Any, rows: Any) -> None:
     for row in rows:
         _one_of(where, f"the method of {row['label']!r}", row.get("method"), common["methods"])
-    for group in groups:
-        if "recipe" in group:
-            _one_of(where, f"the recipe of {group['label']!r}", group["recipe"], common["recipes"])
+        if "rate_of" in row:
+            _one_of(where, f"rate_of of {row['label']!r}", row["rate_of"], common["methods"])
+    for part in (*groups, *columns):
+        if "recipe" in part:
+            _one_of(where, f"the recipe of {part['label']!r}", part["recipe"], common["recipes"])
     for column in columns:
         for reading in column.get("readings", ()):
             _one_of(where, f"a reading of {column['label']!r}", reading, common["readings"])

@@ -4,13 +4,11 @@ OUT/runs/KEY/       a run folder of `zetaclip train`
 OUT/configs/KEY.json  what it was asked to do
 OUT/logs/KEY.log    what it said
 OUT/records.jsonl   what each finished run came to, for where its folder is not
-OUT/tuning.json     chosen learning rates
 OUT/failures.json   runs that failed when they were last tried
 OUT/speeds.json     what `--dry-run` has measured
 OUT/private/        features that runs share, while they run
 OUT/README.md       every experiment, and what of it has not been run
-OUT/NAME/           tables, CSV and plots of one experiment under the lite profile
-OUT/NAME-paper/     the same under the paper's
+OUT/NAME/           tables, CSV and plots of one experiment
 
 The folder may be moved: finished runs stay what they are. Only a run that follows another one and
 was cut before the move can't be resumed, because `zetaclip train` continues with the very

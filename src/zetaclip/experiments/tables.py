@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .ladder import NOTE
 from .measures import MEASURES, Measure
 from .plan import Plan
 from .progress import duration
 from .results import difference_text
-from .spec import names
-
-LITE = (
-    "**Lite profile**, smaller than the paper's protocol: MNIST and EMNIST 4 epochs, Adult 10,"
-    " CIFAR a ResNet 16-32-64 of one block a stage and 300 steps, mostly three seeds. Heart and VED"
-    " are as in the `paper` profile."
-)
-_BESIDE = " Published cells stand beside ours to show the pattern; the levels can't be compared."
-
-
-def _shortened(plan: Plan) -> bool:
-    """Whether an experiment of ours trains a data set for less than its `paper` profile."""
-    parts = (*plan.experiment.groups, *plan.experiment.columns)
-    sets = [plan.experiment.common["data"].get(part.get("data"), {}) for part in parts]
-    return plan.experiment.name in names() and any("lite" in one for one in sets)
 
 
 def markdown(
@@ -31,7 +17,6 @@ def markdown(
     table: Mapping[str, Any],
     *,
     failures: Sequence[str],
-    rates: Mapping[str, Mapping[str, Any]],
     skipped: Sequence[str],
     pictures: Sequence[str],
 ) -> str:
@@ -41,19 +26,14 @@ def markdown(
         plan: The plan.
         table: The content of table.json.
         failures: Sentences about runs that failed.
-        rates: The chosen learning rates, by name.
         skipped: Sentences about runs that were left out.
         pictures: The names of the plots.
     """
     done, planned = table["runs"]["finished"], table["runs"]["planned"]
     page = [f"# {plan.experiment.title}", "", plan.experiment.about, ""]
-    beside = any(cell and cell["published"] for line in table["rows"] for cell in line["cells"])
-    if plan.profile == "lite" and (beside or _shortened(plan)):
-        page += [LITE + (_BESIDE if beside else ""), ""]
-    page += _edges(plan, rates)
     page += [
-        f"`{table['command']}` · profile {plan.profile} · {done} of {planned}"
-        f" runs{_recorded(table)}" + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
+        f"`{table['command']}` · {done} of {planned} runs{_recorded(table)}"
+        + (f" · {_commits(table['commit'])}" if table["commit"] else ""),
         "",
     ]
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
@@ -69,8 +49,8 @@ def markdown(
         page += _budgets(table, lines, columns)
     page += [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
     page += _notes(plan)
-    page += _rates(plan, rates)
-    page += _missing(plan, table, failures, skipped)
+    page += _rates(table)
+    page += _missing(table, failures, skipped)
     return "\n".join(page).rstrip() + "\n"
 
 
@@ -96,8 +76,7 @@ def _recorded(table: Mapping[str, Any]) -> str:
         return ""
     told = "verified when they were written; their folders are not here"
     if older:
-        were, their = ("was", "its") if older == 1 else ("were", "their")
-        told += f"; {older} {were} taken from an older table, without the digests of {their} files"
+        told += f"; {older} without the digests of {'its' if older == 1 else 'their'} files"
     return f", {count} of them from `records.jsonl` ({told})"
 
 
@@ -133,9 +112,7 @@ def _values(
     if any(cell["published"] for cell in cells):
         caption += "; the paper's in brackets"
     if table["baseline"]:
-        caption += (
-            f". Bold: better than {table['baseline']} by the 95 % interval of the paired difference"
-        )
+        caption += f". Bold: better than {table['baseline']} by more than the smallest effect"
     return [f"{caption}.", "", *grid(head, body)]
 
 
@@ -194,8 +171,22 @@ def _differences(
         if any(cells):
             body.append([line["label"], *cells])
     head = ["", *(_title(table, lines, place) for place in places)]
+    effects = {
+        _title(table, lines, place): line["cells"][place]["rules"]["effect"]
+        for place in places
+        for line in lines
+        if line["cells"][place]
+    }
+    told = ", ".join(f"{effect:g} ({title})" for title, effect in effects.items())
+    if len(set(effects.values())) == 1:
+        told = f"{next(iter(effects.values())):g}"
     return [
-        f"Difference from {table['baseline']}, paired over seeds, with its 95 % interval.",
+        (
+            f"Difference from {table['baseline']}, paired over seeds, with the 95 % interval for"
+            f" all looks together, and what it proves by itself against a smallest effect of"
+            f" {told}."
+            " The page of claims corrects for the number of statements; this table does not."
+        ),
         "",
         *grid(head, body),
     ]
@@ -204,9 +195,13 @@ def _differences(
 def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
     if cell is None or not cell["difference"]:
         return ""
-    text, pairs = difference_text(cell["difference"], digits), cell["difference"]["n"]
+    found = cell["difference"]
+    text = difference_text(found, digits)
+    if found["low"] is None:
+        return text
     # Two rows may share more seeds than all rows do, and the mean is over the seeds of all.
-    return f"{text} ({pairs} seeds)" if pairs > cell["ours"]["n"] else text
+    more = f" ({found['n']} seeds)" if found["n"] > cell["ours"]["n"] else ""
+    return f"{text}{more}: {found['word']}"
 
 
 def _budgets(
@@ -251,84 +246,34 @@ def _notes(plan: Plan) -> list[str]:
     return ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
 
 
-def _used(
-    plan: Plan, rates: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """The learning rates of a table: their names, and how they were chosen."""
-    return [(tuning.name, rates[tuning.name]) for tuning in plan.tunings if tuning.name in rates]
-
-
-def edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    """How many of the learning rates are at the edge of their grid, and how many there are."""
-    used = _used(plan, rates)
-    return sum(bool(entry["at_edge_of_grid"]) for _, entry in used), len(used)
-
-
-def _edges(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The warning about rates at the edge of their grid, which must come before the numbers."""
-    ends, count = edges(plan, rates)
-    if not ends:
-        return []
-    return [
-        (
-            f"**Learning rates at the edge of their grid: {ends} of {count}** (below). A better"
-            " rate may be outside the grid or, because rates are chosen at half the length, between"
-            " its points (`rates`). So the rank of a row may be due to its grid and not to its"
-            " method."
-        ),
-        "",
-    ]
-
-
-def _rates(plan: Plan, rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    used = _used(plan, rates)
-    if not used:
+def _rates(table: Mapping[str, Any]) -> list[str]:
+    """The chosen learning rates, and what was tried."""
+    if not table["ladders"]:
         return []
     body = []
-    for title, entry in used:
-        tried = ", ".join(f"{point['lr']:g}" for point in entry["grid"])
-        edge = "yes" if entry["at_edge_of_grid"] else "no"
-        body.append([title.partition("/")[2], f"{entry['rate']:g}", tried, edge])
-    return [
-        "## Learning rates",
-        "",
-        (
-            "Chosen on one seed, half the length, a tenth of the training records held out, at"
-            f" {_tuned_at(plan)}. Such tuning is not free: it looks at private data and is not in"
-            " any ε."
-        ),
-        "",
-        *grid(["data / recipe / method", "chosen", "tried", "at the edge"], body),
-    ]
-
-
-def _tuned_at(plan: Plan) -> str:
-    """The noise with which the rates were chosen, by data set."""
-    found = {}
-    for tuning in plan.tunings:
-        config = tuning.runs[0].config
-        for key, sign in (("sigma", "σ"), ("epsilon", "ε")):
-            if config.get(key) is not None:
-                found[str(config["data"])] = f"{sign} = {config[key]:g} ({config['data']})"
-    return ", ".join(found.values()) or "the table's budget"
+    for name, ladder in table["ladders"].items():
+        tried = ", ".join(
+            f"{point['lr']:g}" + (" (diverged)" if point["value"] is None else "")
+            for point in ladder["points"]
+        )
+        rate = "not yet" if ladder["rate"] is None else f"{ladder['rate']:g}"
+        body.append([name, rate + " (cap reached)" * ladder["at_edge"], tried])
+    return ["## Learning rates", "", NOTE, "", *grid(["ladder", "chosen", "tried"], body)]
 
 
 def _missing(
-    plan: Plan, table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]
+    table: Mapping[str, Any], failures: Sequence[str], skipped: Sequence[str]
 ) -> list[str]:
-    lines = [
-        f"- {text}"
-        for text in (*map(open_part, table["missing"]), *plan.left_out, *skipped, *failures)
-    ]
+    lines = [f"- {text}" for text in (*map(open_part, table["missing"]), *skipped, *failures)]
     return ["## Not run", "", *lines, ""] if lines else []
 
 
 def open_part(part: Mapping[str, Any]) -> str:
     """What is left of a part of an experiment, with its command and its time."""
     what = f"{part['what']}: " if part["what"] else ""
-    grid = f" and {part['grid']} for learning rates" if part["grid"] else ""
+    rungs = f" and at least {part['rungs']} for learning rates" if part["rungs"] else ""
     return (
-        f"{what}{part['left']} of {part['planned']} runs{grid}: `{part['command']}`,"
+        f"{what}{part['left']} of {part['planned']} runs{rungs}: `{part['command']}`,"
         f" {time_left(part)}"
     )
 

@@ -31,7 +31,6 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     *,
     experiment: str | None = None,
-    profile: str | None = None,
     verify: bool = True,
 ) -> Path:
     """Writes the page for run folders, or for the results of one experiment.
@@ -42,7 +41,6 @@ def write_report(
         out: The file to write; default: ``report.html`` in the first folder, or beside the
             experiment's table.
         experiment: The name of an experiment.
-        profile: The experiment's profile, lite or paper; None takes paper if it was run.
         verify: Whether to recompute ε and every C from the ledger of each finished run.
 
     Returns:
@@ -64,7 +62,7 @@ def write_report(
         page = page_for(read_runs(folders), verify=verify)
         default = first / "report.html"
     else:
-        found = read_experiment(first, experiment, profile)
+        found = read_experiment(first, experiment)
         page = page_for_experiment(found)
         default = found.folder / "report.html"
     target = Path(out) if out is not None else default

@@ -1,7 +1,7 @@
 """The page of one experiment: the paper's table beside our numbers, figures, and sources.
 
 ``read_experiment`` is the only code that knows what ``zetaclip reproduce`` writes: ``table.json``
-and ``runs.csv`` in a folder named after the experiment and its profile, and the run folders beside
+and ``runs.csv`` in a folder named after the experiment, and the run folders beside
 it.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from ..experiments.spec import folder_of, names, tables_of
+from ..experiments.spec import names
 from ..words import counted
 from .curves import figures
 from .format import duration, epsilon_text, joined, plain
@@ -77,7 +77,6 @@ class Experiment:
         name: The experiment's name.
         folder: Where its table is.
         title: One line about it.
-        profile: lite or paper.
         command: The command that made it.
         commit: The commit it was made with.
         baseline: The row that others are compared with.
@@ -92,7 +91,6 @@ class Experiment:
     name: str
     folder: Path
     title: str
-    profile: str
     command: str
     commit: str
     baseline: str
@@ -104,26 +102,20 @@ class Experiment:
     planned: int
 
 
-def read_experiment(root: Path, name: str, profile: str | None = None) -> Experiment:
+def read_experiment(root: Path, name: str) -> Experiment:
     """What ``zetaclip reproduce NAME --out ROOT`` wrote.
 
     Args:
         root: The folder of results.
         name: The experiment.
-        profile: lite or paper; None takes paper if both were run.
 
     Raises:
         CommandError: Results are missing or damaged; the message says which.
     """
-    folders = [
-        found
-        for found in tables_of(root, name)
-        if profile is None or found.name == folder_of(name, profile)
-    ]
-    if not folders:
-        raise CommandError(_missing(root, name, profile))
-    folder = folders[0]
+    folder = root / name
     path = folder / "table.json"
+    if not path.is_file():
+        raise CommandError(_missing(root, name))
     found = parse_object(path.read_bytes())
     rows = found.get("rows") if found else None
     columns = found.get("columns") if found else None
@@ -138,7 +130,6 @@ def read_experiment(root: Path, name: str, profile: str | None = None) -> Experi
         name,
         folder,
         str(found.get("title") or name),
-        str(found.get("profile") or "unknown"),
         str(found.get("command") or f"zetaclip reproduce {name}"),
         str(found.get("commit") or "unknown"),
         str(found.get("baseline") or ""),
@@ -151,16 +142,14 @@ def read_experiment(root: Path, name: str, profile: str | None = None) -> Experi
     )
 
 
-def _missing(root: Path, name: str, profile: str | None) -> str:
+def _missing(root: Path, name: str) -> str:
     if not root.is_dir():
         return f"{root}: no such folder; give the one that `zetaclip reproduce --out` wrote"
     there = sorted(child.name for child in root.iterdir() if (child / "table.json").is_file())
     listed = f"there are results of: {', '.join(there)}" if there else "there are no results in it"
-    under = f" under the profile {profile}" if profile else ""
-    command = f"zetaclip reproduce {name}" + (f" --profile {profile}" if profile else "")
     return (
-        f"{root} holds no results of the experiment {name!r}{under}; {listed}. `{command}` makes"
-        " them"
+        f"{root} holds no results of the experiment {name!r}; {listed}. `zetaclip reproduce {name}`"
+        " makes them"
     )
 
 
@@ -227,11 +216,6 @@ def page_for_experiment(experiment: Experiment) -> Page:
         f"<p class=sentence>{escape(experiment.title)}</p>{first}"
     )
     of_the_paper = experiment.name in names()
-    if experiment.profile == "lite" and of_the_paper:
-        head += (
-            "<p class='note plain'>Profile lite: shorter training and smaller networks than the"
-            " paper's. Look at the order of the rows, not at the levels.</p>"
-        )
     sections = [
         Section("summary", html=head),
         Section(
@@ -269,8 +253,8 @@ def sentences(experiment: Experiment) -> list[str]:
     done = finished(experiment)
     seeds = max((cell.seeds for cell in cells), default=0)
     first = (
-        f"Finished: {len(done)} of {counted(experiment.planned, 'planned run')} (profile"
-        f" {experiment.profile}, up to {counted(seeds, 'seed')} per cell){_budget(done)}."
+        f"Finished: {len(done)} of {counted(experiment.planned, 'planned run')} (up to"
+        f" {counted(seeds, 'seed')} per cell){_budget(done)}."
     )
     compared = [cell for cell in cells if cell.interval is not None and cell.ours is not None]
     better = sum(cell.decided and cell.better is True for cell in compared)
@@ -278,7 +262,7 @@ def sentences(experiment: Experiment) -> list[str]:
     second = (
         f"Compared with {experiment.baseline or 'the baseline'}: {better} of"
         f" {counted(len(compared), 'cell')} better, {worse} worse,"
-        f" {len(compared) - better - worse} undecided (95 % interval of the paired difference)."
+        f" {len(compared) - better - worse} neither (by more than the smallest effect)."
     )
     both = [
         (cell.ours, cell.theirs)
@@ -413,7 +397,6 @@ def _origin(experiment: Experiment) -> list[tuple[str, str]]:
     seconds = sum(_float(row.get("seconds_total")) or 0.0 for row in done)
     rows = [
         ("runs", f"{len(done)} finished of {experiment.planned} planned"),
-        ("profile", experiment.profile),
         ("commit", experiment.commit),
         ("command", experiment.command),
         ("run folders", f"{there} of {len(experiment.folders)} rows have theirs beside this page"),

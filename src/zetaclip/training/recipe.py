@@ -428,10 +428,14 @@ def build_spectral(config: Config) -> Any:
 
 
 def _from_run(table: dict[str, Any]) -> Any:
-    """C from another run's probes: ``{kind = "replay" | "schedule" | "mean-of", run = FOLDER}``."""
+    """C from another run's probes: ``{kind = "replay", run = FOLDER}``.
+
+    Kinds: "replay", its C step by step; "mean-of", a constant; "schedule", a straight line in log C
+    from its first to its last C; "decay", one that falls to a quarter. All have its mean.
+    """
     from .. import Replay
 
-    kinds = ("replay", "schedule", "mean-of")
+    kinds = ("replay", "schedule", "mean-of", "decay")
     if table.get("kind") not in kinds or "run" not in table or len(table) != 2:
         raise ConfigError(
             f"a clipping table has a kind ({', '.join(kinds)}) and a run (a folder), not {table}"
@@ -455,6 +459,8 @@ def _from_run(table: dict[str, Any]) -> Any:
     if table["kind"] == "mean-of":
         return mean
     first, last = math.log(changes[0][1]), math.log(changes[-1][1])
+    if table["kind"] == "decay":
+        first, last = 0.0, math.log(0.25)
     line = [math.exp(first + (last - first) * step / max(1, steps - 1)) for step in range(steps)]
     # A straight line in log C, scaled so that its mean is the run's.
     factor = mean / (sum(line) / steps)
