@@ -17,20 +17,20 @@ baseline = "DP-SGD"
 data = "mnist"
 readings = ["sigma"]
 measures = ["accuracy", "clip_mean"]
-seeds = { lite = 3, paper = 2 }
-[tuning]
-factors = [0.25, 1.0, 4.0]
-rate_of = "dp-sgd"
+[datasets.mnist]
+rates = { sgd = 0.25 }
+looks = [3]
 [[rows]]
 label = "DP-SGD"
 method = "dp-sgd"
 [[rows]]
 label = "Spectral"
 method = "ww-practical"
+rate_of = "dp-sgd"
 [[rows]]
 label = "Replay"
 method = "dp-sgd"
-set = { clipping = { kind = "replay", run = "@run:Spectral@next-seed" } }
+set = { clipping = { kind = "replay", run = "@run:Spectral@other-seed" } }
 [[series]]
 name = "clip"
 kind = "probes"

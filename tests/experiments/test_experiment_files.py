@@ -27,22 +27,25 @@ EXPECTED = [
     "runtime",
     "controls",
     "budget",
-    "rates",
+    "resnet",
+    "imagenet",
     "accuracy",
     "accuracy-tables",
 ]
+
+BOARDS = ("accuracy", "accuracy-tables")
 
 
 def test_every_experiment_is_there():
     assert spec.names() == EXPECTED
 
 
-@pytest.mark.parametrize("profile", spec.PROFILES)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_it_plans(name, profile):
-    planned = plan.make_plan(spec.load(name), profile)
+def test_it_plans(name):
+    planned = plan.make_plan(spec.load(name))
     assert planned.runs and planned.columns
-    for run in [*planned.runs, *(run for tuning in planned.tunings for run in tuning.runs)]:
+    rungs = [run for ladder in planned.ladders.values() for run in ladder.runs(1.0)]
+    for run in [*planned.runs, *rungs]:
         assert set(run.config) <= spec.CONFIG_KEYS
         lengths = ("epochs" in run.config) + ("steps" in run.config)
         assert lengths == 1 or (lengths == 0 and run.config["method"] == "auto")
@@ -50,62 +53,73 @@ def test_it_plans(name, profile):
         assert (("epsilon" in run.config) + ("sigma" in run.config) == 1) == private
         assert ("delta" in run.config) == private
         if private:
-            assert run.config["delta"] == (2.4e-6 if run.config["data"] == "imagenet100" else 1e-5)
+            assert run.config["delta"] == (1e-3 if name == "imagenet" else 1e-5)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_its_controllers_can_be_built(name):
     known = set(inspect.signature(Spectral.__init__).parameters) | {"paper"}
-    for profile in spec.PROFILES:
-        for run in plan.make_plan(spec.load(name), profile).runs:
-            options = dict(run.config.get("spectral", {}))
-            assert set(options) <= known
-            literal = options.pop("paper", False)
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", UserWarning
-                )  # a start outside the bounds is what the sweep is about
-                (Spectral.paper if literal else Spectral)(run.config.get("clip", 1.0), **options)
+    for run in plan.make_plan(spec.load(name)).runs:
+        if "spectral" not in run.config:
+            continue
+        options = dict(run.config["spectral"])
+        assert set(options) <= known
+        literal = options.pop("paper", False)
+        if options.get("bounds") == "none":
+            options["bounds"] = None
+        elif "bounds" in options:  # C_0 is inside: a start outside would warn
+            low, high = options["bounds"]
+            assert low < run.config["clip"] < high
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (Spectral.paper if literal else Spectral)(run.config.get("clip", 1.0), **options)
+
+
+def test_every_controller_has_its_fifty_probes():
+    for name in EXPECTED:
+        experiment = spec.load(name)
+        sizes = {key: data["size"] for key, data in experiment.common["data"].items()}
+        for run in plan.make_plan(experiment).runs:
+            if "spectral" in run.config and name != "imagenet":
+                steps = plan.steps_of(run.config, sizes[run.labels["data"]])
+                slow = run.labels["row"] == "WW-DP-SGD, probe period K=100"
+                assert steps / run.config["spectral"]["period"] >= (25 if slow else 50), run.labels
 
 
 def test_every_controller_says_which_form_it_is():
     # A recipe may choose the form that is meant where none is given, so none may be left out.
     for name in EXPECTED:
-        for run in plan.make_plan(spec.load(name), "lite").runs:
+        for run in plan.make_plan(spec.load(name)).runs:
             if "spectral" in run.config:
                 literal = run.labels["method"] == "ww-dp-sgd"
                 assert run.config["spectral"]["paper"] is literal
 
 
-def test_lite_is_what_it_says():
-    for name in EXPECTED:
-        if name == "accuracy":  # its sets have lengths of their own, the same in both profiles
-            continue
-        for run in plan.make_plan(spec.load(name), "lite").runs:
-            if run.config["data"] == "mnist":
-                # the skewed sets are small, and train as many steps as four epochs of the whole one
-                assert (
-                    (run.config["steps"] == 940)
-                    if "skew" in run.config
-                    else (run.config["epochs"] == 4)
-                )
-            if run.config["data"].startswith("cifar"):
-                assert run.config["model"] == "resnet-small" and run.config["steps"] == 300
-            assert run.config["data"] != "emnist-letters"  # what is here is another split
-
-
-def test_the_paper_profile_has_five_seeds():
-    for name in EXPECTED:
-        planned = plan.make_plan(spec.load(name), "paper")
-        counts = {len(seeds) for seeds in planned.cells.values()}
-        assert counts == ({1, 5} if name == "accuracy" else {5})
+def test_looks_and_smallest_effects_are_those_of_the_protocol():
+    common = spec.load("iid").common["data"]
+    quick = {"mnist-features", "emnist", "cifar10", "cifar100", "adult", "ved"}
+    for name, data in common.items():
+        assert data["looks"] == (
+            [5, 10, 20] if name in quick else {"heart": [20], "cifar10-resnet": [3]}.get(name, [5])
+        )
+        small = {"accuracy": 0.2 if name in quick else 0.5, "auc": 0.002, "rmse": 0.002}
+        assert all(data["effects"][key] == small[key] for key in small if key in data["effects"])
+        assert set(data["effects"]) & set(small)
 
 
 def test_the_board_has_fewer_seeds_only_of_what_is_expensive():
-    planned = plan.make_plan(spec.load("accuracy"), "lite")
+    planned = plan.make_plan(spec.load("accuracy"))
     for (group, row, _), seeds in planned.cells.items():
         network = row.startswith("Network") and (group != "digits" or "views" in row)
         assert list(seeds) == ([1] if network or group == "CIFAR-100" else [1, 2, 3, 4, 5])
+
+
+def test_controls_stand_beside_spectral_control_everywhere():
+    wanted = {row["label"] for row in spec.load("iid").common["rows"]["controls"]}
+    assert len(wanted) == 5
+    for name in EXPECTED:
+        if name not in ("runtime", "resnet", "imagenet", "clip-sweep", *BOARDS):
+            assert wanted <= {row["label"] for row in spec.load(name).rows}, name
 
 
 # An independent reading of the paper's LaTeX.
@@ -147,8 +161,12 @@ def by_label(rows, *columns):
 
 def read_iid():
     head, _, *rows = latex_rows("tab:iid_all")
-    assert head[1:] == [column["label"] for column in spec.load("iid").columns]
-    return by_label(rows, 1, 2, 3, 4, 5)
+    labels = [column["label"] for column in spec.load("iid").columns]
+    assert head[1:] == [*(one for one in labels if "coupled" not in one), "ImageNet-100"]
+    imagenet = spec.read_toml(spec.FOLDER / "imagenet.toml")["published"]
+    every = by_label(rows, 5)
+    assert imagenet == {row: every[row] for row in imagenet}
+    return by_label(rows, 1, 2, 3, 4)
 
 
 def read_tabular():
@@ -167,7 +185,9 @@ def read_noniid():
     found, group = {}, ""
     for first, method, *cells in rows:
         group = first or group
+        method = {"Non-private": "Non-private (SGD)"}.get(method, method)
         found.setdefault(group, {})[method] = cells
+    del found["ImageNet"]  # the data are not here
     return found
 
 
@@ -244,7 +264,7 @@ def test_published_trajectories_are_the_papers():
 def test_every_published_cell_has_a_column():
     for name in READERS:
         experiment = spec.load(name)
-        planned = plan.make_plan(experiment, "paper")
+        planned = plan.make_plan(experiment)
         places = {column.published for column in planned.columns} - {None}
         for group, lines in experiment.published.items():
             assert group in {item["label"] for item in experiment.groups}
@@ -267,13 +287,15 @@ def test_an_unknown_experiment_names_the_near_one():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('method = "dp-sgd"', 'method = "dp-sdg"', "the method of 'DP-SGD, C=1'"),
+        ('method = "dp-sgd"', 'method = "dp-sdg"', "the method of 'DP-SGD'"),
         ('readings = ["sigma", "epsilon"]', 'readings = ["sigmas"]', "sigmas"),
         ('measures = ["accuracy", "clip_mean"]', 'measures = ["accurracy"]', "accurracy"),
-        ('baseline = "DP-SGD, C=1"', 'baseline = "DP-SGD"', "baseline"),
-        ("[tuning]", "[tunning]", "tuning?"),
+        ('baseline = "DP-SGD"', 'baseline = "DP-GSD"', "baseline"),
+        ('rows_from = ["subject"', 'rows_from = ["subjects"', "subjects"),
+        ('rate_of = "ww-practical"', 'rate_of = "ww"', "rate_of"),
+        ("baseline = ", "base_line = ", "baseline?"),
         ('data = "mnist"', 'data = "mnits"', "mnits"),
-        ("[tuning]", "[tuning", "not valid TOML"),
+        ("[[rows]]", "[[rows]", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(tmp_path, before, after, message):
@@ -286,7 +308,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path, before, after, message):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("iid", "iid is an experiment of this package"), ("runs", "rename"), ("mine-paper", "rename")],
+    [("iid", "iid is an experiment of this package"), ("runs", "rename")],
 )
 def test_a_name_that_is_taken_is_refused(tmp_path, name, message):
     text = (spec.FOLDER / "controls.toml").read_text(encoding="utf-8")
@@ -300,24 +322,21 @@ def test_a_key_that_train_does_not_know_is_refused(tmp_path):
     text = (
         (spec.FOLDER / "controls.toml")
         .read_text(encoding="utf-8")
-        .replace("decouple = true", "decuple = true")
+        .replace("rate_times_mean_clip", "set.decuple")
     )
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CommandError, match="decuple"):
-        plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
+        plan.make_plan(spec.load(str(tmp_path / "own.toml")))
 
 
 OWN = """
 baseline = "DP-SGD"
 data = "mine"
 measures = ["accuracy"]
-[tuning]
-factors = [1.0]
 [datasets.mine]
 size = 1000
 rates = { sgd = 0.1 }
-tuning = { epsilon = 3.0 }
-seeds = { lite = 2, paper = 2 }
+looks = [2]
 set = {data = "table.csv", target = "y", model = "mlp", batch_size = 50, epochs = 4, epsilon = 3.0}
 [methods.half-clip]
 rate = "sgd"
@@ -333,7 +352,7 @@ method = "half-clip"
 
 def test_a_method_and_a_data_set_of_ones_own(tmp_path):
     (tmp_path / "own.toml").write_text(OWN, encoding="utf-8")
-    planned = plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
+    planned = plan.make_plan(spec.load(str(tmp_path / "own.toml")))
     assert [(run.labels["row"], run.config["clip"]) for run in planned.runs] == [
         ("DP-SGD", 1.0),
         ("half", 0.5),
@@ -345,11 +364,7 @@ def test_a_method_and_a_data_set_of_ones_own(tmp_path):
     ("without", "message"),
     [
         ("size = 1000", "the data set 'mine' has no size"),
-        (
-            "seeds = { lite = 2, paper = 2 }",
-            "nor the data set 'mine' has seeds for the profile lite",
-        ),
-        ("lite = 2, ", "has seeds for the profile lite"),
+        ("rates = { sgd = 0.1 }", "no learning rate to start from for dp-sgd"),
         ('data = "table.csv", ', "the set of the data set 'mine' has no data"),
         ('model = "mlp", ', "'mine' has no model"),
         ("batch_size = 50, ", "'mine' has no batch_size"),
@@ -362,4 +377,4 @@ def test_what_is_missing_is_named_before_anything_runs(tmp_path, without, messag
     assert without in OWN
     (tmp_path / "own.toml").write_text(OWN.replace(without, "", 1), encoding="utf-8")
     with pytest.raises(CommandError, match=f"^own.*{re.escape(message)}"):
-        plan.make_plan(spec.load(str(tmp_path / "own.toml")), "lite")
+        plan.make_plan(spec.load(str(tmp_path / "own.toml")))

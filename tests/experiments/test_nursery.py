@@ -34,7 +34,7 @@ measures = ["accuracy"]
 [datasets.small]
 size = 1437
 rates = { sgd = 0.5 }
-seeds = { lite = 2, paper = 2 }
+looks = [2]
 set = { data = "digits", model = "mlp", batch_size = 64, steps = 12, sigma = 2.0 }
 [[rows]]
 label = "DP-SGD"
@@ -133,7 +133,7 @@ def test_a_warm_training_is_a_cold_one(tmp_path, monkeypatch):
     path = tmp_path / "digits.toml"
     path.write_text(DIGITS, encoding="utf-8")
     planned = []
-    for run in make_plan(spec.load(str(path)), "lite").runs:
+    for run in make_plan(spec.load(str(path))).runs:
         config = {**run.config, "lr": 0.5}  # not tuned
         planned.append(replace(run, key=config_key(config), config=config))
     assert len(planned) == 2

@@ -10,11 +10,18 @@ import pytest
 from zetaclip.errors import CommandError
 from zetaclip.experiments import plan, session, spec
 
-RATES = {"lite/mnist/paper/dp-sgd": 0.25}
+RATES = {"dp-sgd · σ = 1.1 · decoupled": 0.25}
 
 
-def runs_of(name, row, profile="lite", rates=RATES):
-    planned = plan.make_plan(spec.load(name), profile, rates)
+def tuned(name):
+    """A plan in which every ladder has chosen the same rate."""
+    experiment = spec.load(name)
+    rates = dict.fromkeys(plan.make_plan(experiment).ladders, 0.25)
+    return plan.make_plan(experiment, rates)
+
+
+def runs_of(name, row):
+    planned = tuned(name)
     return [run for run in planned.runs if run.labels["row"] == row]
 
 
@@ -61,12 +68,12 @@ def test_a_configuration_that_is_not_a_number_is_refused():
 
 
 def test_seeds_are_paired(mini):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     for seeds in planned.cells.values():
         assert list(seeds) == [1, 2, 3]
         assert [planned.by_key[key].config["seed"] for key in seeds.values()] == [1, 2, 3]
     for name in spec.names():
-        planned = plan.make_plan(spec.load(name), "lite")
+        planned = tuned(name)
         by_block = {}
         for (group, _, condition), seeds in planned.cells.items():
             by_block.setdefault((group, condition), set()).add(tuple(seeds))
@@ -75,20 +82,20 @@ def test_seeds_are_paired(mini):
 
 
 def test_skews_are_paired_too():
-    planned = plan.make_plan(spec.load("noniid"), "lite")
+    planned = plan.make_plan(spec.load("noniid"))
     assert all(run.config["skew_seed"] == run.config["seed"] for run in planned.runs)
 
 
 def test_one_seed_of_all_rows_before_the_second_of_any():
     for name in spec.names():
-        planned = plan.make_plan(spec.load(name), "lite")
+        planned = plan.make_plan(spec.load(name))
         needed = {key for run in planned.runs for key in run.after}
         seeds = [run.config["seed"] for run in planned.runs if run.key not in needed]
         assert seeds == sorted(seeds)
 
 
 def test_what_is_needed_comes_first(mini):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     seen = set()
     for run in planned.runs:
         assert set(run.after) <= seen
@@ -96,7 +103,7 @@ def test_what_is_needed_comes_first(mini):
 
 
 def test_a_replay_follows_another_seed(mini):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     followed = {}
     for run in planned.runs:
         if run.labels["row"] == "Replay":
@@ -104,11 +111,11 @@ def test_a_replay_follows_another_seed(mini):
             assert run.config["clipping"] == {"kind": "replay", "run": f"@run:{needed}"}
             assert planned.by_key[needed].labels["row"] == "Spectral"
             followed[run.config["seed"]] = planned.by_key[needed].config["seed"]
-    assert followed == {1: 2, 2: 3, 3: 1}
+    assert followed == {1: 2, 2: 1, 3: 2}
 
 
 def test_controls_follow_their_own_seed_where_they_should():
-    planned = plan.make_plan(spec.load("controls"), "lite", RATES)
+    planned = tuned("controls")
     for row in (
         "Straight line in log C, same mean",
         "Constant at the mean C",
@@ -116,7 +123,7 @@ def test_controls_follow_their_own_seed_where_they_should():
     ):
         for run in (run for run in planned.runs if run.labels["row"] == row):
             (needed,) = (planned.by_key[key] for key in run.after)
-            assert needed.labels["row"] == "Spectral feedback"
+            assert needed.labels["row"] == "WW-DP-SGD, practical form"
             assert needed.config["seed"] == run.config["seed"]
             assert [needed.config.get(key) for key in ("sigma", "epsilon")] == [
                 run.config.get(key) for key in ("sigma", "epsilon")
@@ -127,23 +134,24 @@ def test_controls_follow_their_own_seed_where_they_should():
 def test_random_signals_are_other_numbers_in_every_seed():
     """Otherwise three seeds are three trainings along one random path, and their interval says
     nothing about chance."""
-    made = plan.make_plan(spec.load("controls"), "lite", {"lite/mnist/paper/dp-sgd": 1.0})
+    made = tuned("controls")
     seeds = {
         run.labels["seed"]: run.config["spectral"]
         for run in made.runs
         if run.labels["row"] == "Random ζ"
     }
-    assert len(seeds) == 5 and all(
+    assert len(seeds) == 20 and all(
         options["signal_seed"] == seed for seed, options in seeds.items()
     )
     others = [run.config for run in made.runs if run.labels["row"] != "Random ζ"]
     assert others and not any("signal_seed" in config.get("spectral", {}) for config in others)
 
 
-def test_all_controls_share_one_learning_rate():
-    planned = plan.make_plan(spec.load("controls"), "lite", RATES)
-    rates = [run.config["lr"] for run in planned.runs]
-    assert {rate["rate"] if isinstance(rate, dict) else rate for rate in rates} == {0.25}
+def test_all_controls_have_the_rate_of_the_feedback():
+    planned = plan.make_plan(spec.load("controls"))
+    own = {"DP-SGD": "dp-sgd", "WW-DP-SGD": "ww-dp-sgd"}
+    for run in planned.runs:
+        assert plan.ladder_of(run).startswith(own.get(run.labels["row"], "ww-practical") + " · ")
 
 
 def test_equal_runs_are_shared_between_experiments():
@@ -151,7 +159,7 @@ def test_equal_runs_are_shared_between_experiments():
     assert [run.key for run in sweep] == [
         run.key for run in runs_of("components", "DP-SGD (fixed C)")
     ]
-    assert {run.key for run in sweep} <= {run.key for run in runs_of("controls", "DP-SGD, C=1")}
+    assert {run.key for run in sweep} <= {run.key for run in runs_of("controls", "DP-SGD")}
 
 
 def test_timed_runs_are_shared_with_none():
@@ -163,59 +171,83 @@ def test_timed_runs_are_shared_with_none():
 
 
 def test_plain_training_ignores_the_budget():
-    planned = plan.make_plan(spec.load("calibration"), "lite", RATES)
+    planned = tuned("calibration")
     cells = [seeds for (_, row, _), seeds in planned.cells.items() if row == "Non-private (SGD)"]
     assert len(cells) == 3 and all(seeds == cells[0] for seeds in cells)
 
 
-def test_grids_are_short_runs_on_held_out_records():
-    planned = plan.make_plan(spec.load("iid"), "lite")
-    for tuning in planned.tunings:
-        assert len(tuning.runs) == 3
-        low, middle, high = (run.config["lr"] for run in tuning.runs)
-        assert middle / low == pytest.approx(4) and high / middle == pytest.approx(4)
-        for run in tuning.runs:
-            assert run.config["validation"] == 0.1 and run.config["seed"] == plan.TUNING_SEED
-            assert run.config.get("epochs") == 2 or run.config.get("steps") == 150
-    middles = {tuning.name: tuning.runs[1].config["lr"] for tuning in planned.tunings}
-    assert (
-        middles["lite/mnist/paper/dp-sgd"] == 0.25 and middles["lite/cifar10/paper/dp-sgd"] == 0.5
-    )
-    assert middles["lite/mnist/paper/dp-adam"] == 1e-3
+@pytest.mark.parametrize("name", ["iid", "noniid", "tabular", "budget", "calibration"])
+def test_a_ladder_is_under_the_very_conditions_of_its_cell(name):
+    """Length, ε, schedule, skew, batch and method: all but rate, seed and the held-out records."""
+    planned = tuned(name)
+    unlike = ("lr", "seed", "skew_seed", "data_options", "validation", "clipping")
+    for run in planned.runs:
+        if run.labels["row"] in ("Sign reversed", "Random ζ") or "clipping" in run.config:
+            continue  # they have the rate of the practical form
+        ladder = planned.ladders[plan.ladder_of(run)]
+        (rung, *_) = ladder.runs(0.25)
+        assert rung.config["validation"] == 0.1 and rung.config["seed"] == plan.TUNING_SEED
+        told, wanted = (
+            {key: value for key, value in config.items() if key not in unlike}
+            for config in (rung.config, run.config)
+        )
+        assert told == wanted, run.labels
     assert plan.TUNING_SEED not in {run.config["seed"] for run in planned.runs}
+    assert {ladder.cap for ladder in planned.ladders.values()} == {plan.CAP}
 
 
-def test_every_method_has_a_rate_of_its_own_unless_the_experiment_says_otherwise():
-    shared = {"clip-sweep", "zone", "components", "smoothing", "probe-layer", "runtime", "controls"}
-    for name in spec.names():
-        planned = plan.make_plan(spec.load(name), "lite")
-        rates = {
-            (run.labels["method"], plan.tuning_of(run).rpartition("/")[2]) for run in planned.runs
-        }
-        if name in shared:
-            assert {rate for _, rate in rates} == {"dp-sgd"}
-        elif name in (
-            "rates",
-            "accuracy",
-            "accuracy-tables",
-        ):  # its columns are the rates; nothing is tuned
-            assert {rate for _, rate in rates} == {""}
-        else:
-            assert all(method == rate for method, rate in rates)
+def test_every_method_has_a_rate_of_its_own():
+    for name in ("iid", "tabular", "recent", "noniid", "calibration", "budget"):
+        for run in plan.make_plan(spec.load(name)).runs:
+            if "clipping" not in run.config:
+                assert plan.ladder_of(run).startswith(run.labels["method"] + " · ")
 
 
-def test_every_run_of_a_grid_has_a_description_of_its_own():
-    planned = plan.make_plan(spec.load("budget"), "lite")
-    told = [run.describe() for tuning in planned.tunings for run in tuning.runs]
-    assert (
-        len(set(told)) == len(told)
-        and "learning rate · mnist, default recipe · dp-sgd, lr 1 · seed 1000" in told
-    )
+def test_every_run_of_a_ladder_has_a_description_of_its_own():
+    planned = plan.make_plan(spec.load("budget"))
+    told = [
+        run.describe()
+        for ladder in planned.ladders.values()
+        for rate in (1.0, 2.0)
+        for run in ladder.runs(rate)
+    ]
+    assert len(set(told)) == len(told) and "Adult · ε=1 · dp-sgd, lr 2 · seed 1000" in told
+
+
+def test_splits_follow_the_seed_and_ladders_average_over_their_own():
+    planned = tuned("tabular")
+    heart = [run for run in planned.runs if run.labels["data"] == "heart"]
+    assert {run.config["data_options"]["seed"] for run in heart} == set(range(1, 21))
+    assert all(run.config["data_options"]["seed"] == run.config["seed"] for run in heart)
+    ladder = planned.ladders["dp-sgd · Heart (AUC), ε = 8 · decoupled"]
+    assert [run.config["data_options"]["seed"] for run in ladder.runs(1.0)] == [*range(1000, 1005)]
+
+
+def test_settings_that_depend_on_the_length():
+    planned = tuned("tabular")
+    configs = {
+        run.labels["row"]: run.config
+        for run in planned.runs
+        if run.labels["data"] == "adult" and run.labels["recipe"] == "decoupled"
+    }
+    # 20 epochs of 32 steps: the noise halves over them, the average looks back 64 steps
+    assert configs["ADP-AdamW"]["method_options"]["ratio"] ** 20 == pytest.approx(0.5, rel=1e-2)
+    assert configs["DP-Adam-AC"]["weight_average"] == pytest.approx(1 - 1 / 64, rel=1e-3)
+    assert configs["DP-SAM, equal work"]["epochs"] == 10 and configs["DP-SAM"]["epochs"] == 20
+    assert configs["DP-IS"]["method_options"]["cap"] == 4
+
+
+def test_a_ladder_may_begin_where_another_ended():
+    planned = plan.make_plan(spec.load("resnet"))
+    names = {name.partition(" · ")[0]: ladder for name, ladder in planned.ladders.items()}
+    assert names["dp-sgd"].follows == "" and names["dp-sgd"].cap == plan.CAP
+    assert names["auto-s"].follows.startswith("dp-sgd · ") and names["auto-s"].cap == 3
+    assert names["dp-adam"].follows == ""  # another family's rates tell nothing
 
 
 def test_a_rate_that_is_not_tuned_leaves_a_placeholder(mini):
-    assert {run.config["lr"] for run in plan.make_plan(mini, "lite").runs} == {
-        "@tuned:lite/mnist/paper/dp-sgd"
+    assert {run.config["lr"] for run in plan.make_plan(mini).runs} == {
+        "@tuned:dp-sgd · σ = 1.1 · decoupled"
     }
 
 
@@ -232,11 +264,11 @@ def test_only():
 
 def test_only_takes_labels_with_commas_in_them():
     experiment = spec.load("clip-sweep")
-    known = session.known_labels(experiment, "lite")
+    known = session.known_labels(experiment)
     text = "row=DP-SGD, C=1.00,WW-DP-SGD, C_0=0.25,seed=1,2"
     only = session.parse_only(text, known)
     assert only == {"row": ["DP-SGD, C=1.00", "WW-DP-SGD, C_0=0.25"], "seed": ["1", "2"]}
-    chosen = session.select(plan.make_plan(experiment, "lite", RATES), only)
+    chosen = session.select(plan.make_plan(experiment, RATES), only)
     assert {run.labels["row"] for run in chosen} == set(only["row"])
     # The longest label wins, and a value that is no label ends at the comma.
     assert session.parse_only("row=a, b,a", {"row": ["a", "a, b"]}) == {"row": ["a, b", "a"]}
@@ -244,7 +276,7 @@ def test_only_takes_labels_with_commas_in_them():
 
 
 def test_only_knows_every_place_of_a_run():
-    planned = plan.make_plan(spec.load("iid"), "lite")
+    planned = plan.make_plan(spec.load("iid"))
     rows = [
         {run.labels["row"] for run in session.select(planned, {"reading": [name]})}
         for name in ("sigma", "epsilon")
@@ -253,7 +285,7 @@ def test_only_knows_every_place_of_a_run():
 
 
 def test_only_selects(mini):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     chosen = session.select(planned, {"row": ["Replay"], "seed": ["1"]})
     assert [run.describe() for run in chosen] == ["σ = 1.1 · Replay · seed 1"]
     assert [run.labels["row"] for run in plan.with_dependencies(planned, chosen)] == [
@@ -267,17 +299,17 @@ def test_only_selects(mini):
 
 
 def test_one_seed_can_not_replay_another(mini_file):
-    text = mini_file.read_text(encoding="utf-8").replace("lite = 3", "lite = 1")
+    text = mini_file.read_text(encoding="utf-8").replace("looks = [3]", "looks = [1]")
     mini_file.write_text(text, encoding="utf-8")
     with pytest.raises(CommandError, match="two seeds"):
-        plan.make_plan(spec.load(str(mini_file)), "lite")
+        plan.make_plan(spec.load(str(mini_file)))
 
 
 def test_a_run_that_needs_itself_is_refused(mini_file):
-    text = mini_file.read_text(encoding="utf-8").replace("@run:Spectral@next-seed", "@run:Replay")
+    text = mini_file.read_text(encoding="utf-8").replace("@run:Spectral@other-seed", "@run:Replay")
     mini_file.write_text(text, encoding="utf-8")
     with pytest.raises(CommandError, match="needs its own result"):
-        plan.make_plan(spec.load(str(mini_file)), "lite")
+        plan.make_plan(spec.load(str(mini_file)))
 
 
 def test_a_rate_that_is_said_is_not_tuned(mini):
@@ -287,7 +319,7 @@ def test_a_rate_that_is_said_is_not_tuned(mini):
         {**mini.columns[0], "label": "tuned"},
     )
     mixed = plan.make_plan(
-        replace(mini, columns=columns, published={}), "lite", {"lite/mnist/paper/dp-sgd": 1.0}
+        replace(mini, columns=columns, published={}), {"dp-sgd · tuned, σ = 1.1 · decoupled": 1.0}
     )
     said, tuned = (
         {
@@ -298,6 +330,6 @@ def test_a_rate_that_is_said_is_not_tuned(mini):
         for label in ("lr=1", "tuned")
     )
     assert said == tuned and len(said) == 3
-    alone = plan.make_plan(replace(mini, columns=columns[:1], published={}), "lite")
-    assert alone.tunings == () and {run.config["lr"] for run in alone.runs} == {1.0}
-    assert {plan.tuning_of(run) for run in alone.runs} == {""}
+    alone = plan.make_plan(replace(mini, columns=columns[:1], published={}))
+    assert alone.ladders == {} and {run.config["lr"] for run in alone.runs} == {1.0}
+    assert {plan.ladder_of(run) for run in alone.runs} == {""}

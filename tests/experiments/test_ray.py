@@ -133,6 +133,6 @@ def test_no_cluster_there(address, message):
 def test_ray_that_is_not_installed(mini_file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
-    request = session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), ray="auto")
+    request = session.Request(spec.load(str(mini_file)), str(tmp_path / "out"), ray="auto")
     with pytest.raises(CommandError, match=r"pip install 'zetaclip\[ray\]'"):
         session.reproduce(request)

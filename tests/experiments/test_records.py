@@ -26,7 +26,7 @@ def request_(mini_file, mini, tmp_path):
         "title": "By epoch",
     }
     experiment = replace(mini, columns=(timed,), series=(*mini.series, epochs), published={"": {}})
-    return session.Request(experiment, "lite", str(tmp_path / "out"), workers=2)
+    return session.Request(experiment, str(tmp_path / "out"), workers=2)
 
 
 @pytest.fixture
@@ -47,7 +47,8 @@ def recorded(out):
 
 
 def planned(request, out):
-    return session._plan(request, Store.open(out, verify=lambda folder: []))
+    store = Store.open(out, verify=lambda folder: [])
+    return session.plan_of(request.experiment, store)[0]
 
 
 def drop(out, keys):
@@ -77,7 +78,7 @@ def test_without_the_folders_everything_comes_out_the_same(request_, done):
     assert before == {name: (done / "mini" / name).read_bytes() for name in names}
     again = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
     assert again.pop("runs") == {"finished": 9, "planned": 9, "recorded": 9, "unsigned": 9}
-    assert table.pop("runs")["recorded"] == 0
+    assert table.pop("runs") == {"finished": 9, "planned": 9, "recorded": 0, "unsigned": 9}
     assert again == table
     assert "9 of 9 runs, 9 of them from `records.jsonl`" in (done / "mini/table.md").read_text(
         encoding="utf-8"
@@ -94,13 +95,13 @@ def test_a_seed_is_added_to_recorded_ones(request_, done):
     shutil.rmtree(done / "runs")
     drop(done, {run.key for run in third})
     dry = session.dry_run(request_)
-    assert "1 run to do" in dry and "8 done" in dry
+    assert "at least 1 run to do" in dry and "8 done" in dry
     session.reproduce(request_)
     assert trained(done) == {run.key for run in third}
     assert (done / "mini/runs.csv").read_bytes() == before
     runs = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))["runs"]
-    assert runs == {"finished": 9, "planned": 9, "recorded": 8, "unsigned": 8}
-    assert len(recorded(done)) == 12
+    assert runs == {"finished": 9, "planned": 9, "recorded": 8, "unsigned": 9}
+    assert len(recorded(done)) == 13
 
 
 def test_a_recorded_run_is_made_again_for_one_that_reads_its_folder(request_, done):
@@ -112,16 +113,17 @@ def test_a_recorded_run_is_made_again_for_one_that_reads_its_folder(request_, do
     assert failed == 0 and trained(done) == {replay.key, followed}
 
 
-def test_a_grid_is_decided_by_its_records(request_, done):
+def test_a_ladder_is_climbed_by_its_records(request_, done):
     """Its folders may be lost before the last of its runs has been made."""
-    rates = json.loads((done / "tuning.json").read_text(encoding="utf-8"))
-    (grid,) = planned(request_, done).tunings
-    (done / "tuning.json").unlink()
+    before = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))["ladders"]
+    (ladder,) = planned(request_, done).ladders.values()
+    (start,) = ladder.runs(ladder.start)
     shutil.rmtree(done / "runs")
-    drop(done, {grid.runs[1].key})
+    drop(done, {start.key})
     session.reproduce(request_)
-    assert trained(done) == {grid.runs[1].key}
-    assert json.loads((done / "tuning.json").read_text(encoding="utf-8")) == rates
+    assert trained(done) == {start.key}
+    after = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))["ladders"]
+    assert after == before and len(next(iter(after.values()))["points"]) == 4
 
 
 def test_a_run_is_recorded_when_it_ends(request_, tmp_path, monkeypatch):
@@ -134,7 +136,7 @@ def test_a_run_is_recorded_when_it_ends(request_, tmp_path, monkeypatch):
         lambda store, runs: (plain(store, runs), counts.append(recorded(store.out))),
     )
     session.reproduce(request_)
-    assert [len(keys) for keys in counts] == [*range(1, 13), 12]
+    assert [len(keys) for keys in counts] == [*range(1, 14), 13]
 
 
 def test_a_rate_follows_a_recorded_mean(request_, done):
@@ -171,17 +173,16 @@ def test_the_folder_counts_where_there_is_one(request_, done):
 )
 def test_an_edited_line_is_refused(request_, done, old, new):
     path = done / records.FILE
-    keys = {run.key for run in planned(request_, done).runs}
     first, *rest = path.read_text(encoding="utf-8").splitlines()
     assert old in first
     path.write_text("\n".join([*rest, first.replace(old, new, 1)]) + "\n", encoding="utf-8")
-    with pytest.raises(CommandError, match=r"records.jsonl, line 12.*not as it was written"):
+    with pytest.raises(CommandError, match=r"records.jsonl, line 13.*not as it was written"):
         session.tables_only(request_)
     path.write_text(
         "\n".join(rest) + "\n", encoding="utf-8"
     )  # as it advises; the folder is still here
     assert session.tables_only(request_).startswith("9 of 9 runs")
-    assert len(recorded(done)) == (12 if json.loads(first)["run"] in keys else 11)
+    assert len(recorded(done)) == 13
 
 
 def test_a_sealed_record_must_have_its_own_name(request_, done):
@@ -208,7 +209,7 @@ def test_records_of_other_machines_are_the_last_to_tell_the_time(request_, done)
 def test_lines_that_measured_nothing_are_not_kept(tmp_path, mini):
     """A set of short epochs is evaluated at every tenth of them: the others tell nothing but the
     time."""
-    run = plan.make_plan(mini, "lite", {"lite/mnist/paper/dp-sgd": 0.25}).runs[0]
+    run = plan.make_plan(mini, {"dp-sgd · σ = 1.1 · decoupled": 0.25}).runs[0]
     epochs = [
         {
             "epoch": n,

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import re
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from zetaclip.experiments import missing, plan, plots, results, session, spec, tables, tuning
+from zetaclip.experiments import ladder, missing, plan, plots, results, session, spec, tables
+from zetaclip.experiments.evidence import Rules
 from zetaclip.experiments.measures import MEASURES, Run, diverged
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def done(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
-    request = session.Request(mini, "lite", str(tmp_path / "out"), workers=2)
+    request = session.Request(mini, str(tmp_path / "out"), workers=2)
     session.reproduce(request)
     return tmp_path / "out"
 
@@ -32,72 +32,32 @@ def lines(path):
     return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 30])
-def test_the_interval_is_students(count):
-    generator = np.random.default_rng(count)
-    ours, base = generator.normal(1, 0.3, count), generator.normal(0, 0.3, count)
-    found = results.paired_difference(dict(enumerate(ours)), dict(enumerate(base)))
-    reference = stats.ttest_rel(ours, base).confidence_interval(0.95)
-    assert found.n == count
-    assert found.low == pytest.approx(reference.low, rel=1e-9) and found.high == pytest.approx(
-        reference.high, rel=1e-9
-    )
-    assert found.mean == pytest.approx(np.mean(ours - base))
-
-
 def test_only_common_seeds_are_paired():
-    found = results.paired_difference({1: 1.0, 2: 5.0, 4: 3.0}, {1: 0.0, 3: 9.0, 4: 1.0})
+    rules = Rules((2,), 0.0)
+    found = results.compared({1: 1.0, 2: 5.0, 4: 3.0}, {1: 0.0, 3: 9.0, 4: 1.0}, rules)
     assert found.n == 2 and found.mean == 1.5
-    assert results.paired_difference({1: 1.0}, {2: 1.0}) is None
-    alone = results.paired_difference({1: 1.0}, {1: 0.5})
-    assert alone.mean == 0.5 and alone.low is None and results._better(alone, 1) is None
+    assert results.compared({1: 1.0}, {2: 1.0}, rules) is None
+    alone = results.compared({1: 1.0}, {1: 0.5}, rules)
+    assert alone.mean == 0.5 and alone.low is None and alone.word == "can't be told"
+    assert results.difference_text(vars(alone), 2) == "+0.50 (1 seed)"
 
 
-def test_equal_differences_are_no_interval():
-    """One test record of ten thousand in each of three seeds: the grid of accuracies does not
-    scatter, and proves nothing."""
-    base = {1: 95.12, 2: 94.87, 3: 95.33}
-    found = results.paired_difference({seed: value - 0.01 for seed, value in base.items()}, base)
-    assert found.mean == pytest.approx(-0.01) and (found.low, found.high, found.n) == (
-        None,
-        None,
-        3,
-    )
-    assert results._better(found, 1) is None
-    assert results.difference_text(vars(found), 2) == "-0.01 (the same in every seed)"
-    same = results.paired_difference(base, base)
-    assert (same.low, same.high) == (0, 0) and results.difference_text(
-        vars(same), 2
-    ) == "0, the same in every seed"
-    other = results.paired_difference({**base, 3: 95.34}, base)
-    assert other.low is not None and other.low < 0 < other.high
+def test_equal_differences_prove_what_they_say():
+    """One test record of ten thousand in every seed is less than the smallest effect."""
+    base = {seed: 95.0 + 0.17 * seed for seed in range(1, 6)}
+    less = {seed: value - 0.01 for seed, value in base.items()}
+    found = results.compared(less, base, Rules((5,), 0.2))
+    assert found.word == "equivalent" and found.low == found.high
+    assert results.difference_text(vars(found), 2) == "-0.01, the same in every seed"
 
 
-def test_the_interval_covers_as_often_as_it_says():
-    generator = np.random.default_rng(0)
-    inside = inside_narrow = 0
-    for _ in range(2000):
-        pairs = generator.normal(0.2, 1.0, 3)
-        found = results.paired_difference(dict(enumerate(pairs)), dict.fromkeys(range(3), 0.0))
-        inside += found.low <= 0.2 <= found.high
-        half = 1.96 * np.std(pairs, ddof=1) / math.sqrt(3)  # what a normal quantile would give
-        inside_narrow += abs(pairs.mean() - 0.2) <= half
-    assert abs(inside / 2000 - 0.95) < 0.015
-    assert inside_narrow / 2000 < 0.9
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "good", "expected"),
-    [
-        (0.1, 0.3, 1, True),
-        (-0.3, -0.1, 1, False),
-        (-0.1, 0.3, 1, None),
-        (0.1, 0.3, -1, False),
-        (-0.3, -0.1, -1, True),
-    ],
-)
-def test_better_only_where_the_interval_says_so(low, high, good, expected):
-    assert results._better(results.Difference((low + high) / 2, low, high, 3), good) is expected
+def test_lower_may_be_better():
+    base = {seed: 1.0 + 0.01 * seed for seed in range(1, 6)}
+    less = {seed: value - 0.1 - 0.001 * (seed % 2) for seed, value in base.items()}
+    up, down = (results.compared(less, base, Rules((5,), 0.02), good) for good in (1, -1))
+    assert (up.word, down.word) == ("worse", "better") and up.mean == down.mean < 0
+    excluded = results.compared(less, base, Rules((5,), 0.2), 1, published=0.5)
+    assert excluded.word == "equivalent" and excluded.p["the published gain is excluded"] < 0.001
 
 
 def test_the_table_is_the_csv(done):
@@ -106,8 +66,7 @@ def test_the_table_is_the_csv(done):
     assert len(rows) == 9 and {row["state"] for row in rows} == {"finished"}
     assert table["columns"] == ["σ = 1.1: accuracy, %", "σ = 1.1: mean C"]
     assert (
-        table["runs"] == {"finished": 9, "planned": 9, "recorded": 0, "unsigned": 0}
-        and table["profile"] == "lite"
+        table["runs"] == {"finished": 9, "planned": 9, "recorded": 0, "unsigned": 9}
         and table["commit"] == "0000000"
     )
     values = {
@@ -137,9 +96,7 @@ def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch)
     text = mini_file.read_text(encoding="utf-8")
     plain = '[[rows]]\nlabel = "Plain"\nmethod = "sgd"\n[[series]]'
     mini_file.write_text(text.replace("[[series]]", plain), encoding="utf-8")
-    session.reproduce(
-        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
-    )
+    session.reproduce(session.Request(spec.load(str(mini_file)), str(tmp_path / "out"), workers=2))
     table = json.loads((tmp_path / "out/mini/table.json").read_text(encoding="utf-8"))
     cells = {line["label"]: line["cells"][0] for line in table["rows"]}
     assert cells["Plain"]["ours"]["n"] == 3
@@ -150,7 +107,6 @@ def test_training_without_privacy_beats_nobody(mini_file, tmp_path, monkeypatch)
 
 def test_the_page_says_what_it_must(done):
     page = (done / "mini/table.md").read_text(encoding="utf-8")
-    assert "Lite profile" in page
     assert "δ = 1e-05" in page and "0.83" in page and "add" in page
     assert "[95.99 ± 0.08]" in page and "not free" in page
     assert "Not run" not in page
@@ -165,9 +121,8 @@ def test_the_page_says_what_it_must(done):
 
 def test_a_page_tells_what_its_runs_can_not_prove():
     signed, older = ({"runs": {"recorded": 5, "unsigned": count}} for count in (0, 3))
-    assert "digests" not in tables._recorded(signed) and "3 were taken from" in tables._recorded(
-        older
-    )
+    assert "digests" not in tables._recorded(signed)
+    assert "3 without the digests of their files" in tables._recorded(older)
     commit = "0123456789abcdef"
     assert tables._commits(commit) == "commit 0123456789"
     assert tables._commits(f"{commit}, f{commit}+").startswith(
@@ -177,7 +132,7 @@ def test_a_page_tells_what_its_runs_can_not_prove():
 
 def test_a_metric_of_mixed_kind_is_named_by_group():
     def cell(metric, pairs=3):
-        difference = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": pairs}
+        difference = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": pairs, "word": "better"}
         ours = {"mean": 95.0, "std": 1.0, "n": 3}
         common = {"published": None, "diverged": 0, "finished": 3, "planned": 3, "better": None}
         return {"metric": metric, "ours": ours, "difference": difference, **common}
@@ -191,8 +146,10 @@ def test_a_metric_of_mixed_kind_is_named_by_group():
         assert title in shown and f"{value} ± 1.0" in shown
     mixed = [{"label": "A", "cells": [cell("auc")]}, {"label": "C", "cells": [cell("accuracy")]}]
     assert "ε=1: metric" in "\n".join(tables._values(table, mixed, [0]))
-    assert tables._difference(cell("accuracy"), 2) == "+0.50 [+0.25, +0.75]"
-    assert tables._difference(cell("accuracy", pairs=5), 2) == "+0.50 [+0.25, +0.75] (5 seeds)"
+    assert tables._difference(cell("accuracy"), 2) == "+0.50 [+0.25, +0.75]: better"
+    assert (
+        tables._difference(cell("accuracy", pairs=5), 2) == "+0.50 [+0.25, +0.75] (5 seeds): better"
+    )
 
 
 def diverge(out, row, seeds):
@@ -208,7 +165,7 @@ def diverge(out, row, seeds):
 @pytest.mark.parametrize("row", ["Spectral", "DP-SGD"])
 def test_a_seed_that_diverged_is_counted(mini, done, row):
     diverge(done, row, [2])
-    session.tables_only(session.Request(mini, "lite", str(done)))
+    session.tables_only(session.Request(mini, str(done)))
     table = json.loads((done / "mini/table.json").read_text(encoding="utf-8"))
     cells = {line["label"]: line["cells"] for line in table["rows"]}
     assert (
@@ -219,24 +176,14 @@ def test_a_seed_that_diverged_is_counted(mini, done, row):
     assert cells["Spectral"][0]["difference"] is None and cells["Spectral"][0]["better"] is None
     page = (done / "mini/table.md").read_text(encoding="utf-8")
     assert "(1 of 3 diverged)" in page and "a seed that diverged has no value" in page
-    assert "have finished" not in page and "**" not in page.replace("**Lite profile**", "")
+    assert "have finished" not in page and "**" not in page
 
 
 def test_a_cell_of_which_nothing_is_left(mini, done):
     diverge(done, "Spectral", [1, 2, 3])
-    session.tables_only(session.Request(mini, "lite", str(done)))
+    session.tables_only(session.Request(mini, str(done)))
     page = (done / "mini/table.md").read_text(encoding="utf-8")
     assert "| Spectral | 3 of 3 diverged [95.99 ± 0.08] |" in page and "not run" not in page
-
-
-def test_each_profile_has_its_own_folder(mini, done):
-    lite = (done / "mini/table.json").read_text(encoding="utf-8")
-    session.tables_only(session.Request(mini, "paper", str(done)))
-    assert (done / "mini/table.json").read_text(encoding="utf-8") == lite
-    assert (
-        json.loads((done / "mini-paper/table.json").read_text(encoding="utf-8"))["profile"]
-        == "paper"
-    )
 
 
 def test_what_a_run_was_never_asked_for_is_no_divergence():
@@ -249,19 +196,17 @@ def test_what_a_run_was_never_asked_for_is_no_divergence():
 
 
 def test_the_command_is_one_that_works(mini, mini_file):
-    request = session.Request(mini, "lite", "results")
-    assert session.command_line(request) == f"zetaclip reproduce {mini_file} --profile lite"
-    request = session.Request(spec.load("iid"), "paper", "my results")
-    assert (
-        session.command_line(request) == "zetaclip reproduce iid --profile paper --out 'my results'"
-    )
+    request = session.Request(mini, "results")
+    assert session.command_line(request) == f"zetaclip reproduce {mini_file}"
+    request = session.Request(spec.load("iid"), "my results")
+    assert session.command_line(request) == "zetaclip reproduce iid --out 'my results'"
 
 
 def test_a_finished_run_that_is_not_used_is_named(mini, done):
     key = lines(done / "mini/runs.csv")[0]["run"]
     config = done / "runs" / key / "config.json"
     config.write_text(config.read_text().replace('"sigma": 1.1', '"sigma": 0.9'))
-    said = session.tables_only(session.Request(mini, "lite", str(done)))
+    said = session.tables_only(session.Request(mini, str(done)))
     told = "not used: σ = 1.1 · DP-SGD · seed 1: it was run with another sigma: 0.9, not 1.1"
     assert told in said and f"- {told}" in (done / "mini/table.md").read_text(encoding="utf-8")
 
@@ -269,7 +214,7 @@ def test_a_finished_run_that_is_not_used_is_named(mini, done):
 def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     request = session.Request(
-        mini, "lite", str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2
+        mini, str(tmp_path / "out"), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2
     )
     session.reproduce(request)
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
@@ -283,74 +228,55 @@ def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
 
 def test_what_is_missing_is_told_by_data_set_and_reading(store):
     experiment = spec.load("iid")
-    planned = plan.make_plan(experiment, "lite")
+    planned = plan.make_plan(experiment)
     left = [
         run
         for run in planned.runs
         if run.labels["data"] != "mnist" or run.labels["reading"] != "sigma"
     ]
-    found = {
-        part["what"]: part
-        for part in missing.parts(planned, left, "go", store, lambda runs: float(len(runs)))
-    }
+    climbs = ladder.climb_all(planned.ladders, planned.ladders, lambda run: None)
+    parts = missing.parts(planned, planned.runs, left, climbs, "go", lambda runs: float(len(runs)))
+    found = {part["what"]: part for part in parts}
     assert set(found) == {
         "MNIST, ε = 8.33",
-        "EMNIST letters, ε = 8",
+        "EMNIST letters, subset, ε = 8",
         "CIFAR-10, ε = 8",
         "CIFAR-100, ε = 8",
     }
     for part in found.values():
         only = session.parse_only(
-            part["command"].removeprefix("go --only "), session.known_labels(experiment, "lite")
+            part["command"].removeprefix("go --only "), session.known_labels(experiment)
         )
         # Plain training is the same run under both readings of MNIST, and is done.
         chosen = [run for run in session.select(planned, only) if run in left]
         assert len(chosen) == part["left"] == part["planned"]
-        assert part["grid"] == 3 * len({plan.tuning_of(run) for run in chosen})
-        assert part["seconds"] == part["left"] + part["grid"]
-
-
-def test_a_grid_that_two_parts_share_is_counted_once(store):
-    planned = plan.make_plan(spec.load("components"), "lite")
-    found = missing.parts(planned, planned.runs, "go", store, lambda runs: None)
-    assert [part["grid"] for part in found] == [sum(len(one.runs) for one in planned.tunings), 0]
+        assert part["rungs"] == 3 * len({plan.ladder_of(run) for run in chosen})
+        assert part["seconds"] == part["left"] + part["rungs"]
 
 
 def test_the_first_page_names_every_experiment_and_what_is_left(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     out = tmp_path / "out"
-    request = session.Request(
-        mini, "lite", str(out), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2
-    )
+    request = session.Request(mini, str(out), only={"seed": ["1"], "row": ["DP-SGD"]}, workers=2)
     session.reproduce(request)
-    session.tables_only(session.Request(spec.load("zone"), "lite", str(out)))
+    session.tables_only(session.Request(spec.load("zone"), str(out)))
     page = (out / "README.md").read_text(encoding="utf-8")
-    assert "| [mini](mini/table.md): Mini | lite | 1 of 9 |" in page
+    assert "| [mini](mini/table.md): Mini | 1 of 9 |" in page
     assert f"- mini: 8 of 9 runs: `{session.command_line(request)}`, about" in page
-    assert (
-        "| lite | 0 of 30 | not known |" in page
-        and "time not known (`--dry-run` measures it)" in page
-    )
+    assert "| 0 of 150 | not known |" in page and "time not known (`--dry-run` measures it)" in page
     assert all(
         f"- {name}: not started, `zetaclip reproduce {name}`" in page
         for name in spec.names()
         if name != "zone"
     )
     assert "- zone: not started" not in page
-    session.tables_only(session.Request(mini, "paper", str(out)))
-    page = (out / "README.md").read_text(encoding="utf-8")
-    assert (
-        "[mini-paper](mini-paper/table.md)" in page and "has not been run" in page
-    )  # a table without runs
-    session.reproduce(session.Request(mini, "paper", str(out), workers=2))
-    assert "has not been run" not in (out / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"title": "mine"}'])
 def test_the_first_page_names_what_it_can_not_read(mini, done, content):
     (done / "mine").mkdir()
     (done / "mine/table.json").write_text(content)
-    session.tables_only(session.Request(mini, "lite", str(done)))
+    session.tables_only(session.Request(mini, str(done)))
     assert "- mine: its table.json can't be read" in (done / "README.md").read_text(
         encoding="utf-8"
     )
@@ -360,7 +286,7 @@ def test_rows_are_shown_by_the_seeds_that_the_baseline_has(mini, tmp_path, monke
     # The replay of seed 1 follows the spectral run of seed 2, which so is ahead of the baseline.
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     out = tmp_path / "out"
-    session.reproduce(session.Request(mini, "lite", str(out), only={"seed": ["1"]}, workers=2))
+    session.reproduce(session.Request(mini, str(out), only={"seed": ["1"]}, workers=2))
     values = {
         (row["row"], row["seed"]): row["value"]
         for row in lines(out / "mini/runs.csv")
@@ -397,7 +323,7 @@ def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(
 ):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")
-    request = session.Request(mini, "lite", str(tmp_path / "out"), workers=2)
+    request = session.Request(mini, str(tmp_path / "out"), workers=2)
     assert session.reproduce(request)[1]
     session.tables_only(request)
     assert (
@@ -409,22 +335,13 @@ def test_a_run_that_failed_before_is_not_taken_for_one_that_was_never_tried(
     assert "when last tried" not in (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
 
 
-def test_rates_at_the_edge_are_told_before_the_numbers(mini_file, tmp_path, monkeypatch):
+def test_a_cap_that_ends_a_ladder_is_told(mini_file, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
-    text = mini_file.read_text(encoding="utf-8").replace(
-        "factors = [0.25, 1.0, 4.0]", "factors = [1.0, 4.0]"
-    )
-    mini_file.write_text(
-        text, encoding="utf-8"
-    )  # the stand-in is best at the middle, which now is an end
-    session.reproduce(
-        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
-    )
+    text = mini_file.read_text(encoding="utf-8").replace("sgd = 0.25", "sgd = 64.0")
+    mini_file.write_text(text, encoding="utf-8")  # the stand-in is best at 0.25
+    session.reproduce(session.Request(spec.load(str(mini_file)), str(tmp_path / "out"), workers=2))
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert page.index("**Learning rates at the edge of their grid: 1 of 1**") < page.index(
-        "| DP-SGD |"
-    )
-    assert "a tenth of the training records held out, at σ = 1.1 (mnist)." in page
+    assert "| 1 (cap reached) | 1, 2, 4, 8, 16, 32, 64, 128 |" in page
 
 
 @pytest.mark.parametrize(
@@ -433,14 +350,6 @@ def test_rates_at_the_edge_are_told_before_the_numbers(mini_file, tmp_path, monk
 )
 def test_intervals_are_shown_to_two_figures_of_their_width(low, high, least, digits):
     assert results.digits_of(low, high, least) == digits
-
-
-def test_nothing_published_is_promised_where_there_is_nothing():
-    for name, there in (("controls", False), ("clip-sweep", True)):
-        planned = plan.make_plan(spec.load(name), "lite")
-        table = results.table(planned, {}, "")
-        page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])
-        assert "Lite profile" in page and ("Published cells stand beside ours" in page) is there
 
 
 @pytest.mark.parametrize(
@@ -464,41 +373,38 @@ def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch
         return save(figure, folder, name)
 
     monkeypatch.setattr(plots, "_save", look)
-    session.reproduce(
-        session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
-    )
+    session.reproduce(session.Request(spec.load(str(mini_file)), str(tmp_path / "out"), workers=2))
     (legend,) = (texts for name, texts in legends.items() if "smoothed" in name)
     assert legend == ["Spectral", "Other", *zone]
 
 
 def test_a_subset_is_not_put_beside_published_cells():
     experiment = spec.load("noniid")
-    planned = plan.make_plan(experiment, "lite")
+    planned = plan.make_plan(experiment)
     cells = {
         line["group"]: line["cells"]
-        for line in results.table(planned, {}, "")["rows"]
+        for line in results.table(planned, {}, "", 0)["rows"]
         if line["label"] == "DP-SGD"
     }
     assert all(cell["published"] is None for cell in cells["EMNIST"])
     assert cells["MNIST"][0]["published"] == {"mean": 94.53, "std": 0.20}
-    assert "ImageNet" not in cells
     for name in ("iid", "noniid"):
-        assert any(
-            "lite profile EMNIST is another data set" in note for note in spec.load(name).notes
-        )
+        assert any("EMNIST is another data set" in note for note in spec.load(name).notes)
 
 
 def test_time_leaves_out_the_first_epoch(store):
     experiment = spec.load("runtime")
-    planned = plan.make_plan(experiment, "lite", {"lite/mnist/paper/dp-sgd": 0.25})
+    planned = plan.make_plan(experiment)
+    planned = plan.make_plan(experiment, dict.fromkeys(planned.ladders, 0.25))
     run_all(planned.runs, store, LocalBackend(2), 1, Progress(io.StringIO()))
-    table = results.table(planned, results.collect(planned, store), "")
+    table = results.table(planned, results.collect(planned, store), "", 6)
+    table["ladders"] = {}
     plain, spectral = ([cell["ours"] for cell in line["cells"]] for line in table["rows"])
     # the stand-in: a first epoch of 10 s, then three of 2 s and 0.5 s of evaluation, with 0.1 s of
     # probing on top
     assert [cell["mean"] for cell in plain[:3]] == pytest.approx([7.5, 6.0, 1.5])
     assert plain[3] is None
-    page = tables.markdown(planned, table, failures=[], rates={}, skipped=[], pictures=[])
+    page = tables.markdown(planned, table, failures=[], skipped=[], pictures=[])
     assert "| 7.50 ± 0.00 [411.393] | 6.00 ± 0.00 [330.112] | 1.50 ± 0.00 [81.281] | – |" in page
     assert [cell["mean"] for cell in spectral] == pytest.approx(
         [7.8, 6.3, 1.5, 100 * 0.3 / 7.5, 100 * 0.3 / 6.3]
@@ -511,28 +417,22 @@ def test_every_experiment_makes_its_page(store, monkeypatch):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     for name in spec.names():
         experiment = spec.load(name)
-        request = session.Request(experiment, "lite", str(store.out), workers=2)
-        planned = plan.make_plan(experiment, "lite")
-        entries = {
-            tuning.key(grid): {
-                "rate": grid.runs[1].config["lr"],
-                "at_edge_of_grid": False,
-                "grid": [
-                    {"lr": run.config["lr"], "value": 0.5, "run": run.key} for run in grid.runs
-                ],
-            }
-            for grid in planned.tunings
-        }
-        (store.out / "tuning.json").write_text(json.dumps({"rates": entries}))
-        rates = tuning.values(planned.tunings, tuning.load_rates(store))
-        planned = plan.make_plan(experiment, "lite", rates)
+        request = session.Request(experiment, str(store.out), workers=2)
+        planned = plan.make_plan(experiment)
+        rungs = [
+            run
+            for one in list(planned.ladders.values())[:1]
+            for factor in (0.5, 1.0, 2.0)
+            for run in one.runs(one.start * factor)
+        ]
+        run_all(rungs, store, LocalBackend(2), 1, Progress(io.StringIO()))
+        planned = plan.make_plan(experiment, dict.fromkeys(planned.ladders, 1.0))
         some = plan.with_dependencies(planned, planned.runs[:2])
         outcomes = run_all(some, store, LocalBackend(2), 1, Progress(io.StringIO()))
         assert {outcome.state for outcome in outcomes.values()} <= {"done", "reused"}
         session.tables_only(request)
         page = (store.out / name / "table.md").read_text(encoding="utf-8")
         assert experiment.title in page and "## Not run" in page
-        assert ("Lite profile" in page) == (not name.startswith("accuracy"))  # one length
         assert list((store.out / name).glob("*.png"))
 
 
@@ -563,12 +463,3 @@ def test_committed_results_hold_no_weights():
         for name in names
     ]
     assert not [path for path in kept if path.suffix in (".safetensors", ".pt", ".private")]
-
-
-def test_an_experiment_of_ones_own_has_no_text_of_the_papers_profile(mini_file, tmp_path):
-    text = mini_file.read_text(encoding="utf-8").split("[published]")[0]
-    mini_file.write_text(text, encoding="utf-8")
-    own = spec.load(str(mini_file))
-    session.tables_only(session.Request(own, "lite", str(tmp_path / "out")))
-    page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert "Lite profile" not in page and "paper" not in page.lower().replace("profile lite", "")

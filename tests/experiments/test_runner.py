@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from zetaclip.errors import CommandError
-from zetaclip.experiments import estimate, needs, plan, runner, session, spec, tuning
+from zetaclip.experiments import estimate, needs, plan, runner, session, spec
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, Outcome, run_all
 from zetaclip.experiments.store import Store
 
-RATES = {"lite/mnist/paper/dp-sgd": 0.25}
+RATES = {"dp-sgd · σ = 1.1 · decoupled": 0.25}
 
 
 def go(mini, store, workers=2, threads=1):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     stream = io.StringIO()
     outcomes = run_all(planned.runs, store, LocalBackend(workers), threads, Progress(stream))
     return planned, outcomes, stream.getvalue()
@@ -61,7 +61,7 @@ def test_placeholders_are_filled_in(mini, store):
     scaled = store.materialise({"lr": {"rate": 0.25, "times_mean_clip_of": f"@run:{needed}"}})
     assert scaled["lr"] == 0.25 * result["clip"]["mean"] != 0.25
     with pytest.raises(CommandError, match="has not been tuned"):
-        store.materialise({"lr": "@tuned:lite/mnist/paper/dp-sgd"})
+        store.materialise({"lr": "@tuned:mine"})
 
 
 def test_threads_are_shared_out(mini, store):
@@ -70,7 +70,7 @@ def test_threads_are_shared_out(mini, store):
 
 
 def test_a_cut_run_is_resumed_where_it_was(mini, store):
-    planned = plan.make_plan(mini, "lite", RATES)
+    planned = plan.make_plan(mini, RATES)
     folder = store.folder(planned.runs[0].key)
     folder.mkdir(parents=True)
     (folder / "private").write_text("5")
@@ -196,7 +196,7 @@ def test_durations(seconds, text):
 def test_workers_must_be_positive(mini, tmp_path):
     for workers in (0, -1):
         with pytest.raises(CommandError, match="--workers must be at least 1"):
-            session.Request(mini, "lite", str(tmp_path / "out"), workers=workers)
+            session.Request(mini, str(tmp_path / "out"), workers=workers)
 
 
 # The command itself, as a process of its own.
@@ -277,9 +277,7 @@ def test_stopping_loses_nothing(mini_file, tmp_path, slow, monkeypatch, how):
     cut = {path.parent: int(path.read_text()) for path in out.glob("runs/*/private")}
     assert len(cut) == 2 and all(step > 0 for step in cut.values())
     monkeypatch.setenv("STAND_IN_PAUSE", "0")
-    request = session.Request(
-        spec.load(str(mini_file)), "lite", str(out), only={"seed": ["1"]}, workers=2
-    )
+    request = session.Request(spec.load(str(mini_file)), str(out), only={"seed": ["1"]}, workers=2)
     text, failed = session.reproduce(request)
     assert failed == 0 and "of 9 runs" in text
     for folder, step in cut.items():
@@ -294,33 +292,31 @@ def test_list_and_dry_run(mini_file, tmp_path, capsys):
 
     assert cli.main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
-    assert len(spec.names()) == 15 and all(f"\n{name} " in f"\n{listed}" for name in spec.names())
+    assert len(spec.names()) == 16 and all(f"\n{name} " in f"\n{listed}" for name in spec.names())
     out = tmp_path / "out"
     assert cli.main(["reproduce", str(mini_file), "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "12 runs to do (3 of them for learning rates), 0 done" in said
+    assert "at least 12 runs to do (3 of them for learning rates), 0 done" in said
     assert "with" in said and "20 measured steps" in said
     assert not out.exists()
 
 
 def test_the_estimate_is_steps_times_speed(mini, store):
     go(mini, store)
-    request = session.Request(mini, "lite", str(store.out), workers=1)
-    tuning.decide([], store)
-    # the stand-in reports 0.5 s before, 2.5 s for 8 steps; four epochs of MNIST are 940 steps, half
-    # of nine tenths 2 x 211
-    for_runs, for_grid = 0.5 + 2.5 / 8 * 940, 0.5 + 2.5 / 8 * 2 * 211
-    planned = plan.make_plan(mini, "lite")  # rates unknown again: all is to do
-    seconds, sources = session._clock(mini, "lite", store)(
-        [*planned.runs, *planned.tunings[0].runs]
-    )
-    assert seconds == pytest.approx(9 * for_runs + 3 * for_grid) and sources == {"finished runs"}
-    assert "12 runs to do" in session.dry_run(request)
+    request = session.Request(mini, str(store.out), workers=1)
+    # the stand-in reports 0.5 s before, 2.5 s for 8 steps; eight epochs of MNIST are 1880 steps,
+    # of nine tenths of it 8 x 211
+    for_runs, for_rate = 0.5 + 2.5 / 8 * 1880, 0.5 + 2.5 / 8 * 8 * 211
+    planned = plan.make_plan(mini)  # rates unknown again: all is to do
+    (ladder,) = planned.ladders.values()
+    seconds, sources = session._clock(mini, store)([*planned.runs, *ladder.runs(0.25)])
+    assert seconds == pytest.approx(9 * for_runs + for_rate) and sources == {"finished runs"}
+    assert "3 runs to do (3 of them for learning rates), 9 done" in session.dry_run(request)
 
 
 def test_measured_speeds_are_kept_for_the_tables(mini, store):
     store.out.joinpath("runs").mkdir()
-    request = session.Request(mini, "lite", str(store.out), workers=1)
+    request = session.Request(mini, str(store.out), workers=1)
     assert "20 measured steps" in session.dry_run(request)
     speeds = estimate.known_speeds(store)
     assert {place[:2] for place in speeds} == {("mnist", "cnn")}
@@ -332,53 +328,23 @@ def test_measured_speeds_are_kept_for_the_tables(mini, store):
 
 def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):
     monkeypatch.setattr(estimate, "_MOST_SECONDS", 0.01)
-    assert estimate.measure(plan.make_plan(mini, "lite").runs[0], 1) is None
+    assert estimate.measure(plan.make_plan(mini).runs[0], 1) is None
 
 
-def test_the_estimate_takes_the_size_of_the_profiles_data(store):
-    experiment = spec.load("iid")
-    runs = {
-        profile: [
-            run
-            for run in plan.make_plan(experiment, profile).runs
-            if run.labels["data"] == "emnist"
-        ][:1]
-        for profile in spec.PROFILES
-    }
-    speeds = {
-        (run.config["data"], "cnn", "sgd"): estimate.Speed(0.0, 1.0, "") for (run,) in runs.values()
-    }
-    found = {
-        profile: estimate.estimate(runs[profile], session._sizes(experiment, profile), {}, speeds)[
-            0
-        ]
-        for profile in runs
-    }
-    assert found == {
-        "lite": 4 * 229,
-        "paper": 8 * 488,
-    }  # 58,405 and 124,800 records in batches of 256
-
-
-def test_a_row_that_follows_an_undecided_one_is_left_out(mini_file, tmp_path, monkeypatch):
+def test_a_row_whose_ladder_fails_is_left_out(mini_file, tmp_path, monkeypatch):
     text = mini_file.read_text(encoding="utf-8").replace('rate_of = "dp-sgd"\n', "")
     mini_file.write_text(text, encoding="utf-8")
-    monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")  # so that its grid can't be decided
-    request = session.Request(spec.load(str(mini_file)), "lite", str(tmp_path / "out"), workers=2)
+    monkeypatch.setenv("STAND_IN_FAIL", "ww-dp-sgd")
+    request = session.Request(spec.load(str(mini_file)), str(tmp_path / "out"), workers=2)
     text, failed = session.reproduce(request)
-    assert failed == 3 + 1 + 3 and "3 of 9 runs" in text
+    assert failed == 3 + 1 and "3 of 9 runs" in text  # three rates, and the row with its replay
     page = (tmp_path / "out/mini/table.md").read_text(encoding="utf-8")
-    assert (
-        "- left out: lite/mnist/paper/ww-practical: no learning rate, 3 of 3 runs of its grid "
-        "have no result" in page
-    )
-    assert "- left out: σ = 1.1 · Replay · seed 2: it follows a run without a learning rate" in page
+    name = "ww-practical · σ = 1.1 · decoupled"
+    assert f"- left out: {name}: no learning rate, not all of its runs have a result" in page
 
 
 def test_every_failure_is_kept(mini):
-    runs = [
-        plan.PlannedRun(key, {}, plan.make_plan(mini, "lite").runs[0].labels) for key in ("a", "b")
-    ]
+    runs = [plan.PlannedRun(key, {}, plan.make_plan(mini).runs[0].labels) for key in ("a", "b")]
     told = session._failures(
         {run.key: run for run in runs}, {key: Outcome("failed", f"{key}!") for key in ("a", "b")}
     )
@@ -414,7 +380,7 @@ def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(
         session, "missing_data", lambda runs: {"mnist": "the data set mnist is not here"}
     )
-    request = session.Request(mini, "lite", str(tmp_path / "out"))
+    request = session.Request(mini, str(tmp_path / "out"))
     with pytest.raises(CommandError, match="mnist is not here"):
         session.reproduce(request)
     monkeypatch.setattr(
@@ -422,10 +388,9 @@ def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
     )
     tabular = spec.load("tabular")
     with pytest.raises(CommandError, match="heart is not here"):
-        session.reproduce(session.Request(tabular, "lite", str(tmp_path / "out"), strict=True))
+        session.reproduce(session.Request(tabular, str(tmp_path / "out"), strict=True))
     request = session.Request(
         tabular,
-        "lite",
         str(tmp_path / "out"),
         only={"method": ["dp-sgd"], "seed": ["1"]},
         workers=2,
@@ -437,9 +402,9 @@ def test_data_that_are_not_here(mini, tmp_path, monkeypatch):
 
 def test_which_data_are_here():
     pytest.importorskip("zetaclip.data", reason="zetaclip.data is not part of this tree")
-    planned = plan.make_plan(spec.load("iid"), "paper")
+    planned = plan.make_plan(spec.load("iid"))
     missing = needs.missing_data(planned.runs)
-    assert "mnist" not in missing and "imagenet100" in missing and "emnist-letters" in missing
+    assert "mnist" not in missing and "emnist-letters-subset" in missing
     assert (
         missing["cifar10"]
         == "the data set cifar10 is not here: set ZETACLIP_DATA, or run `zetaclip data fetch "
@@ -447,11 +412,11 @@ def test_which_data_are_here():
     )
 
 
-@pytest.mark.parametrize("name", ["reproduce.json", "tuning.json"])
-def test_a_cut_file_is_named(mini, store, name):
+def test_a_cut_file_is_named(mini, store):
+    name = "reproduce.json"
     (store.out / name).write_text('{"ra')
     with pytest.raises(CommandError, match=f"{name} can't be read"):
-        session.tables_only(session.Request(mini, "lite", str(store.out)))
+        session.tables_only(session.Request(mini, str(store.out)))
 
 
 @pytest.mark.parametrize("content", ['{"ra', '{"mnist/cnn/dp-sgd": "fast", "x": [1]}'])
@@ -459,13 +424,13 @@ def test_a_cut_file_is_named(mini, store, name):
 def test_a_cut_cache_is_made_again(mini, store, name, content):
     go(mini, store)
     (store.out / name).write_text(content)
-    assert "of 9 runs" in session.tables_only(session.Request(mini, "lite", str(store.out)))
+    assert "of 9 runs" in session.tables_only(session.Request(mini, str(store.out)))
 
 
 def test_a_file_is_no_results_folder(mini, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CommandError, match="is a file; --out takes a folder"):
-        session.tables_only(session.Request(mini, "lite", str(tmp_path / "file")))
+        session.tables_only(session.Request(mini, str(tmp_path / "file")))
 
 
 def test_claims_need_tables(tmp_path, capsys):
@@ -493,7 +458,7 @@ def test_speeds_are_measured_on_a_workers_threads(mini, tmp_path, monkeypatch):
     monkeypatch.setattr(estimate, "measure", lambda run, threads: asked.append(threads))
     monkeypatch.setattr(session, "cores", lambda: 8)
     for workers in (1, 2, 8):
-        session.dry_run(session.Request(mini, "lite", str(tmp_path / "out"), workers=workers))
+        session.dry_run(session.Request(mini, str(tmp_path / "out"), workers=workers))
     assert asked == [8, 4, 1]
 
 

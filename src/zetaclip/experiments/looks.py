@@ -1,7 +1,8 @@
 """Which runs an experiment needs: seeds are added while a comparison is open.
 
 Every row has the seeds of its first look. A comparison that can't be told at a look goes on to the
-next one, with both of its rows; one that is told stops there. Compared are all private rows with
+next one, with both of its rows; one that is told stops there. That the published gain is excluded
+does not end it: where the difference lies is still open. Compared are all private rows with
 the baseline, and the subject of the experiment with every row that the paper has beside it.
 """
 
@@ -79,6 +80,6 @@ def _wanted(
         if any(seed not in values for seed in range(1, look + 1) for values in both):
             return look
         found = difference_between(plan, runs, group, pair, column, look)
-        if found is None or evidence.word(found.p) != evidence.OPEN:
+        if found is None or evidence.word(found.p) not in (evidence.OPEN, evidence.EXCLUDED):
             return look
     return looks[-1]
