@@ -121,6 +121,8 @@ def _word(name: str, number: int, cell: Cell, proved: set[tuple[str, int, str]])
 def _cells(claim: Mapping[str, Any], out: Path) -> list[Cell]:
     if claim["rule"] == "epsilon":
         return [_epsilon(claim)]
+    if claim["rule"] == "algebra":
+        return [Cell("by algebra", claim["proof"], word=FAILS)]
     path = out / claim["experiment"] / "table.json"
     if not path.is_file():
         return [Cell(claim["experiment"])]
@@ -135,9 +137,19 @@ def _cells(claim: Mapping[str, Any], out: Path) -> list[Cell]:
 
 
 def _has(table: Mapping[str, Any], group: str, claim: Mapping[str, Any], place: int) -> bool:
-    """Whether a column is one of the claim's: its rows are in it, and one is no rival's alone."""
+    """Whether a column is one of the claim's: its rows are in it, and several rivals."""
     rows = claim.get("rows", [claim.get("row")])
+    if claim["rule"] == "best" and len(_rivals(claim, table, group, place)) < 2:
+        return False
     return all(_cell(table, group, row, place) is not None for row in rows)
+
+
+def _rivals(
+    claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int
+) -> list[str]:
+    """The rows ``against`` that a column has; default: all private rows of the paper's table."""
+    rivals = claim.get("against") or _published_rivals(claim, table, group)
+    return [row for row in rivals if _cell(table, group, row, place) is not None]
 
 
 def _better(
@@ -150,10 +162,8 @@ def _better(
 def _best(
     claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int
 ) -> Cell | None:
-    """Against each of the rows ``against``; default: all private rows of the paper's table."""
-    rivals = claim.get("against") or _published_rivals(claim, table, group)
-    rivals = [row for row in rivals if _cell(table, group, row, place) is not None]
-    return _against(claim, table, group, place, rivals) if len(rivals) > 1 else None
+    """Against each of its rivals."""
+    return _against(claim, table, group, place, _rivals(claim, table, group, place))
 
 
 def _against(
@@ -172,8 +182,8 @@ def _against(
     text = difference_text(vars(found[nearest]), digits)
     if len(rivals) > 1:
         text = (
-            f"{statistics.fmean(own.values()):.{digits}f}; from {nearest}, the best of"
-            f" {len(found)} others, {text}"
+            f"{statistics.fmean(own.values()):.{digits}f}; from {nearest}, the"
+            f" {'only other' if len(found) == 1 else f'best of {len(found)} others'}, {text}"
         )
     p = evidence.best_of([one.p for one in found.values()])
     if len(found) < len(rivals):  # better than all, or like all: not known
