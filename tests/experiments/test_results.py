@@ -306,12 +306,11 @@ def test_a_row_with_fewer_planned_seeds_does_not_shorten_the_others(
 ):
     monkeypatch.setattr(session, "missing_data", lambda runs: {})
     text, rest = mini_file.read_text(encoding="utf-8").split('[[rows]]\nlabel = "Replay"')
-    few = (
-        "[datasets.mnist]\nseeds_of = { dp-sgd = 1 }\n[[series]]" + rest.partition("[[series]]")[2]
-    )
+    few = "[[series]]" + rest.partition("[[series]]")[2]
+    text = text.replace("looks = [3]", "looks = [3]\nseeds_of = { dp-sgd = 1 }")
     mini_file.write_text(text + few, encoding="utf-8")
     out = tmp_path / "out"
-    session.reproduce(session.Request(spec.load(str(mini_file)), "lite", str(out), workers=2))
+    session.reproduce(session.Request(spec.load(str(mini_file)), str(out), workers=2))
     table = json.loads((out / "mini/table.json").read_text(encoding="utf-8"))
     cells = {line["label"]: line["cells"][0] for line in table["rows"]}
     assert (cells["DP-SGD"]["finished"], cells["DP-SGD"]["planned"]) == (1, 1)

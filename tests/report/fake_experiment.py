@@ -40,8 +40,7 @@ def table(**changes):
     ]
     return {
         "title": "Accuracy at one budget",
-        "profile": "lite",
-        "command": "zetaclip reproduce iid --profile lite",
+        "command": "zetaclip reproduce iid",
         "commit": "0123abc",
         "baseline": "dp-sgd",
         "columns": ["digits: accuracy, %", "skewed: accuracy, %"],
@@ -66,7 +65,6 @@ def experiment(root, seeds=3, **changes):
             rows.append(
                 {
                     "experiment": "iid",
-                    "profile": "lite",
                     "group": "digits",
                     "row": method,
                     "condition": "",

@@ -38,32 +38,10 @@ def test_the_page_goes_beside_the_table(root, capsys, monkeypatch):
     assert capsys.readouterr().out.strip() == str(root / "iid" / "report.html")
 
 
-def test_the_full_protocol_is_preferred(tmp_path, monkeypatch):
-    monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
+def test_an_experiment_that_is_not_there(tmp_path):
     experiment(tmp_path, seeds=1)
-    (tmp_path / "iid-paper").mkdir()
-    (tmp_path / "iid-paper/table.json").write_text(json.dumps(table(profile="paper")))
-    assert read_experiment(tmp_path, "iid").profile == "paper"
-    assert write_report([tmp_path], experiment="iid") == tmp_path / "iid-paper/report.html"
-
-
-def test_either_profile_can_be_asked_for(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("zetaclip.report.page.picture", lambda chart: "data:,")
-    root = tmp_path
-    experiment(root, seeds=1)
-    with pytest.raises(
-        CommandError,
-        match=r"'iid' under the profile paper; .*`zetaclip reproduce iid --profile paper`",
-    ):
-        read_experiment(root, "iid", "paper")
-    (root / "iid-paper").mkdir()
-    (root / "iid-paper/table.json").write_text(json.dumps(table(profile="paper")))
-    for profile, folder in (("lite", "iid"), ("paper", "iid-paper")):
-        assert read_experiment(root, "iid", profile).profile == profile
-        assert main(["report", str(root), "--experiment", "iid", "--profile", profile]) == 0
-        assert capsys.readouterr().out.strip() == str(root / folder / "report.html")
-    assert main(["report", str(root / "iid"), "--profile", "lite"]) == 2
-    assert "--experiment" in capsys.readouterr().err
+    with pytest.raises(CommandError, match=r"'zone'; .* iid\. `zetaclip reproduce zone` makes"):
+        read_experiment(tmp_path, "zone")
 
 
 def test_bold_only_where_the_interval_leaves_zero_out(page):
@@ -80,11 +58,10 @@ def test_ours_and_theirs_stand_side_by_side_with_the_difference(page):
 
 def test_three_fixed_sentences(root):
     assert sentences(read_experiment(root, "iid")) == [
-        "Finished: 6 of 7 planned runs (profile lite, up to 3 seeds per cell), ε = 1.24 at δ = "
-        "1e-5,"
-        " from their ledgers.",
-        "Compared with dp-sgd: 1 of 3 cells better, 0 worse, 2 undecided (95 % interval of the"
-        " paired difference).",
+        "Finished: 6 of 7 planned runs (up to 3 seeds per cell), ε = 1.24 at δ = 1e-5, from"
+        " their ledgers.",
+        "Compared with dp-sgd: 1 of 3 cells better, 0 worse, 2 neither (by more than the"
+        " smallest effect).",
         "The paper reports 4 of our cells: ours is higher in 1 and lower in 3, and differs from "
         "it by 2.4 % in the median.",
     ]
@@ -115,7 +92,7 @@ def test_the_figures_and_the_origin(page):
     assert "Accuracy at ε = 1.24" in page and "against ε" not in page
     for text in (
         "0123abc",
-        "zetaclip reproduce iid --profile lite",
+        "zetaclip reproduce iid",
         "6 finished of 7 planned",
         "accountant rdp",
     ):
