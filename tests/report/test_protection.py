@@ -10,6 +10,7 @@ from fake_runs import dump, invented, result
 from zetaclip.cli import main
 from zetaclip.report.protection import protection
 from zetaclip.report.read import read_runs
+from zetaclip.report.runs import page_for
 from zetaclip.report.trust import Trust
 
 PASSED = Trust("passed")
@@ -72,6 +73,15 @@ def test_without_a_readable_audit_the_page_says_so(tmp_path, audit):
 def test_a_failed_check_is_not_hidden(tmp_path):
     text = section(tmp_path, Trust("failed", ("ε differs",))).html
     assert "does not agree" in text and "and agree." not in text
+
+
+def test_nothing_but_the_summary_stands_before_it(tmp_path):
+    folder = invented(tmp_path / "run")
+    dump(folder / "result.json", result(notes=["the seed is known"]))
+    page = page_for(read_runs([folder]), verify=False)
+    assert [section.id for section in page.sections][:3] == ["summary", "protection", "notes"]
+    assert "the seed is known" not in page.sections[0].html
+    assert "the seed is known" in page.sections[2].html
 
 
 def test_no_claim_no_section(tmp_path):

@@ -56,7 +56,8 @@ def protection(run: Run, trust: Trust) -> Section | None:
     ]
     chart = _scores(_audit(run))
     charts = () if chart is None else (chart,)
-    return Section("protection", "Who is protected, and how much", "".join(parts), charts)
+    text = f"<div class=plainly>{''.join(parts)}</div>"
+    return Section("protection", "Who is protected, and how much", text, charts)
 
 
 def _odds(epsilon: float) -> str:

@@ -96,10 +96,11 @@ def _one(run: Run, trust: Trust) -> list[Section]:
         f" class=sentence>{escape(joined(summary(run)))}</p>{_lead(run)}"
         f"{_tiles(run)}{_warnings(run, trust)}"
     )
-    plainly = protection(run, trust)
+    plainly, notes = protection(run, trust), _notes(run)
     return [
         Section("summary", html=head),
         *([] if plainly is None else [plainly]),
+        *([Section("notes", "Notes", notes)] if notes else []),
         *_chart_sections([run]),
         Section("ledger", "Ledger and check", _ledger(run, trust)),
         Section("config", "Configuration", f"<div class=columns>{facts(_config_rows(run))}</div>"),
@@ -252,14 +253,17 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
             f" {escape('; '.join(trust.reasons))}.</p>"
         )
     said += [f"<p class=note>{_who(run, named)}{escape(warning)}</p>" for warning in trust.warnings]
-    if not named:
-        notes = run.get("notes")
-        said += (
-            [f"<p class='note plain'>{escape(str(note))}</p>" for note in notes if note]
-            if isinstance(notes, list)
-            else []
-        )
     return "".join(said)
+
+
+def _notes(run: Run) -> str:
+    """What the run says about itself: below the part that must fit on one screen."""
+    notes = run.get("notes")
+    return "".join(
+        f"<p class='note plain'>{escape(str(note))}</p>"
+        for note in (notes if isinstance(notes, list) else [])
+        if note
+    )
 
 
 def _who(run: Run, named: bool) -> str:
