@@ -22,7 +22,6 @@ from .clipping import Affine, ClipRule, Extra
 from .clipping._base import check_columns, check_factors
 from .control import Released
 from .gradients import Chunk, Layout
-from .gradients.contributions import Dense
 from .grid import spacing, widened
 from .ledger import Row
 from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
@@ -206,6 +205,10 @@ class Mechanism:
         self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
         self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
+        # The map as (multiplier, subtracted). It is the same for all records, so it is applied to
+        # their weighted sum, once, for which their weights are added up, too.
+        self._map = None if affine is None else affine.coefficients(layout.numel, layout.device)
+        self._weight = 0.0
         self._extras: dict[str, list[float]] = {}  # sums over the records so far
         self._kinds: dict[str, Extra] = {}
         self._main: _Query | None = None  # once the release is declared
@@ -223,31 +226,29 @@ class Mechanism:
     def absorb(self, chunk: Chunk) -> None:
         """Takes one chunk in: bounds its examples and adds them to the sum."""
         self.records += chunk.rows
-        if self.affine is not None:
-            self._absorb_mapped(chunk)
-        else:
+        if self._map is None:
             factors = self._factors(chunk.norms())
-            chunk.add_weighted_sum(self._total(), factors)
-
-    def _absorb_mapped(self, chunk: Chunk) -> None:
-        """The same where a released map comes before the norm.
-
-        The gradients themselves are made, a few at a time.
-        """
-        assert self.affine is not None
-        for gradients in chunk.pieces():
-            mapped = Dense(self.affine.apply(gradients), gradients.shape[1:])
-            norms = mapped.norms()
-            far = ~torch.isfinite(norms)
-            if bool(far.any()):
-                mapped, norms = mapped.blank(far.nonzero().flatten()), norms.masked_fill(far, 0)
-            mapped.add_to(self._total(), self._factors(norms))
+        else:
+            factors = self._factors(chunk.mapped_norms(*self._map))
+            self._weight += float(factors.sum())
+        chunk.add_weighted_sum(self._total(), factors)
 
     def _total(self) -> Tensor:
         """Where records are added up: in float64, in which no record is lost beside others."""
         if self._sum is None:
             self._sum = self._room.sum.zero_()
         return self._sum
+
+    def _mapped(self, total: Tensor) -> Tensor:
+        """The sum of clipped mapped gradients, from that of the gradients; in place."""
+        if self._map is None:
+            return total
+        multiplier, subtracted = self._map
+        total.mul_(multiplier).sub_(subtracted, alpha=self._weight)
+        if self.affine is not None and self.affine.mask is not None:
+            # A coordinate that is left out may have overflowed: no bound holds for it.
+            total.masked_fill_(~self.affine.mask, 0)
+        return total
 
     def _factors(self, norms: Tensor) -> Tensor:
         factors = self.rule.factors(norms, self.draw.clip, self.coins)
@@ -336,7 +337,7 @@ class Mechanism:
                 "before noise is drawn, and each draw covers one sum"
             )
         self._main = None
-        total = self._total().cpu().numpy()
+        total = self._mapped(self._total()).cpu().numpy()
         self._sum = None
         main.noised(draw.sum_key if group.first else None, total)
         beside: dict[str, np.ndarray] = {}

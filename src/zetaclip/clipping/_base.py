@@ -54,6 +54,17 @@ class Affine:
             mapped *= self.mask
         return mapped
 
+    def coefficients(self, numel: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The map as ``multiplier * gradient - subtracted``, in float64."""
+        multiplier = torch.ones(numel, dtype=torch.float64, device=device)
+        if self.scale is not None:
+            multiplier /= self.scale
+        if self.mask is not None:
+            multiplier.masked_fill_(~self.mask, 0)
+        return multiplier, (
+            torch.zeros_like(multiplier) if self.shift is None else multiplier * self.shift
+        )
+
     def undo(self, mean: Tensor) -> Tensor:
         """The private mean of the mapped gradients, mapped back.
 

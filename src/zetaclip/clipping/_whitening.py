@@ -54,21 +54,21 @@ class Moments:
             spread = spread * mask
         if self.cap:
             total = float(torch.linalg.vector_norm(spread))
-            spread = spread / max(1.0, total)
-        return (spread * spread.sum()).sqrt().clamp_min(SMALLEST_SCALE)
+            spread /= max(1.0, total)
+        return spread.mul_(spread.sum()).sqrt_().clamp_min_(SMALLEST_SCALE)
 
     def update(
         self, released: Released, state: dict[str, Any], batch: float, mask: Tensor | None
     ) -> dict[str, Tensor]:
         clip, gradient = released.clip, released.gradient
         mean, variance = state["mean"], state["variance"]
-        noise = released.noise_std * self.scale(variance, mask)
-        seen = (batch * (gradient - mean).square() - batch * noise.square()).clamp(
-            self.low, self.high
-        ) / clip**2
+        # In place where it can be: with many parameters this is a good part of a step.
+        noise = self.scale(variance, mask).mul_(released.noise_std)
+        seen = (gradient - mean).square_().sub_(noise.square_()).mul_(batch)
+        seen.clamp_(self.low, self.high).div_(clip**2)
         return {
-            "mean": self.beta1 * mean + (1 - self.beta1) * gradient,
-            "variance": self.beta2 * variance + (1 - self.beta2) * seen,
+            "mean": (mean * self.beta1).add_(gradient, alpha=1 - self.beta1),
+            "variance": (variance * self.beta2).add_(seen, alpha=1 - self.beta2),
         }
 
 

@@ -22,7 +22,8 @@
 #define NR 3          /* vectors of a tile */
 #define BLOCK 6       /* vectors, and panels of outputs, whose sums stay in the cache */
 #define PANELS 2
-#define DEPTH 128     /* records of one turn of add_outer */
+#define DEPTH 128     /* records of one turn of add_outer, inputs of one of mapped_outer */
+#define GROUP 6       /* panels of records of one turn of mapped_outer */
 #define ALIGNED 64
 #define UNIT 16       /* channels of an image are read as vectors if they are a multiple of this */
 
@@ -522,6 +523,98 @@ static PyObject *add_outer(PyObject *self, PyObject *args)
     return result;
 }
 
+/* Squared lengths of multiplier * g_i x_i^T - shift, in parts: each record's sums of
+ * (multiplier g x)^2 and of multiplier * shift * g * x, for records first to stop. Both are matrix
+ * products with the records as vectors, DEPTH inputs and GROUP panels of records at a time. */
+static void mapped(const float *x, const float *g, const double *multiplier, const double *shift,
+                   double scale, size_t inputs, size_t outputs, size_t first, size_t stop,
+                   double *squares, double *middles, double *memory)
+{
+    const size_t rows = chosen->rows, width = NR * chosen->lanes / 2, most = GROUP * width;
+    const size_t deep = inputs < DEPTH ? inputs : DEPTH;
+    double *own[2], *panel[2], *sums[2];
+    for (int way = 0; way < 2; way++) {
+        own[way] = memory + way * rows * deep;
+        panel[way] = memory + 2 * rows * deep + way * most * deep;
+        sums[way] = memory + 2 * (rows + most) * deep + way * most * outputs;
+    }
+    for (size_t begin = first; begin < stop; begin += most) {
+        size_t count = stop - begin < most ? stop - begin : most;
+        memset(sums[0], 0, 2 * most * outputs * sizeof(double));
+        for (size_t k = 0; k < inputs; k += deep) {
+            size_t depth = inputs - k < deep ? inputs - k : deep;
+            for (size_t i = 0; i < up(count, width); i++) {
+                const float *from = x + (begin + i) * inputs + k;
+                size_t to = i / width * width * deep + i % width;
+                for (size_t d = 0; d < depth; d++, to += width) {
+                    double value = i < count ? from[d] : 0.0;
+                    panel[0][to] = value * value;
+                    panel[1][to] = value;
+                }
+            }
+            for (size_t o = 0; o < outputs; o += rows) {
+                size_t some = outputs - o < rows ? outputs - o : rows;
+                for (size_t m = 0; m < rows; m++)
+                    for (size_t d = 0; d < depth; d++) {
+                        size_t at = (o + m) * inputs + k + d;
+                        double value = m < some ? scale * multiplier[at] : 0.0;
+                        own[0][d * rows + m] = value * value;
+                        own[1][d * rows + m] = m < some ? value * shift[at] : 0.0;
+                    }
+                for (int way = 0; way < 2; way++)
+                    for (size_t i = 0; i < count; i += width)
+                        chosen->add_outer(own[way], panel[way] + i * deep, depth,
+                                          sums[way] + o * most + i, most, some, width);
+            }
+        }
+        for (size_t o = 0; o < outputs; o++)
+            for (size_t i = 0; i < count; i++) {
+                double value = g[(begin + i) * outputs + o];
+                squares[begin + i] += sums[0][o * most + i] * (value * value);
+                middles[begin + i] += sums[1][o * most + i] * value;
+            }
+    }
+}
+
+static PyObject *mapped_outer(PyObject *self, PyObject *args)
+{
+    /* x, g, multiplier, shift, squares, middles */
+    PyObject *given[6];
+    Py_buffer taken[6];
+    Py_ssize_t records, inputs, outputs, first, stop;
+    double scale;
+    if (!PyArg_ParseTuple(args, "OOOOOOd(nnnnn)", given, given + 1, given + 2, given + 3, given + 4,
+                          given + 5, &scale, &records, &inputs, &outputs, &first, &stop))
+        return NULL;
+    if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > records) {
+        PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
+        return NULL;
+    }
+    const size_t counts[6] = {records * inputs, records * outputs, inputs * outputs,
+                              inputs * outputs, records, records};
+    PyObject *result = NULL;
+    int held = 0;
+    while (held < 6 && take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
+        held++;
+    if (held == 6) {
+        const size_t most = GROUP * NR * chosen->lanes / 2;
+        const size_t deep = inputs < DEPTH ? inputs : DEPTH;
+        double *memory =
+            room(2 * ((chosen->rows + most) * deep + most * outputs) * sizeof(double));
+        if (memory == NULL) PyErr_NoMemory();
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale, inputs, outputs,
+                   first, stop, taken[4].buf, taken[5].buf, memory);
+            Py_END_ALLOW_THREADS
+            free(memory);
+            result = Py_NewRef(Py_None);
+        }
+    }
+    while (held) PyBuffer_Release(taken + --held);
+    return result;
+}
+
 static PyObject *width(PyObject *self, PyObject *args)
 {
     int bits = 0;
@@ -549,6 +642,11 @@ static PyMethodDef methods[] = {
     {"add_outer", add_outer, METH_VARARGS,
      "add_outer(x, g, factors, total, (records, inputs, outputs, first, stop))\n\n"
      "total += factor_i * g_i x_i^T for all records, in float64, rows first to stop."},
+    {"mapped_outer", mapped_outer, METH_VARARGS,
+     "mapped_outer(x, g, multiplier, shift, squares, middles, scale,\n"
+     "             (records, inputs, outputs, first, stop))\n\n"
+     "For G = scale * multiplier * g_i x_i^T of records first to stop, adds the sum of G * G to\n"
+     "squares[i] and that of G * shift to middles[i], in float64."},
     {"width", width, METH_VARARGS,
      "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},
     {NULL, NULL, 0, NULL},

@@ -86,6 +86,28 @@ WIDE static void weigh_rows(const float *restrict values, const double *restrict
     }
 }
 
+/* squares += the squared lengths of multiplier * row - shift, in double. */
+WIDE static void mapped_rows(const float *restrict values, const double *restrict multiplier,
+                             const double *restrict shift, size_t rows, size_t width,
+                             double *restrict squares)
+{
+    for (size_t row = 0; row < rows; row++, values += width) {
+        double sums[STRIDE] = {0}, total = 0.0;
+        size_t i = 0;
+        for (; i + STRIDE <= width; i += STRIDE)
+            for (size_t k = 0; k < STRIDE; k++) {
+                double mapped = multiplier[i + k] * values[i + k] - shift[i + k];
+                sums[k] += mapped * mapped;
+            }
+        for (; i < width; i++) {
+            double mapped = multiplier[i] * values[i] - shift[i];
+            total += mapped * mapped;
+        }
+        for (size_t k = 0; k < STRIDE; k++) total += sums[k];
+        squares[row] += total;
+    }
+}
+
 /* Takes a contiguous buffer of one type of number, "f" or "d", and an exact count of them. */
 static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
 {
@@ -256,6 +278,36 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *mapped(PyObject *self, PyObject *args)
+{
+    PyObject *given[4];
+    Py_ssize_t rows;
+    size_t width;
+    Py_buffer matrix, multiplier, shift, squares;
+    if (!PyArg_ParseTuple(args, "OOOOn", given, given + 1, given + 2, given + 3, &rows)) return NULL;
+    if (rows < 1) {
+        PyErr_SetString(PyExc_ValueError, "no rows");
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (!take_matrix(given[0], &matrix, rows, &width)) return NULL;
+    if (take(given[1], &multiplier, 'd', 0, width)) {
+        if (take(given[2], &shift, 'd', 0, width)) {
+            if (take(given[3], &squares, 'd', 1, rows)) {
+                Py_BEGIN_ALLOW_THREADS
+                mapped_rows(matrix.buf, multiplier.buf, shift.buf, rows, width, squares.buf);
+                Py_END_ALLOW_THREADS
+                result = Py_NewRef(Py_None);
+                PyBuffer_Release(&squares);
+            }
+            PyBuffer_Release(&shift);
+        }
+        PyBuffer_Release(&multiplier);
+    }
+    PyBuffer_Release(&matrix);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
      "norms(tasks, rows, values, fresh, lost, scale) -> largest\n\n"
@@ -267,6 +319,9 @@ static PyMethodDef methods[] = {
      "weigh(tasks, rows, factors)\n\n"
      "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
      "factors are added to. `factors` holds one float64 value per row."},
+    {"mapped", mapped, METH_VARARGS,
+     "mapped(matrix, multiplier, shift, squares, rows)\n\n"
+     "Adds the squared length of multiplier * row - shift to each row's square, in float64."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -123,6 +123,30 @@ def add_outers(tasks: list[tuple[Any, Any, Any]], factors: Tensor) -> None:
         _deal(outputs, ROWS, records * inputs * outputs, call)
 
 
+def mapped_outer(
+    x: Tensor, g: Tensor, multiplier: Tensor, shift: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Σ G² and Σ G * shift of each record, where G = scale * multiplier * g_i x_iᵀ, in float64.
+
+    Args:
+        x: (B, I) in float32.
+        g: (B, O) in float32.
+        multiplier: (O, I) in float64.
+        shift: (O, I) in float64.
+        scale: A factor of every gradient.
+    """
+    found = torch.zeros(2, len(x), dtype=torch.float64)
+    given = [_array(values) for values in (x, g, multiplier, shift, *found)]
+    sizes = (len(x), x.shape[1], g.shape[1])
+    _deal(
+        len(x),
+        1,
+        2 * sizes[0] * sizes[1] * sizes[2],
+        lambda first, stop: compiled.mapped_outer(*given, scale, (*sizes, first, stop)),
+    )
+    return found[0], found[1]
+
+
 def _array(values: Any) -> Any:
     """The memory of a tensor, or of a contiguous copy; an array itself."""
     if isinstance(values, Tensor):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import products
+from . import mapped, products
 from . import rows as small
 from .combine import combine
 from .contributions import Contribution, Dense, Single, floor
@@ -141,6 +141,46 @@ class Chunk:
         if not finite:
             self._rescue(norms)
         return norms
+
+    def mapped_norms(self, multiplier: Tensor, shift: Tensor) -> Tensor:
+        """One float64 norm of ``multiplier * gradient - shift`` per example.
+
+        Examples whose gradient is not finite, or far too long, count as if it were zero, and are
+        removed from ``parts``.
+
+        Args:
+            multiplier: float64, one number per coordinate of the layout.
+            shift: The same.
+        """
+        sizes = {id(p): p.numel() for p in self.layout.parameters}
+        self.parts = {
+            p: [mapped.settled(part, self.rows, sizes[p]) for part in parts]
+            for p, parts in self.parts.items()
+        }
+        squares = torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
+        for parameter, place in zip(self.layout.parameters, self.layout.places, strict=True):
+            parts = self.parts.get(id(parameter), [])
+            own, away = multiplier.as_strided(*place), shift.as_strided(*place)
+            for part in parts:
+                block = slice(None) if part.block is None else part.block
+                squares += mapped.squares(part, own[block], away[block], self.scale)
+            if not parts or parts[0].block is not None:
+                left = away.clone()  # where no part has a gradient, it is zero
+                for part in parts:
+                    left[part.block] = 0
+                squares += left.square().sum()
+        norms = squares.clamp_min_(0).sqrt_()
+        length = torch.linalg.vector_norm(shift)
+        bad = (~(norms < TOO_LONG)).nonzero().flatten()
+        if len(bad):
+            parts = {p: [part.blank(bad) for part in some] for p, some in self.parts.items()}
+            norms[bad] = length
+        else:
+            parts = self.parts
+        self._hold(parts)
+        # No difference of two numbers is more exact than these are.
+        lost = floor(self.layout.numel, torch.float64)
+        return norms.mul_(1 + mapped.ROUNDING).add_(mapped.ROUNDING * length + lost)
 
     def _rescue(self, norms: Tensor) -> None:
         bad = (~torch.isfinite(norms)).nonzero().flatten()

@@ -100,3 +100,17 @@ def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:
     assert out.shape == matrix.shape[1:] and factors.shape == matrix.shape[:1]
     weigh([(matrix.detach().numpy(), out.numpy())], factors)
     return True
+
+
+def add_mapped_squares(out: Tensor, matrix: Tensor, multiplier: Tensor, shift: Tensor) -> bool:
+    """``out[i] += |multiplier * matrix[i] - shift|²``, if the compiled part can take these."""
+    if not (
+        matrix.numel()
+        and plain(matrix, torch.float32)
+        and all(plain(values, torch.float64) for values in (out, multiplier, shift))
+    ):
+        return False
+    compiled.mapped(
+        matrix.detach().numpy(), multiplier.numpy(), shift.numpy(), out.numpy(), len(matrix)
+    )
+    return True

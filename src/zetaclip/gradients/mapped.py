@@ -1,0 +1,150 @@
+"""Norms of gradients after a released map of every coordinate: multiplier * gradient - shift.
+
+The mapped gradients are not made. The map is the same for all records, so the weighted sum of
+mapped gradients is the map of the ordinary weighted sum. For a layer with one vector per record,
+gradient_i = g_i x_iᵀ, the squared norm is two matrix products, with M the multiplier and S the
+shift:
+
+    Σ M² g² x²  -  2 Σ M S g x  +  Σ S²
+
+**Guarantee.** A squared norm is never below its true value by more than rounding in float64 of a
+sum of squares. Where terms cancel, what rounding can have hidden is added: a record can't look
+shorter than it is, and is at worst clipped a little more. Records whose form gives no such bound
+have their gradients made, the same numbers for the norm and for the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import products
+from . import rows as small
+from .contributions import SUM_FLOATS, Contribution, Dense, Single, floor, made
+
+# Relative rounding of float64, with a factor for the few roundings of one term.
+ROUNDING = 4 * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Made:
+    """Gradients that are computed a few at a time, for norms and for the sum by the same code.
+
+    Attributes:
+        part: The gradients in their own form.
+        count: Number of examples.
+        floats: Size of one example's gradient.
+    """
+
+    part: Contribution
+    count: int
+    floats: int
+
+    @property
+    def block(self) -> slice | None:
+        """The rows of the parameter that the gradients are for; None for all."""
+        return self.part.block
+
+    def pieces(self) -> Iterator[tuple[slice, Dense]]:
+        """Some examples, as a slice, and their gradients; every call gives the same numbers."""
+        return made(self.part, self.count, self.floats)
+
+    def norms(self) -> Tensor:
+        """The norm of each example's gradient."""
+        return torch.cat([piece.norms() for _, piece in self.pieces()])
+
+    def add_to(self, out: Tensor, factors: Tensor) -> None:
+        """Adds the sum of the gradients times ``factors``, in float64."""
+        for rows, piece in self.pieces():
+            piece.add_to(out, factors[rows])
+
+    def dense(self) -> Tensor:
+        """The gradients, with shape (examples, *parameter or block)."""
+        return torch.cat([piece.dense() for _, piece in self.pieces()])
+
+    def take(self, rows: Tensor | slice) -> Made:
+        """The same for these examples only."""
+        count = len(torch.arange(self.count)[rows])
+        return replace(self, part=self.part.take(rows), count=count)
+
+    def blank(self, rows: Tensor) -> Made:
+        """The same with zero gradients for these examples."""
+        return replace(self, part=self.part.blank(rows))
+
+    def double(self) -> Made:
+        """The same in float64."""
+        return replace(self, part=self.part.double())
+
+
+def settled(part: Contribution, count: int, floats: int) -> Contribution:
+    """A form whose mapped norms bound what its sum gets; see ``Made``."""
+    return part if type(part) in (Single, Dense, Made) else Made(part, count, floats)
+
+
+def squares(part: Contribution, multiplier: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """Squared norms of scale * multiplier * gradient - shift, one float64 number per example.
+
+    Args:
+        part: The gradients, ``settled``.
+        multiplier: float64, in the shape of the parameter or block.
+        shift: The same.
+        scale: A factor of every gradient.
+
+    Returns:
+        Upper bounds that are tight but for rounding; not finite if a gradient is not.
+    """
+    if isinstance(part, Single):
+        return _of_products(part.x, part.g, multiplier, shift, scale)
+    if isinstance(part, Made):
+        found = [squares(piece, multiplier, shift, scale) for _, piece in part.pieces()]
+        return torch.cat(found)
+    assert isinstance(part, Dense)
+    flat, multiplier = part.stored.reshape(len(part.stored), -1), multiplier * scale
+    if part.unpack is None:
+        return _of_rows(flat, multiplier.reshape(-1), shift.reshape(-1))
+    order = _stored_order(part.stored[:1], part.unpack)
+    return _of_rows(flat, _moved(multiplier, order), _moved(shift, order))
+
+
+def _stored_order(one: Tensor, unpack: Callable[[Tensor], Tensor]) -> Tensor:
+    """Where each number of a parameter is in the order in which its gradients are stored."""
+    places = torch.arange(one.numel(), device=one.device)
+    return unpack(places.view(one.shape)).reshape(-1)
+
+
+def _moved(values: Tensor, order: Tensor) -> Tensor:
+    moved = torch.empty(order.numel(), dtype=values.dtype, device=values.device)
+    moved[order] = values.reshape(-1)
+    return moved
+
+
+def _of_rows(flat: Tensor, multiplier: Tensor, shift: Tensor) -> Tensor:
+    found = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+    if small.add_mapped_squares(found, flat, multiplier, shift):
+        return found
+    some = max(1, SUM_FLOATS // max(1, flat.shape[1]))
+    for own, part in zip(found.split(some), flat.split(some), strict=True):
+        own.copy_((part.double() * multiplier).sub_(shift).square_().sum(1))
+    return found
+
+
+def _of_products(x: Tensor, g: Tensor, multiplier: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """For gradients g_i x_iᵀ, by the formula above."""
+    lengths_x, lengths_g = (torch.linalg.vector_norm(side.double(), dim=1) for side in (x, g))
+    if products.takes(x, g):
+        first, middle = products.mapped_outer(x, g, multiplier, shift, scale)
+    else:
+        x, g, own = x.double(), g.double(), multiplier * scale
+        first = torch.linalg.vecdot(x.square() @ own.square().t(), g.square())
+        middle = torch.linalg.vecdot(x @ (own * shift).t(), g)
+    # Squares of tiny numbers underflow; beside a huge factor that would hide a gradient.
+    lost = floor(max(x.shape[1], g.shape[1]), torch.float64)
+    hidden = (lengths_x + lengths_g + lost) * (lost * scale * multiplier.abs().max())
+    first = first.sqrt_().add_(hidden)
+    last = torch.linalg.vector_norm(shift)
+    # By Cauchy and Schwarz no partial sum of any term exceeds (first + last)².
+    unsure = (first + last).square_().mul_((sum(shift.shape) + 16) * ROUNDING)
+    return first.square_().sub_(middle.mul_(2)).add_(last.square()).add_(unsure)
