@@ -245,9 +245,9 @@ class Mechanism:
             return total
         multiplier, subtracted = self._map
         total.mul_(multiplier).sub_(subtracted, alpha=self._weight)
-        if self.affine is not None and self.affine.mask is not None:
+        if self.layout.dtype == torch.float64:
             # A coordinate that is left out may have overflowed: no bound holds for it.
-            total.masked_fill_(~self.affine.mask, 0)
+            total.masked_fill_(multiplier == 0, 0)
         return total
 
     def _factors(self, norms: Tensor) -> Tensor:

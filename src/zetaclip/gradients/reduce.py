@@ -173,11 +173,9 @@ class Chunk:
         length = torch.linalg.vector_norm(shift)
         bad = (~(norms < TOO_LONG)).nonzero().flatten()
         if len(bad):
-            parts = {p: [part.blank(bad) for part in some] for p, some in self.parts.items()}
+            self.parts = {p: [part.blank(bad) for part in some] for p, some in self.parts.items()}
             norms[bad] = length
-        else:
-            parts = self.parts
-        self._hold(parts)
+        self._hold(self.parts)
         # No difference of two numbers is more exact than these are.
         lost = floor(self.layout.numel, torch.float64)
         return norms.mul_(1 + mapped.ROUNDING).add_(mapped.ROUNDING * length + lost)
