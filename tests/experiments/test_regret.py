@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from zetaclip import PrivacyEngine
+from zetaclip import PrivacyEngine, methods
 from zetaclip.cli import main
-from zetaclip.experiments import regret
-from zetaclip.experiments._exact import Problem, Setting, start_of, train
+from zetaclip.experiments import _regret_page, regret
+from zetaclip.experiments._exact import Moved, Problem, Setting, _paced, start_of, train
 from zetaclip.experiments._tasks import TASKS, Task, problem_of
 from zetaclip.models import Perceptron
 
@@ -32,10 +32,10 @@ def test_it_trains_as_the_engine_does(hidden, outputs, regression):
     if not hidden:  # not from zero, so that a wrong first layer would show
         start = [0.1 * torch.ones_like(start[0])]
     found = train(
-        data, start, [Setting(0.5, 0.2, 0.0), Setting(0.25, 0.7, 0.0)],
+        data, start, [Setting(0.5, 0.2, 0.0), Setting(0.25, 0.7, 0.0, late=False)],
         sigma=0.0, batch=30, steps=4, seed=0,
     )  # fmt: skip
-    for number, (rate, clip) in enumerate(((0.5, 0.2), (0.25, 0.7))):
+    for number, (rate, clip, power) in enumerate(((0.5, 0.2, 2), (0.25, 0.7, 1))):
         model = Perceptron((5,), outputs, hidden)
         with torch.no_grad():
             for layer, weight in zip(model.layers, start, strict=True):
@@ -50,7 +50,7 @@ def test_it_trains_as_the_engine_does(hidden, outputs, regression):
         )  # fmt: skip
         for step in range(4):
             for x, y in loader:
-                optimizer.param_groups[0]["lr"] = rate * (1 - step / 4)
+                optimizer.param_groups[0]["lr"] = rate * (1 - (step / 4) ** power)
                 optimizer.zero_grad()
                 out = model(x)
                 if regression:
@@ -73,7 +73,7 @@ def test_the_noise_is_as_large_as_it_should_be():
         data, start_of((200, 1), 0), [Setting(1.0, 0.5, 0.0)],
         sigma=3.0, batch=50, steps=30, seed=4,
     )  # fmt: skip
-    rates = [(1 - t / 30) ** 2 for t in range(30)]
+    rates = [(1 - (t / 30) ** 2) ** 2 for t in range(30)]
     assert float(found.std()) == pytest.approx(3.0 / 50 * sum(rates) ** 0.5, rel=0.12)
 
 
@@ -88,12 +88,13 @@ def test_every_task_without_stored_data_has_records():
 
 
 def test_a_page_is_written_and_finished_cells_are_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(regret, "TASKS", (Task("wine", (), 2, True),))
-    monkeypatch.setattr(regret, "EPSILONS", (1.0,))
+    tasks = (Task("wine", (), 2, True, "", (1.0,)),)
+    monkeypatch.setattr(regret, "TASKS", tasks)
+    monkeypatch.setattr(_regret_page, "TASKS", tasks)
     words = ["reproduce", "no-tuning", "--out", str(tmp_path)]
     assert main([*words, "--only", "seed=1"]) == 0
     page = (tmp_path / "no-tuning" / "regret.md").read_text()
-    assert "1 of 2 seeds not run" in page
+    assert "wine, of 2 seeds: 1 at ε 1" in page
     assert main(words) == 0
     cells = (tmp_path / "no-tuning" / "cells.jsonl").read_text().splitlines()
     assert [json.loads(line)["seed"] for line in cells] == [1, 2]
@@ -102,14 +103,134 @@ def test_a_page_is_written_and_finished_cells_are_kept(tmp_path, monkeypatch, ca
     assert "2 of 2 cells" in capsys.readouterr().out
 
 
+def cell(task="a", epsilon=1.0, seed=1, ladder=(70.0, 80.0, 84.0), **more):
+    return {
+        "task": task, "epsilon": epsilon, "seed": seed, "constant": 50.0, "clip": 0.25,
+        "ladder": dict(zip(("-1", "0", "1"), ladder, strict=True)),
+        "tried": {}, "clips": {}, "others": {}, **more,
+    }  # fmt: skip
+
+
 def test_regret_is_the_best_mean_minus_the_laws():
     cells = [
-        {"task": "a", "epsilon": 1.0, "seed": seed, "constant": 50.0,
-         "ladder": {"-1": low, "0": law, "1": high},
-         "others": dict.fromkeys(regret._BASELINES, 60.0)}
-        for seed, low, law, high in ((1, 70.0, 80.0, 84.0), (2, 75.0, 82.0, 80.0))
+        cell(others={"AUTO-S, rate 1": 60.0}, tried={"distance": 83.0}),
+        cell(seed=2, ladder=(75.0, 82.0, 80.0), others={"AUTO-S, rate 1": 60.0},
+             tried={"distance": 83.0}),
     ]  # fmt: skip
-    (line,) = regret.summary(cells)
+    (line,) = _regret_page.summary(cells)
     assert line["best"] == 82.0 and line["best_factor"] == 2.0
     assert line["regret"]["auto"][0] == pytest.approx(82.0 - 81.0)
     assert line["regret"]["AUTO-S, rate 1"][0] == pytest.approx(22.0)
+    assert line["regret"]["distance"][0] == pytest.approx(-1.0)
+    # Two differences of 4 and -2: t(0.975, 1) times √18 / √2.
+    assert line["regret"]["auto"][1] == pytest.approx(12.7062 * 3.0, rel=1e-4)
+
+
+def test_a_fall_with_epsilon_is_seen_and_chance_is_not_taken_for_one():
+    def cells(task, points):
+        return [
+            cell(task, epsilon, seed, (0.0, point, 0.0))
+            for epsilon, row in zip((1.0, 3.0), points, strict=True)
+            for seed, point in enumerate(row)
+        ]
+
+    clear = cells("clear", ((80.0, 81.0, 82.0), (70.0, 71.5, 72.0)))
+    chance = cells("chance", ((80.0, 81.0, 82.0), (70.0, 91.0, 78.0)))
+    table, tasks, falls = _regret_page.rises([*clear, *chance])
+    assert (tasks, falls) == (2, 1)
+    rows = {line.split("|")[1].strip(): line.split("|")[3].strip() for line in table[5:-1]}
+    assert rows["clear"] == "-" and rows["chance"] == "="
+
+
+def test_what_is_kept_is_counted_by_the_predicted_signal_to_noise():
+    cells = [
+        cell(epsilon=0.05, ladder=(0.0, 60.0, 0.0), signal=1.5),
+        cell(epsilon=1.0, ladder=(0.0, 80.0, 0.0), signal=30.0),
+        cell(epsilon=8.0, ladder=(0.0, 90.0, 0.0), signal=100.0),
+    ]
+    table = "\n".join(_regret_page.warned(cells))
+    assert "| 1 to 2 | 1 | 0.25 | 0.25 | 1 (100 %) |" in table
+    assert "| 16 to 64 | 1 | 0.75 | 0.75 | 0 (0 %) |" in table
+
+
+def test_slaclip_moves_c_as_in_the_engine():
+    """Without noise, and with every record in every batch."""
+    data, widths = problem(), (5, 4, 3)
+    start = start_of(widths, 1)
+    found = train(
+        data, start, [Setting(0.5, 1.0, 0.0, late=False, control="slaclip")],
+        sigma=0.0, batch=30, steps=6, seed=0,
+    )  # fmt: skip
+    fixed = train(
+        data, start, [Setting(0.5, 1.0, 0.0, late=False)], sigma=0.0, batch=30, steps=6, seed=0
+    )
+    model = Perceptron((5,), 3, (4,))
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, start, strict=True):
+            model.get_submodule(layer).weight.copy_(weight[:, :-1])
+            model.get_submodule(layer).bias.copy_(weight[:, -1])
+    loader = DataLoader(TensorDataset(data.x, data.y), batch_size=30)
+    model, optimizer, loader = PrivacyEngine(accountant="rdp", seed=1).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), data_loader=loader,
+        noise_multiplier=0.0, method=methods.get("slaclip"), num_examples=30, sample_rate=1.0,
+        decouple_lr=True,
+    )  # fmt: skip
+    for step in range(6):
+        for x, y in loader:
+            optimizer.param_groups[0]["lr"] = 0.5 * (1 - step / 6)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(found[0], model(data.test_x), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(found[0], fixed[0], rtol=1e-2)
+
+
+def test_spectral_c_moves_in_a_network():
+    g = torch.Generator().manual_seed(1)
+    norms = torch.rand(200, generator=g)
+    moved = Moved("spectral", start_of((30, 40, 3), 1))
+    weights = start_of((30, 40, 3), 1)
+    for step in range(1, 101):
+        clip = moved.move(step, weights, norms, 1.0, 200, g)
+    assert moved.state.probes == 2 and clip != 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "noise"), [("distance", 0.25, 1.0), ("energy", 2.0, 0.5)]
+)
+def test_paces_tell_signal_from_noise(kind, signal, noise):
+    """A far move or a long gradient against the noise that is known, and noise alone."""
+    g = torch.Generator().manual_seed(2)
+    walk, drawn = torch.tensor([0.01]), 0.1 * torch.randn(60, 50, generator=g)
+    far = _paced(kind, [drawn + 5.0], walk, [drawn + 5.0], 0.01)
+    none = _paced(kind, [drawn], walk, [drawn], 0.01)
+    assert float(far) == pytest.approx(signal, rel=1e-3) and float(none) == pytest.approx(
+        noise, rel=0.05
+    )
+
+
+def test_one_planted_direction_halves_the_pace_of_its_layer_alone():
+    g = torch.Generator().manual_seed(3)
+    noise = [0.1 * torch.randn(60, 50, generator=g) for _ in range(2)]
+    planted = [noise[0] + 5 * torch.outer(torch.ones(60) / 60**0.5, torch.ones(50) / 50**0.5)]
+    found = _paced("outliers", [*planted, noise[1]], torch.tensor([0.01, 0.01]), noise, 0.01)
+    assert found.tolist() == [0.5, 1.0]
+
+
+def test_a_late_average_is_the_weighted_mean_of_the_weights():
+    """One weight that moves by the same step: positions 1, 2, 3 count as t², nearly."""
+    data = Problem(torch.zeros(20, 1), torch.ones(20), torch.zeros(1, 1), torch.ones(1), 1)
+    start = start_of((1, 1), 0)
+    one = Setting(0.1, None, 0.0, average=2.0)
+    found = train(data, start, [one], sigma=0.0, batch=20, steps=3, seed=0)
+    # Normalised gradients of length n / (n + 0.01), on the bias alone.
+    places, bias = [], 0.0
+    for _ in range(3):
+        slope = 1 / (1 + torch.tensor(bias).exp())
+        bias += 0.1 * float(slope / (slope + 0.01))
+        places.append(bias)
+    mean = 0.0
+    for step, place in enumerate(places):
+        mean += 3 / (step + 3) * (place - mean)
+    assert float(found) == pytest.approx(mean, rel=1e-4)

@@ -150,7 +150,7 @@ def invented(path, seed=0, epochs=12, state="finished", metric="accuracy", ledge
                 "loss": 1 / epoch,
                 "clip": clip,
                 "zeta": 4.0,
-                "lr": 0.5,
+                "lr": 0.5 * (1 - (10 * epoch - 1) / (10 * epochs)),
                 "seconds": {"train": 0.5 * epoch, "eval": 0.1 * epoch, "probe": 0.02 * epoch},
             }
         )

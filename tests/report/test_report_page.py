@@ -170,7 +170,7 @@ def test_charts_show_the_numbers_of_the_folder(one, tmp_path):
     probes = [json.loads(line) for line in (run / "probes.jsonl").read_text().splitlines()]
     drawn = figures(one)
     assert set(drawn) == {
-        *("epsilon", "metric-accuracy", "clip", "zeta", "reliability", "time"),
+        *("epsilon", "metric-accuracy", "clip", "rate", "zeta", "reliability", "time"),
         *("spectrum-0-first", "spectrum-0-middle", "spectrum-0-last"),
     }
     accuracy = drawn["metric-accuracy"]["data"][0]
@@ -178,6 +178,10 @@ def test_charts_show_the_numbers_of_the_folder(one, tmp_path):
     assert drawn["epsilon"]["data"][0]["x"] == [row["step"] for row in rows]
     assert drawn["clip"]["data"][0]["y"] == pytest.approx(
         [1.0, *(probe["clip"] for probe in probes)], rel=1e-5
+    )
+    rate = drawn["rate"]["data"][0]
+    assert rate["x"] == [row["step"] for row in rows] and rate["y"] == pytest.approx(
+        [0.5 * (1 - (row["step"] - 1) / (10 * len(rows))) for row in rows], rel=1e-5
     )
     by_name = {trace["name"]: trace for trace in drawn["zeta"]["data"]}
     assert set(by_name) == {"zone 2 to 6", "ζ", "ζ, weak fit", "no fit", "ζ̂, smoothed"}
@@ -365,7 +369,7 @@ def test_ten_long_runs_stay_under_six_megabytes(tmp_path):
         shutil.copytree(first, runs[-1])
     page = report(*runs, verify=False)
     charts = charts_for(read_runs(runs))
-    assert len(figures(page)) == len(charts) == 9
+    assert len(figures(page)) == len(charts) == 10
     pictures = sum(len(picture(chart)) for chart in charts)
     assert pictures > 100_000 and len(page) + pictures < 6_000_000
 

@@ -283,7 +283,10 @@ def draw_regret(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], path
     """Regret of each method over all tasks, sorted, with its median."""
     figure, (axis,) = _figure(8, 4.2)
     for number, method in enumerate(methods):
-        values = sorted(max(0.01, line["regret"][method][0]) for line in lines)
+        ran = [line["regret"][method][0] for line in lines if method in line["regret"]]
+        if not ran:
+            continue
+        values = sorted(max(0.01, value) for value in ran)
         middle = statistics.median(values)
         shares = [100 * (place + 1) / len(values) for place in range(len(values))]
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]

@@ -11,30 +11,50 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..features import shared
 from ..methods._auto import Auto, law, limits
+from ..training.lengths import length, signal_to_noise
 from ._exact import Problem, Setting, start_of, train
-from ._tasks import TASKS, Task, problem_of
+from ._tasks import NOISY, TASKS, Task, problem_of
 
 NAME = "no-tuning"
 TITLE = "Nothing to tune: regret of default settings against the best rate by the test set"
-EPSILONS = (0.5, 1.0, 3.0, 8.0)
-_LADDER = range(-4, 5)  # exponents of 2
+_LADDER, _SHORT_LADDER = range(-3, 4), range(-1, 2)  # exponents of 2
 _FARTHEST = 9
 _BASELINES = {
-    "DP-SGD, C = 1, rate 1": Setting(1.0, 1.0, 0.0),
-    "AUTO-S, rate 1": Setting(1.0, None, 0.0),
-    "DP-Adam, C = 1, rate 0.001": Setting(0.001, 1.0, 0.9, adam=True),
+    "DP-SGD, C = 1, rate 1": Setting(1.0, 1.0, 0.0, late=False),
+    "AUTO-S, rate 1": Setting(1.0, None, 0.0, late=False),
+    "DP-Adam, C = 1, rate 0.001": Setting(0.001, 1.0, 0.9, late=False, adam=True),
+    "SlaClip, rate 1": Setting(1.0, 1.0, 0.0, late=False, control="slaclip"),
+    "spectral C, rate 1": Setting(1.0, 1.0, 0.0, late=False, control="spectral"),
 }
-_LAW = "auto"
+_NETWORKS_ONLY = ("spectral C, rate 1",)  # its probe needs a layer of some width
+# What was tried in place of the law as it is, on the tasks that it was chosen by.
+_TRIED: dict[str, Callable[[Setting], Setting]] = {
+    "no momentum": lambda s: replace(s, momentum=0.0),
+    # The next two have rates at which noise moves an output as far as it does under the law.
+    "linear decay": lambda s: replace(s, rate=s.rate * math.sqrt(8 / 5), late=False),
+    "late average": lambda s: replace(s, rate=s.rate * math.sqrt(8 / 15), average=4.0),
+    "distance": lambda s: replace(s, pace="distance"),
+    "energy": lambda s: replace(s, pace="energy"),
+    "outliers": lambda s: replace(s, pace="outliers"),
+}
+# C as a user gives it, on a few tasks; the law's is taken where it is smaller.
+_CLIPS = (0.02, 0.1, 0.5, 2.0, 8.0)
+_CLIP_TASKS = (
+    "heart", "tiny", "ved", "digits", "twenty", "heart, bins", "ved, bins", "heart, 64", "ved, 64",
+    "digits, 64", "rare, 64",
+)  # fmt: skip
 
 
 def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: Any = print) -> str:
@@ -50,20 +70,28 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
     file = folder / "cells.jsonl"
     wanted = only or {}
     done = {_key(cell) for cell in read(file)}
-    for seed in range(1, 1 + max(task.seeds for task in TASKS)):  # a first seed of every task
-        for task in TASKS:
+    # A first seed of every task, a second one, ...; what takes minutes comes last.
+    order = sorted(
+        ((task.large, seed, place) for place, task in enumerate(TASKS)
+         for seed in range(1, task.seeds + 1))
+    )  # fmt: skip
+    with shared(folder / "features"):
+        for number, (_, seed, place) in enumerate(order, 1):
+            task = TASKS[place]
             named = task.name in wanted.get("data", [task.name])
-            if seed > task.seeds or not named or str(seed) not in wanted.get("seed", [str(seed)]):
+            left = [e for e in task.epsilons if (task.label, e, seed) not in done]
+            if not (left and named and str(seed) in wanted.get("seed", [str(seed)])):
                 continue
-            left = [e for e in EPSILONS if (task.label, e, seed) not in done]
-            problem = problem_of(task, seed) if left else None
+            problem = None if task.features == "cnn" else problem_of(task, seed)
             for epsilon in left:
-                assert problem is not None
-                cell = measure(task, problem, epsilon, seed)
+                cell = (
+                    _engine(task, epsilon, seed)
+                    if problem is None
+                    else measure(task, problem, epsilon, seed)
+                )
                 with file.open("a") as lines:
                     lines.write(json.dumps(cell) + "\n")
-            if left:
-                say(f"{task.label}, seed {seed}: done")
+            say(f"{number} of {len(order)}: {task.label}, seed {seed}")
     return write(folder)
 
 
@@ -74,7 +102,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def planned() -> int:
     """How many cells there are in all."""
-    return sum(task.seeds for task in TASKS) * len(EPSILONS)
+    return sum(task.seeds * len(task.epsilons) for task in TASKS)
 
 
 def _key(cell: Mapping[str, Any]) -> tuple[str, float, int]:
@@ -82,41 +110,91 @@ def _key(cell: Mapping[str, Any]) -> tuple[str, float, int]:
 
 
 def measure(task: Task, problem: Problem, epsilon: float, seed: int) -> dict[str, Any]:
-    """One cell: the law, its ladder, and the other methods."""
-    from ..training.lengths import length
-
+    """One cell: the law, its ladder, what was tried in its place, and the other methods."""
     size, linear = len(problem.y), not task.hidden
     widths = (problem.x.shape[1], *task.hidden, problem.outputs)
     start = start_of(widths, seed)
-    update = _update(widths, problem.regression)
+    update = _update(widths, problem)
     batch, epochs = length(size, epsilon, linear)
     assert epochs is not None
     steps = round(epochs * -(-size // batch))
     sigma = _sigma(epsilon, min(1.0, batch / size), steps, size)
     rate = law(sigma / batch, steps, update.gain, *limits(1 + len(task.hidden), problem.regression))
-    ladder: dict[int, float] = {}
-    exponents = list(_LADDER)
-    while exponents:
-        settings = [Setting(rate * 2.0**k, update.clip_norm) for k in exponents]
+
+    def scores(settings: Sequence[Setting]) -> list[float]:
         outputs = train(
             problem, start, settings, sigma=sigma, batch=batch, steps=steps, seed=1000 + seed
         )
-        ladder |= zip(exponents, _scores(problem, outputs), strict=True)
-        best, low, high = max(ladder, key=lambda k: ladder[k]), min(ladder), max(ladder)
-        exponents = [low - 1] if best == low else [high + 1] if best == high else []
-        exponents = [k for k in exponents if abs(k) <= _FARTHEST]
+        return _scores(problem, outputs)
+
+    own = Setting(rate, update.clip_norm)
+    tried = {name: change(own) for name, change in _TRIED.items() if task.chosen_by}
+    clips = {
+        f"{clip:g}": replace(own, clip=clip) for clip in _CLIPS if clip < update.clip_norm
+    } if task.label in _CLIP_TASKS else {}  # fmt: skip
+    noisy = epsilon in NOISY
+    exponents = [0] if noisy else list(_SHORT_LADDER if task.large else _LADDER)
+    besides = {} if task.large or noisy else tried | clips
+    found = scores([replace(own, rate=rate * 2.0**k) for k in exponents] + [*besides.values()])
+    ladder = dict(zip(exponents, found, strict=False))
+    others = dict(zip(besides, found[len(exponents) :], strict=True))
+    while not noisy and (exponents := _beyond(ladder)):
+        ladder |= zip(
+            exponents, scores([replace(own, rate=rate * 2.0**k) for k in exponents]), strict=True
+        )
     cell = {
         "task": task.label,
         "epsilon": epsilon,
         "seed": seed,
+        "records": size,
         "batch": batch,
         "steps": steps,
         "sigma": sigma,
+        "signal": signal_to_noise(sigma, batch, steps, widths[0]),
         "rate": rate,
+        "clip": update.clip_norm,
         "constant": _constant(problem),
         "ladder": {str(k): ladder[k] for k in sorted(ladder)},
+        "tried": {name: others[name] for name in besides if name in tried},
+        "clips": {name: others[name] for name in besides if name in clips},
     }
-    return cell | {"others": _others(problem, start, epsilon, seed)}
+    alone = task.large or noisy
+    return cell | {"others": {} if alone else _others(problem, start, epsilon, seed)}
+
+
+def _engine(task: Task, epsilon: float, seed: int) -> dict[str, Any]:
+    """One cell of a network that `zetaclip train` trains, at a short ladder of its ``--lr``."""
+    from ..training import Config
+    from ..training import train as train_run
+
+    ladder: dict[int, float] = {}
+    exponents = list(_SHORT_LADDER)
+    while exponents:
+        for k in exponents:
+            given = {"data": task.name, "model": "cnn", "epsilon": epsilon, "seed": seed}
+            with TemporaryDirectory() as folder:
+                config = Config.from_mapping({**given, "lr": 2.0**k, "threads": 1})
+                result = train_run(config, Path(folder) / "run")
+            ladder[k] = 100 * result["metric"]["value"]
+        exponents = _beyond(ladder)
+    return {
+        "task": task.label,
+        "epsilon": epsilon,
+        "seed": seed,
+        "records": result["num_examples"],
+        "constant": 0.0,
+        "ladder": {str(k): ladder[k] for k in sorted(ladder)},
+        "tried": {},
+        "clips": {},
+        "others": {},
+    }
+
+
+def _beyond(ladder: Mapping[int, float]) -> list[int]:
+    """The next exponent if the best one is at an end."""
+    best, low, high = max(ladder, key=lambda k: ladder[k]), min(ladder), max(ladder)
+    beyond = [low - 1] if best == low else [high + 1] if best == high else []
+    return [k for k in beyond if abs(k) <= _FARTHEST]
 
 
 def _others(problem: Problem, start: list[Tensor], epsilon: float, seed: int) -> dict[str, float]:
@@ -125,26 +203,30 @@ def _others(problem: Problem, start: list[Tensor], epsilon: float, seed: int) ->
     batch = min(size, 256, max(16, size // 40))
     steps = 20 * -(-size // batch)
     sigma = _sigma(epsilon, batch / size, steps, size)
+    names = [name for name in _BASELINES if len(start) > 1 or name not in _NETWORKS_ONLY]
     outputs = train(
-        problem, start, list(_BASELINES.values()),
+        problem, start, [_BASELINES[name] for name in names],
         sigma=sigma, batch=batch, steps=steps, seed=2000 + seed,
     )  # fmt: skip
-    return dict(zip(_BASELINES, _scores(problem, outputs), strict=True))
+    return dict(zip(names, _scores(problem, outputs), strict=True))
 
 
-def _update(widths: tuple[int, ...], regression: bool) -> Auto:
+def _update(widths: tuple[int, ...], problem: Problem) -> Auto:
     """The optimizer that `zetaclip train` would build, for its constants."""
     from ..methods._auto import gain
     from ..models import Linear, Perceptron
     from ..randomness._forward import alone
 
     if len(widths) == 2:
-        return Auto(Linear(widths[:1], widths[-1]).parameters(), regression=regression)
+        head = Linear(widths[:1], widths[-1], bias=problem.bias)
+        own = None if problem.bias else 1.0
+        return Auto(head.parameters(), gain=own, regression=problem.regression)
     with alone():
         torch.manual_seed(0)
         network = Perceptron(widths[:1], widths[-1], widths[1:-1])
         made_up = 2 * torch.rand(16, widths[0], generator=torch.Generator().manual_seed(0)) - 1
-    return Auto(network.parameters(), gain=gain(network, made_up), regression=regression)
+    found = gain(network, made_up)
+    return Auto(network.parameters(), gain=found, regression=problem.regression)
 
 
 @lru_cache(maxsize=1024)
@@ -182,87 +264,24 @@ def _constant(problem: Problem) -> float:
     return 100 * float(torch.bincount(problem.test_y.long()).max()) / len(problem.test_y)
 
 
-# -- from cells to the page
-
-
-def summary(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One line per task and ε: the best, and each method's regret with its 95 % interval."""
-    from scipy.stats import t
-
-    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-    for cell in cells:
-        groups.setdefault((cell["task"], cell["epsilon"]), []).append(cell)
-    lines = []
-    for (task, epsilon), found in sorted(groups.items()):
-        shared = set.intersection(*(set(cell["ladder"]) for cell in found))
-        means = {k: statistics.fmean(cell["ladder"][k] for cell in found) for k in shared}
-        best = max(means, key=lambda k: means[k])
-        regrets = {}
-        for name in (_LAW, *_BASELINES):
-            values = [
-                cell["ladder"][best]
-                - (cell["ladder"]["0"] if name == _LAW else cell["others"][name])
-                for cell in found
-            ]
-            wide = (
-                t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-                if len(values) > 1
-                else math.nan
-            )
-            regrets[name] = (statistics.fmean(values), wide)
-        lines.append(
-            {
-                "task": task,
-                "epsilon": epsilon,
-                "seeds": len(found),
-                "best": means[best],
-                "best_factor": 2.0 ** int(best),
-                "constant": statistics.fmean(cell["constant"] for cell in found),
-                "regret": regrets,
-            }
-        )
-    return lines
-
-
 def write(folder: Path) -> str:
     """Writes regret.md, regret.json and regret.png; returns the summary."""
+    from . import _regret_page as page
     from .files import write_json, write_text
     from .plots import draw_regret
     from .tables import grid
 
     cells = read(folder / "cells.jsonl")
-    if not cells:
+    lines = page.summary(cells)
+    if not lines:
         return "no task has run yet"
-    lines = summary(cells)
-    chosen = {task.label for task in TASKS if task.chosen_by}
-    halves = {
-        "all": lines,
-        "chosen by": [line for line in lines if line["task"] in chosen],
-        "not chosen by": [line for line in lines if line["task"] not in chosen],
-    }
-    overall = [
-        [half, name, *(f"{value:.2f}" for value in _spread(part, name)), str(len(part))]
-        for half, part in halves.items()
-        if part
-        for name in (_LAW, *_BASELINES)
-    ]
+    names = (page.LAW, *_BASELINES)
+    rows = page.overall(lines, names)
+    table, tasks, falls = page.rises(cells)
     head = ["tasks", "method", "median", "90th percentile", "worst", "cells"]
-    detail = [
-        [
-            line["task"], f"{line['epsilon']:g}", str(line["seeds"]), f"{line['best']:.2f}",
-            f"{line['best_factor']:g}", *(_shown(line["regret"][n]) for n in (_LAW, *_BASELINES)),
-        ]
-        for line in lines
-    ]  # fmt: skip
-    missing = [
-        f"- {task.label}, ε {epsilon:g}: {task.seeds - count} of {task.seeds} seeds not run"
-        for task in TASKS
-        for epsilon in EPSILONS
-        if (count := sum(_key(cell)[:2] == (task.label, epsilon) for cell in cells)) < task.seeds
-    ]
     write_json(folder / "regret.json", {"title": TITLE, "lines": lines, "planned": planned()})
-    draw_regret(halves["all"], (_LAW, *_BASELINES), folder / "regret.png")
-    page = [
+    draw_regret(lines, names, folder / "regret.png")
+    text = [
         f"# {TITLE}",
         "",
         f"Written by `zetaclip reproduce {NAME}`: {len(cells)} of {planned()} cells have run, each",
@@ -271,27 +290,23 @@ def write(folder: Path) -> str:
         "",
         "![regret](regret.png)",
         "",
-        *grid(head, overall),
-        "Regret by task, with a 95 % interval over seeds. Names without widths are linear models",
-        "on records of length 1. 'factor' is the best rate over the law's.",
+        *grid(head, rows),
+        *page.tried(lines, tuple(_TRIED)),
+        *table,
+        *page.clips(cells),
+        *page.warned(cells),
+        "## Regret by task",
         "",
-        *grid(["task", "ε", "seeds", "best", "factor", _LAW, *_BASELINES], detail),
-        *(["## Not run", "", *missing, ""] if missing else []),
+        "With a 95 % interval over seeds. Names without widths are linear models on records of",
+        "length 1. 'factor' is the best rate over the law's.",
+        "",
+        *page.detail(lines, names),
+        *page.missing(cells),
     ]
-    write_text(folder / "regret.md", "\n".join(page).rstrip() + "\n")
-    own = next(row for row in overall if row[:2] == ["all", _LAW])
+    write_text(folder / "regret.md", "\n".join(text).rstrip() + "\n")
+    own = rows[0]
     return (
         f"{folder / 'regret.md'}: {len(cells)} of {planned()} cells; regret of auto: median"
-        f" {own[2]}, 90th percentile {own[3]}, worst {own[4]} points"
+        f" {own[2]}, 90th percentile {own[3]}, worst {own[4]} points; {falls} of {tasks} tasks fall"
+        " somewhere with ε"
     )
-
-
-def _spread(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, float]:
-    values = sorted(line["regret"][name][0] for line in lines)
-    ninth = values[min(len(values) - 1, math.ceil(0.9 * len(values)) - 1)]
-    return statistics.median(values), ninth, values[-1]
-
-
-def _shown(regret: tuple[float, float]) -> str:
-    value, wide = regret
-    return f"{value:.2f}" if math.isnan(wide) else f"{value:.2f} ± {wide:.2f}"

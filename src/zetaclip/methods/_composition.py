@@ -146,8 +146,7 @@ class Method:
     rule has it as its keyword ``rule`` (``functools.partial``), where a replacement finds it.
     ``family`` is the update that ``optimizer`` builds, with ``update`` as its options; other
     families are refused unless ``any_update``. ``clip_by_update`` takes C from the optimizer's
-    ``clip_norm``. ``unsound`` says why nothing is claimed, if nothing
-    is.
+    ``clip_norm``, up to this number. ``unsound`` says why nothing is claimed, if nothing is.
 
     The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the
     published, coupled form (None: the literature gives none). ``options`` maps each option to
@@ -165,7 +164,7 @@ class Method:
     fixed: Collection[str] = frozenset()
     family: str = "sgd"
     any_update: bool = True
-    clip_by_update: bool = False
+    clip_by_update: float | None = None
     update: Mapping[str, Any] = field(default_factory=dict)
     private: bool = True
     unsound: str = ""
@@ -212,9 +211,10 @@ class Method:
                 f"{type(optimizer).__name__} subtracts one noise variance from every coordinate, "
                 f"but method {self.name!r} gives each coordinate its own; use SGD, Adam or AdamW"
             )
-        if not self.clip_by_update:
+        if self.clip_by_update is None:
             return self
-        return replace(self, controller=Constant(optimizer.clip_norm))  # type: ignore[attr-defined]
+        own = optimizer.clip_norm  # type: ignore[attr-defined]
+        return replace(self, controller=Constant(min(own, self.clip_by_update)))
 
     def planned(self, budget: NoiseBudget) -> tuple[Method, Plan]:
         """The plan for a budget, and this method with the rule that the plan brings."""
@@ -338,7 +338,7 @@ class Method:
             )
         changes: dict[str, Any] = {part: value}
         if part == "controller":
-            changes["clip_by_update"] = False
+            changes["clip_by_update"] = None
         if part == "rule" and self._plan_completes_rule:
             completing: Any = self.plan
             changes["plan"] = partial(completing, rule=value)

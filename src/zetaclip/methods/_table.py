@@ -135,11 +135,13 @@ def _adam() -> Method:
 @_entry("auto", "zetaclip", reads="public numbers")
 def _auto(clip: float | None = None) -> Method:
     """C and the step size follow from public numbers; nothing to tune."""
+    # A larger C than the law's would only drown the gradients in noise.
+    most = math.inf if clip is None else clip
     return Method(
-        controller=Constant(CLIP_OF_GAIN * UNIT_GAIN if clip is None else clip),
+        controller=Constant(min(most, CLIP_OF_GAIN * UNIT_GAIN)),
         family="auto",
         any_update=False,
-        clip_by_update=clip is None,
+        clip_by_update=most,
         fixed={"controller": "its C is fixed", "rule": "C is chosen for its rule"},
         paper_lr=1.0,
     )

@@ -34,6 +34,7 @@ def charts_for(runs: Sequence[Run]) -> list[Chart]:
         epsilon_chart(runs),
         *metric_charts(runs),
         clip_chart(runs),
+        rate_chart(runs),
         zeta_chart(runs),
         *spectrum_charts(runs),
         reliability_chart(runs),
@@ -192,6 +193,27 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         rules=tuple(rules),
         summary=f"The norm to which each record's gradient is clipped.{said}{note}"
         + (f" {counted(hits, 'probe')} ended at a bound." if hits else ""),
+    )
+
+
+def rate_chart(runs: Sequence[Run]) -> Chart:
+    """The learning rate over training steps."""
+    series = []
+    for slot, run in enumerate(runs):
+        path = [(number(line.get("step")), number(line.get("lr"))) for line in run.metrics]
+        if any(value is not None for _, value in path):
+            series.append(points(run.name, path, slot, marked(runs), share(len(runs))))
+    said = told(
+        runs,
+        [(one.name, f"from {plain(one.y[0])} to {plain(last(one.y))}") for one in series],
+    )
+    return Chart(
+        "rate",
+        "Learning rate",
+        Axis(STEP),
+        Axis("learning rate (no unit)", from_zero=True),
+        tuple(series),
+        summary=f"The rate of the last update before each evaluation.{said}",
     )
 
 

@@ -34,7 +34,7 @@ from .trust import Trust, examine
 # Columns that are left out if all rows have the same value.
 _SHARED = ("data", "method", "model", "metric", "δ", "seed")
 
-TRAINING = ("epsilon", "metric-", "clip", "zeta")
+TRAINING = ("epsilon", "metric-", "clip", "rate", "zeta")
 
 
 def page_for(runs: Sequence[Run], verify: bool = True, live: bool = False) -> Page:

@@ -178,9 +178,9 @@ class Config:
     )
     schedule: str | None = _option(
         None,
-        "schedule of the learning rate (default: linear, to zero)",
+        "schedule of the learning rate (default: linear, to zero; auto: late, as 1 - done²)",
         kind=str,
-        choices=("linear", "cosine", "constant"),
+        choices=("linear", "late", "cosine", "constant"),
     )
     momentum: float | None = _option(None, "momentum of SGD (default: 0; auto: 0.9)", kind=float)
     weight_decay: float | None = _option(
@@ -199,7 +199,8 @@ class Config:
     # -- clipping
     clip: float | None = _option(
         None,
-        "the clipping norm C; its start value if a controller sets it (default: 1; auto finds it)",
+        "the clipping norm C; its start value if a controller sets it (default: 1; auto finds it, "
+        "up to this)",
         kind=float,
     )
     clipping: Any = _option(

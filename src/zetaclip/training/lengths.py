@@ -106,19 +106,21 @@ def head_defaults(config: Config, method: Method, size: int, regression: bool) -
             sigma = noise_multiplier_for(*target, config.accountant)
         momentum = _MOMENTUM if config.momentum is None else config.momentum
         rate = law(sigma / batch, steps, UNIT_GAIN, *limits(1, regression))
-        found["lr"] = (1 - momentum) * rate  # torch's momentum multiplies the rest
+        # torch's momentum multiplies the rest.
+        found |= {"lr": (1 - momentum) * rate, "schedule": "late"}
     return found
 
 
 def signal_to_noise(sigma: float, batch: float, steps: int, inputs: int) -> float:
     """How far a run could move an output, over how far noise moves it.
 
-    If all gradients agreed, a rate that falls from η would move an output by η T/2, and noise moves
-    it by η (σ/L) √(T/3). Of a direction that is one of many, a share of 1/√inputs is left.
+    If all gradients agreed, a rate that falls from η by the law would move an output by η 2T/3, and
+    noise moves it by η (σ/L) √(8T/15). Of a direction that is one of many, a share of 1/√inputs is
+    left.
     """
     if sigma == 0:
         return math.inf
-    return (steps / 2) / (sigma / batch * math.sqrt(steps / 3)) / math.sqrt(inputs)
+    return (2 * steps / 3) / (sigma / batch * math.sqrt(8 * steps / 15)) / math.sqrt(inputs)
 
 
 def warning(sigma: float, batch: float, steps: int, size: int, inputs: int) -> str | None:

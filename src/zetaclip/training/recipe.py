@@ -264,7 +264,7 @@ def resolve(
     chosen: dict[str, Any] = {
         "batch_size": min(batch, size),
         "lr": _paper_rate(dataset, method) if paper else method.lr,
-        "schedule": "constant" if paper else "linear",
+        "schedule": "constant" if paper else "late" if config.method == "auto" else "linear",
         "decouple": method.private and not paper,
         "momentum": float(options.get("momentum", 0.0)),
         "weight_decay": float(options["weight_decay"]),
@@ -487,8 +487,12 @@ def rate_at(config: Config, step: int, steps: int) -> float:
         step: The update, from 0.
         steps: The planned number of updates.
     """
+    from ..methods._auto import left
+
     assert config.lr is not None
     done = step / steps
+    if config.schedule == "late":
+        return config.lr * left(done)
     if config.schedule == "linear":
         return config.lr * (1 - done)
     if config.schedule == "cosine":
