@@ -36,7 +36,7 @@ def test_an_unknown_setting_names_the_near_ones():
         ({"epsilon": float("inf")}, "`epsilon` must be positive"),
         ({"sigma": -0.5}, "at least 0"),
         ({"delta": 1.0}, "between 0 and 1"),
-        ({"schedule": "square"}, "linear, cosine, constant"),
+        ({"schedule": "square"}, "linear, late, cosine, constant"),
         ({"batch_size": 2.5}, "whole number"),
         ({"batch_size": 0}, "must be positive"),
         ({"seed": True}, "whole number"),

@@ -45,8 +45,8 @@ def summary(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         best = max(means, key=lambda k: means[k])
         regrets = {}
         for name in (LAW, *found[0]["tried"], *found[0]["others"]):
-            values = [cell["ladder"][best] - score(cell, name) for cell in found]
-            regrets[name] = interval(values)
+            ran = [cell for cell in found if name == LAW or name in cell["tried"] | cell["others"]]
+            regrets[name] = interval([cell["ladder"][best] - score(cell, name) for cell in ran])
         lines.append(
             {
                 "task": task,
@@ -167,8 +167,9 @@ def rises(cells: _Cells) -> tuple[list[str], int, int]:
 def clips(cells: _Cells) -> list[str]:
     """The table of C as it is given, where it is smaller than the law's."""
     rows = []
-    for (task, epsilon), found in groups(cells).items():
-        if not found[0].get("clips"):
+    for (task, epsilon), some in groups(cells).items():
+        found = [cell for cell in some if cell.get("clips")]
+        if not found:
             continue
         shown = []
         for clip in ("0.02", "0.1"):
