@@ -103,7 +103,9 @@ def problem_of(task: Task, seed: int) -> Problem:
     if task.hidden:
         return found
     prepare = _bins(task.name, found) if task.features == "bins" else _unit
-    return replace(found, x=prepare(found.x), test_x=prepare(found.test_x))
+    # The knots of bins add up to a constant.
+    bias = task.features != "bins"
+    return replace(found, x=prepare(found.x), test_x=prepare(found.test_x), bias=bias)
 
 
 def _bins(name: str, found: Problem) -> Callable[[Tensor], Tensor]:

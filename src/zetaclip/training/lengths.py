@@ -105,7 +105,8 @@ def head_defaults(config: Config, method: Method, size: int, regression: bool) -
             target = (config.epsilon or 3.0, delta, min(1.0, batch / size), steps)
             sigma = noise_multiplier_for(*target, config.accountant)
         momentum = _MOMENTUM if config.momentum is None else config.momentum
-        rate = law(sigma / batch, steps, UNIT_GAIN, *limits(1, regression))
+        own_gain = 1.0 if config.model == "head" else UNIT_GAIN  # a head without a bias
+        rate = law(sigma / batch, steps, own_gain, *limits(1, regression))
         # torch's momentum multiplies the rest.
         found |= {"lr": (1 - momentum) * rate, "schedule": "late"}
     return found
