@@ -201,7 +201,9 @@ class Store:
         except (OSError, ValueError, KeyError) as error:
             return [f"its files can't be read: {error}"]
         other = [
-            key for key, value in wanted.items() if key in found and not _same(found[key], value)
+            key
+            for key, value in wanted.items()  # None leaves the choice to train
+            if key in found and value is not None and not _same(found[key], value)
         ]
         if other:
             return [
