@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ConfigError
-from .fixed import choose, frozen, head_for
+from .fixed import choose, frozen, head_for, rate_of_auto
 
 if TYPE_CHECKING:
     from torch import nn
@@ -278,6 +278,8 @@ def resolve(
         from .lengths import head_defaults
 
         chosen |= head_defaults(config, method, size, dataset.task == "regression")
+    if config.method == "auto":
+        chosen["lr"] = rate_of_auto(config, size)
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
     resolved = config.changed(**filled)
     if resolved.batch_size is not None and resolved.batch_size > size:
