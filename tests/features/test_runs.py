@@ -9,6 +9,7 @@ import zetaclip
 from zetaclip.data import load
 from zetaclip.training import Config, ConfigError, train
 from zetaclip.training.fixed import choose
+from zetaclip.training.recipe import build_method, resolve
 
 
 def config(**changes):
@@ -132,3 +133,17 @@ def test_folders_of_pictures_get_features(tmp_path):
         tmp_path / "out",
     )
     assert result["features"]["shape"] == [1, 8, 8] and result["task"] == "binary"
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "factor"),
+    [
+        ({"features": "patches"}, 50_000, 0.65),
+        ({"features": "patches"}, 1437, 1.0),
+        ({"features": "none", "model": "cnn"}, 50_000, 1.0),
+        ({"features": "patches", "lr": 2.0}, 50_000, 2.0),
+    ],
+)
+def test_a_head_on_many_pictures_takes_a_smaller_rate(changes, size, factor):
+    given = config(method="auto", num_examples=size, **changes)
+    assert resolve(given, load("digits"), build_method(given)).lr == factor
