@@ -11,11 +11,10 @@ from helpers import flat, private, tiny, toy_data, train
 from torch import nn
 
 from zetaclip import methods
-from zetaclip.engine._poisson import poisson_indices
 from zetaclip.errors import LedgerError
 from zetaclip.grid import on_grid, spacing, widened
 from zetaclip.ledger import Ledger, Row
-from zetaclip.randomness import uniforms
+from zetaclip.randomness import poisson_indices, uniforms
 
 
 @pytest.mark.parametrize("bound", [1e-6, 0.1, 1.0, 3.7, 1e5])

@@ -11,7 +11,7 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 
 from zetaclip import ValidationError, methods
-from zetaclip.engine._memory import COMPARED_BYTES, COMPARED_STEPS
+from zetaclip.engine._guard import COMPARED_BYTES, COMPARED_STEPS
 from zetaclip.engine._order import OrderError
 from zetaclip.gradients import CaptureError
 

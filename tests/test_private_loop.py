@@ -90,6 +90,15 @@ def test_a_receipt_serves_one_release():
         one.release(receipt, SingleProcess(0), 1.0)
 
 
+def test_what_was_refused_is_not_released(monkeypatch):
+    monkeypatch.setattr(zetaclip.mechanism, "add_noise", lambda *_: pytest.fail("noise was drawn"))
+    one = mechanism()
+    receipt = Receipt(one.declare())
+    one.refuse(SingleProcess(0), "a record is broken")
+    with pytest.raises(RuntimeError, match="receipt for its own rows"):
+        one.release(receipt, SingleProcess(0), 1.0)
+
+
 def test_rows_stand_in_the_ledger_when_the_noise_is_drawn(monkeypatch):
     engine, module, optimizer, loader = private(tiny(), toy_data())
     draw, seen = zetaclip.mechanism.add_noise, []
@@ -159,7 +168,7 @@ def test_what_is_read_ahead_is_what_is_handed_out(batch, physical):
         iterator, ahead = None, None
         for x in loader:
             if iterator is None:
-                iterator, ahead = True, loop.upcoming()
+                iterator, ahead = True, loop.batches.upcoming(loop.state)
             if loop.batch.done == 0:
                 for rows in loop.batch.chunks:
                     assert not len(rows) or torch.equal(next(ahead), rows)
@@ -183,15 +192,15 @@ def test_a_batch_that_was_abandoned_gets_other_noise():
 
 def test_a_chunk_that_is_cut_off_after_it_was_added_is_not_added_twice(monkeypatch):
     _, module, optimizer, loader = private(tiny(), toy_data())
-    model = optimizer._loop.model
-    take_back = model.take_back
     batch = next(iter(loader))
+    mechanism = optimizer._loop.batch.mechanism
+    absorb = mechanism.absorb
 
-    def interrupted():
-        monkeypatch.setattr(model, "take_back", take_back)
+    def interrupted(chunk):
+        absorb(chunk)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model, "take_back", interrupted)
+    monkeypatch.setattr(mechanism, "absorb", interrupted)
     mean_loss(module, batch).backward()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()

@@ -27,9 +27,8 @@ from torch.utils.data import (
 
 from zetaclip import PrivacyEngine, PrivacyLeakWarning, check_parity
 from zetaclip.engine._dataset_checks import _repeats, check_loader
-from zetaclip.engine._poisson import poisson_indices
 from zetaclip.engine._records import zero_row
-from zetaclip.randomness import Stream
+from zetaclip.randomness import Stream, poisson_indices
 
 
 def draws(records, rate, times, seed=0):

@@ -20,6 +20,9 @@ SLACK = 2.0**-9
 Half of it covers the rounding, half the arithmetic before it.
 """
 
+ROUNDED = 1e-6
+"""Relative difference that a rounding of a number to float32 can make, with room."""
+
 FINEST = 2.0**-900
 """The smallest allowed Δ: far below it float64 loses precision."""
 
@@ -55,6 +58,23 @@ def spacing(bound: float, noise_multiplier: float, coordinates: int) -> float:
             "is too small for float64. Scale the loss up, or clip at a larger norm"
         )
     return found
+
+
+def widened_and_spacing(
+    bound: float, noise_multiplier: float, coordinates: int
+) -> tuple[float, float]:
+    """``widened`` and ``spacing`` of one Gaussian."""
+    return widened(bound), spacing(bound, noise_multiplier, coordinates)
+
+
+def fits(sensitivity: float, grid: float, bound: float, noise_multiplier: float) -> bool:
+    """Whether a row's sensitivity and grid are those of its bound and its noise.
+
+    The sensitivity may differ by a rounding to float32.
+    """
+    return abs(sensitivity - widened(bound)) <= ROUNDED * sensitivity and on_grid(
+        grid, bound, noise_multiplier
+    )
 
 
 def on_grid(grid: float, bound: float, noise_multiplier: float, coordinates: int = 1) -> bool:

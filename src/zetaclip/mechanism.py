@@ -19,16 +19,18 @@ import torch
 from torch import Tensor
 
 from .clipping import Affine, ClipRule, Extra
-from .clipping._base import check_columns, check_factors
+from .clipping._base import check_columns, checked_factors
 from .control import Released
 from .gradients import Chunk, Layout
-from .grid import spacing, widened
+from .grid import widened, widened_and_spacing
 from .ledger import Row
 from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
 
 
 class ReleaseGroup(Protocol):
     """What a release asks of the processes that make it together; ``engine/_group`` has them."""
+
+    count: int
 
     @property
     def first(self) -> bool:
@@ -109,8 +111,9 @@ class _Query:
     def __post_init__(self) -> None:
         if not 0 <= self.multiplier < math.inf:
             raise ValueError(f"a noise multiplier is a number of 0 or more, not {self.multiplier}")
-        self.sensitivity = widened(self.bound)
-        self.grid = spacing(self.bound, self.multiplier, self.coordinates)
+        self.sensitivity, self.grid = widened_and_spacing(
+            self.bound, self.multiplier, self.coordinates
+        )
 
     @property
     def std(self) -> float:
@@ -202,7 +205,9 @@ class Mechanism:
         self.draw = draw
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
-        self.coins = Coins(draw.coin_key)  # of this batch, for rules that toss them
+        self._coins: Coins | None = None  # of this batch, for rules that toss them
+        # Most rules release nothing beside the sum.
+        self._beside = type(rule).extras is not ClipRule.extras
         self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         # The map as (multiplier, subtracted). It is the same for all records, so it is applied to
@@ -251,10 +256,13 @@ class Mechanism:
         return total
 
     def _factors(self, norms: Tensor) -> Tensor:
-        factors = self.rule.factors(norms, self.draw.clip, self.coins)
-        joint = self._add_extras(norms)
-        check_factors(norms, factors, joint, self.bound, self.rule.name)
-        return factors
+        joint = self._add_extras(norms) if self._beside else None
+        return checked_factors(self.rule, norms, self.draw.clip, self._toss, joint, self.bound)
+
+    def _toss(self, count: int) -> Tensor:
+        if self._coins is None:
+            self._coins = Coins(self.draw.coin_key)
+        return self._coins(count)
 
     def _add_extras(self, norms: Tensor) -> Tensor | None:
         """Adds the rule's extra columns; returns those that share the sum's Gaussian."""
@@ -284,7 +292,7 @@ class Mechanism:
 
     def _declare_extras(self) -> None:
         """An empty batch has no columns, but releases them all the same."""
-        if not self._kinds:
+        if self._beside and not self._kinds:
             nothing = torch.zeros(0, dtype=torch.float64)
             for name, extra in self.rule.extras(nothing, self.draw.clip).items():
                 self._extras[name] = [0.0] * extra.columns.shape[1]
@@ -366,6 +374,8 @@ class Mechanism:
 
         Whole numbers add up exactly, in whatever order.
         """
+        if group.count == 1:
+            return extras
         flat = np.concatenate([*extras.values()]) if extras else np.zeros(0)
         summed = group.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
         if not extras:

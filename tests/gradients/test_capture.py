@@ -97,6 +97,21 @@ def test_copies_are_plain(name):
         assert not any(p is q for p in other.parameters() for q in module.parameters())
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "raw-parameter"])
+def test_transforms_of_torch_func_are_refused(name):
+    """They would run the layers on something else than the records that are out."""
+    build, inputs = MODELS[name]
+    module, x = build(), inputs(4)
+    recorder = attached(module)
+    recorder.open(4)
+    with pytest.raises(CaptureError, match=r"a transform of torch.func"):
+        torch.func.vmap(lambda row: module(row.unsqueeze(0)))(x)
+    with pytest.raises(CaptureError, match=r"a transform of torch.func"):
+        torch.func.grad(lambda scale: module(x * scale).sum())(torch.ones(()))
+    with torch.no_grad():
+        torch.func.vmap(lambda row: module(row.unsqueeze(0)))(x)
+
+
 def test_a_forward_without_a_backward_leaves_nothing_behind():
     module = tiny()
     recorder = attached(module)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from zetaclip import methods
 from zetaclip.engine._group import Ranks, deal
+from zetaclip.randomness import subkey
 
 METHODS = methods.names(private=True)
 
@@ -180,14 +181,13 @@ def test_every_record_is_dealt_to_one_rank(records, count):
 
 
 def test_the_ranks_keys_differ():
-    keys = {ranks.own_key(b"k" * 32, "records") for ranks in shares(10, 3)}
-    keys |= {ranks.own_key(b"k" * 32, "records") for ranks in shares(10, 2)}
+    keys = {subkey(b"k" * 32, f"records{ranks.suffix}") for ranks in shares(10, 3)}
+    keys |= {subkey(b"k" * 32, f"records{ranks.suffix}") for ranks in shares(10, 2)}
     assert len(keys) == 5 and b"k" * 32 not in keys
 
 
 def _sizes(made, q, draws, same_key=False):
-    from zetaclip.engine._poisson import poisson_indices
-    from zetaclip.randomness import Stream
+    from zetaclip.randomness import Stream, poisson_indices
 
     stream = Stream.seeded(1, "test")
     found, hits = [], torch.zeros(sum(len(r.rows) for r in made))

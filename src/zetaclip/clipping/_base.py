@@ -171,6 +171,27 @@ class Flat(ClipRule):
         return clip
 
 
+def checked_factors(
+    rule: ClipRule, norms: Tensor, clip: float, coins: Any, joint: Tensor | None, bound: float
+) -> Tensor:
+    """The factors of a rule, after the check that they keep its word.
+
+    Args:
+        rule: The rule.
+        norms: Of the records' gradients.
+        clip: C.
+        coins: As of ``ClipRule.factors``.
+        joint: Columns that share the Gaussian of the sum, one row per record; None for none.
+        bound: What the rule declared as its sensitivity.
+
+    Raises:
+        RuntimeError: An example could move the sum by more than the bound.
+    """
+    factors = rule.factors(norms, clip, coins)
+    check_factors(norms, factors, joint, bound, rule.name)
+    return factors
+
+
 def check_factors(
     norms: Tensor, factors: Tensor, joint: Tensor | None, sensitivity: float, rule: str
 ) -> None:

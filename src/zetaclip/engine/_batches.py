@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,6 @@ from ..ledger import Event
 from ..mechanism import Draw, Mechanism, Room
 from ..methods import Method, Plan, at
 from ..randomness import drawn_and_next, subkey
-from ..randomness._forward import users_streams
 from ._data_digest import digest_of
 from ._group import Group
 from ._open_batch import Drawn, OpenBatch
@@ -48,30 +46,17 @@ class Batches:
     ) -> None:
         self.dataset, self.group, self.units = dataset, group, units
         self._settings, self._method, self._plan = settings, method, plan
+        self._maps = method.rule.maps
         # That the noise was chosen for: a plan may refuse any further one, other methods only warn.
         self.planned_steps = planned_steps if plan.steps is None else plan.steps
         self._digest = digest
-        self._process = os.getpid()
-
-    @property
-    def at_home(self) -> bool:
-        """Whether this process owns the streams.
-
-        A fork does not: it would draw the same numbers.
-        """
-        return os.getpid() == self._process
-
-    def settle(self) -> None:
-        """This process owns the streams from now on: they were made here."""
-        self._process = os.getpid()
 
     def open(self, state: RunState, layout: Layout, room: Room) -> OpenBatch:
         """The batch that follows a state: its records are drawn and its numbers are read."""
         self._check_planned(state)
         drawn = self.draw(state)
         mechanism = self.mechanism(state, drawn, layout, room)
-        rows = self.chunks(drawn.key)
-        return OpenBatch(drawn, rows, mechanism, users_streams(layout.device))
+        return OpenBatch(drawn, self.chunks(drawn.key), mechanism, self._moved(state))
 
     def draw(self, state: RunState) -> Drawn:
         """The keys of the batch that follows a state."""
@@ -106,6 +91,10 @@ class Batches:
             state = self.after(state, drawn)
             left -= state.phase == 0
 
+    def workers_key(self, state: RunState) -> bytes:
+        """For what workers draw that read ahead from here to the end of the epoch."""
+        return subkey(state.sampling, f"workers{self.group.suffix}")
+
     def chunks(self, key: bytes) -> list[Tensor]:
         """The records of a batch, in parts of at most ``physical_batch_size``.
 
@@ -114,13 +103,9 @@ class Batches:
         drawn = self.group.own_rows(key, self._settings.sample_rate)
         size = self._settings.physical_batch_size
         if not self.units.trivial:
-            rows = self.units.rows_of(drawn, self.group.own_key(key, "units"))
+            rows = self.units.rows_of(drawn, subkey(key, f"units{self.group.suffix}"))
             return self.units.split(rows, size)
         return [drawn] if size is None or len(drawn) <= size else list(drawn.split(size))
-
-    def counts(self, rows: Tensor) -> Tensor | None:
-        """How many rows of a chunk each unit has; None if each row is a unit of its own."""
-        return None if self.units.trivial else self.units.counts(rows)
 
     # -- numbers
 
@@ -140,7 +125,7 @@ class Batches:
         )
         self.planned_steps = None
 
-    def moved(self, state: RunState) -> tuple[Tensor, float] | None:
+    def _moved(self, state: RunState) -> tuple[Tensor, float] | None:
         """Where the pass that follows a state takes its gradient: direction and distance."""
         perturb = self._method.passes[state.phase].perturb
         moved = None if perturb is None else perturb(state.releases, state.memory)
@@ -153,7 +138,8 @@ class Batches:
 
     def noise_multiplier(self, state: RunState) -> float:
         """σ of the sum that follows a state."""
-        return at(self._plan.noise_multipliers[state.phase], state.step)
+        schedule = self._plan.noise_multipliers[state.phase]
+        return schedule if isinstance(schedule, float) else at(schedule, state.step)
 
     def mechanism(
         self, state: RunState, drawn: Drawn, layout: Layout, room: Room | None = None
@@ -176,7 +162,8 @@ class Batches:
             stream=state.stream,
         )
         rule = self._method.rule
-        return Mechanism(layout, rule, draw, rule.transform(state.rule), room)
+        affine = rule.transform(state.rule) if self._maps else None
+        return Mechanism(layout, rule, draw, affine, room)
 
     def _key_of_try(self, drawn: Drawn, tries: int) -> bytes:
         """The key of this try's noise and coins.
@@ -188,7 +175,8 @@ class Batches:
         released with one batch on the sum of another.
         """
         if drawn.noise_key is None:
-            return self.group.own_key(drawn.key, f"coins of pass {drawn.phase}, try {tries}")
+            own = f"coins of pass {drawn.phase}, try {tries}{self.group.suffix}"
+            return subkey(drawn.key, own)
         return subkey(drawn.noise_key, f"try {tries}") if tries else drawn.noise_key
 
     def planned_events(self, start: int, stop: int) -> list[Event]:

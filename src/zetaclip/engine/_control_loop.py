@@ -21,6 +21,7 @@ class ControlLoop:
     def __init__(self, controller: Controller, probe: BoundProbe | None) -> None:
         self.controller = controller
         self.probe = probe
+        self.steers = type(controller).rate is not Controller.rate  # learning rates, too
         self.observer: Callable[[Any, Any, Any], None] | None = None
         self.seconds = 0.0  # spent on reading and on moving C
 

@@ -12,32 +12,27 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
-from ..errors import NoGuarantee
-from ..ledger import Event, Ledger
+from ..accounting import ACCOUNTANTS, noise_multiplier_for
+from ..ledger import Ledger
 from ..methods import Auto, Method, NoiseBudget, NoiseSchedule
-from ..words import counted
 from . import _checkpoint as checkpoint
 from ._assemble import assemble
 from ._dataset_checks import check_loader, check_sampling
-from ._describe import Description, described_paths
-from ._dry_run import dry_run
-from ._group import Ranks, on_first_rank
-from ._hooks import Hooks
+from ._facts import RunFacts
+from ._group import on_first_rank
 from ._loader import PoissonLoader
-from ._loop import PrivateLoop
 from ._optimizer import PrivateOptimizer, check_optimizer
 from ._private_module import PrivateModule
 from ._records import zero_row
 from ._rehearsal import check_criterion, rehearse_order
 from ._seed import Seed
 from ._settings import Settings, settings_for
-from ._terms import DeltaCheck, check_multiplier, composition, header
+from ._terms import check_multiplier, composition, header
 from ._units import Units
 from ._validation import check_module
 
 
-class PrivacyEngine:
+class PrivacyEngine(RunFacts):
     """Makes (module, optimizer, loader) private, keeps the ledger, and tells ε from it.
 
     **Guarantee.** With the default settings, training with what ``make_private`` returns is (ε,
@@ -56,10 +51,8 @@ class PrivacyEngine:
             raise ValueError(
                 f"unknown accountant {accountant!r}; there are: {', '.join(ACCOUNTANTS)}"
             )
-        self.accountant = accountant
+        super().__init__(accountant)
         self._seed = Seed(seed)
-        self._loop: PrivateLoop | None = None
-        self._delta = DeltaCheck()
 
     # -- making private
 
@@ -262,96 +255,7 @@ class PrivacyEngine:
             loop.abandon()
             loop.state = self._seed.rekeyed(loop.state, purpose)
 
-    # -- what it tells
-
-    def _private(self) -> PrivateLoop:
-        if self._loop is None:
-            raise RuntimeError("nothing is private yet: call make_private first")
-        return self._loop
-
-    @property
-    def ledger(self) -> Ledger:
-        """Everything that was released, and the terms it was released under."""
-        return self._private().log.ledger
-
-    def __repr__(self) -> str:
-        if self._loop is None:
-            return f"PrivacyEngine(nothing private yet, accountant {self.accountant})"
-        planned = "" if self.planned_updates is None else f" of {self.planned_updates} planned"
-        return f"PrivacyEngine({counted(self.updates, 'update')}{planned}, {self.ledger!r})"
-
-    def get_epsilon(self, delta: float | None = None, accountant: str | None = None) -> float:
-        """ε of what has been released so far.
-
-        By default at the run's ``target_delta`` and by this engine's accountant.
-        """
-        ledger = self.ledger
-        delta = self._delta.chosen(delta)
-        if not ledger.header.claims_privacy:
-            raise NoGuarantee(ledger.header.claim.removeprefix("none: "))
-        self._delta.look(delta, ledger.header.num_examples)
-        return epsilon(ledger.events(), delta, accountant or self.accountant)
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """This process's side of the group that trains together; None with one process."""
-        group = self._private().group
-        return group if isinstance(group, Ranks) else None
-
-    @property
-    def updates(self) -> int:
-        """How many updates have been taken."""
-        return self._private().state.step
-
-    @property
-    def planned_updates(self) -> int | None:
-        """How many updates the noise was chosen for; None if any number."""
-        return self._private().batches.planned_steps
-
-    @property
-    def controller(self) -> Any:
-        """What moves C."""
-        return self._private().method.controller
-
-    @property
-    def control_seconds(self) -> float:
-        """Time spent on reading what the controller reads and on moving C."""
-        return self._private().control.seconds
-
-    def planned_events(self, start: int, stop: int) -> list[Event]:
-        """What the updates from number ``start`` up to before ``stop`` will release, as planned."""
-        return self._private().batches.planned_events(start, stop)
-
-    @property
-    def hooks(self) -> Hooks:
-        """For frameworks that run the training loop themselves."""
-        return Hooks(self._private())
-
-    def describe(self) -> Description:
-        """Which path the per-example gradients of each parameter take."""
-        return described_paths(self._private().model)
-
-    def validate(
-        self,
-        batch: Any,
-        loss_fn: Callable[[nn.Module, Any], Any],
-        *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> list[str]:
-        """Problems that training on such a batch would meet, by name; an empty list if none.
-
-        Runs ``loss_fn(module, batch)`` forward and backward, on a number of records that equals no
-        other dimension in sight, and on each of them alone. With ``collate_fn``, ``batch`` is a
-        list of records, short and long, and each is collated alone, too, as in ``check_parity``:
-        padding that reaches a loss is found then. Nothing is released and nothing changes.
-        """
-        loop = self._private()
-        if loop.batch is not None:
-            raise RuntimeError("validate() while a private batch is out; call it before training")
-        model, reduction = loop.model, loop.settings.loss_reduction
-        return dry_run(
-            model.module, model.layout, model.recorder, batch, loss_fn, reduction, collate_fn
-        )
+    # -- the run
 
     def observe(self, observer: Callable[[Any, Any, Any], None] | None) -> None:
         """Calls ``observer(reading, state before, state after)`` at every update of the controller.

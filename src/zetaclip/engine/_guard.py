@@ -7,11 +7,13 @@ it would spoil.
 
 from __future__ import annotations
 
-import os
+import ctypes
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.modules.module as _hooks
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -19,8 +21,14 @@ from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
-from ._memory import COMPARED_STEPS, Memory, equal
-from ._order import FORKED, OrderError
+from . import _order as order
+from ._order import OrderError
+
+# Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
+# up to so many bytes are compared at every step; all others, which would take longer than that is
+# worth, for so many steps.
+COMPARED_BYTES = 1 << 14
+COMPARED_STEPS = 3
 
 
 class Guard:
@@ -28,9 +36,9 @@ class Guard:
 
     **Guarantee.** When ``before_release`` returns, no parameter in the optimizer holds a gradient
     that autograd wrote, the module is made of the parts that it was made private with, trained
-    parameters are those that require a gradient, no buffer is new, no buffer or parameter, trained
-    or frozen, has changed since the batch was handed out, and the process is the one that opened
-    the batch. What a forward was found to have written stays an error until it is written over.
+    parameters are those that require a gradient, no buffer is new, and no buffer or parameter,
+    trained or frozen, has changed since the batch was handed out. What a forward was found to have
+    written stays an error until it is written over.
     **Edge cases.** Changes that torch does not count, written through ``.data`` in forward, are
     found in the first few steps only where the tensor is large or not on the CPU; state outside of
     buffers and parameters is not seen at all, nor what the forward of a batch does that never comes
@@ -77,9 +85,8 @@ class Guard:
         self._learned: list[
             tuple[int, Tensor | None, int]
         ] = []  # what forward wrote: its place, and how it was found
-        self._memory: list[Memory | None] = [None] * len(self._watched)
+        self._memory: list[_Memory | None] = [None] * len(self._watched)
         self._contents: list[bytes | Tensor | None] = []
-        self._process = os.getpid()
         self._steps = 0
         self._reported = False
 
@@ -87,16 +94,11 @@ class Guard:
 
     def before_batch(self) -> None:
         """The module is the one that was made private."""
-        self._process = os.getpid()
         self._check_structure()
         self._check_rewritten()
         for shadow in self.shadows:
             if shadow.module.__dict__.get("forward") is not shadow:
-                raise OrderError(
-                    f"the forward of {shadow.name} was replaced after make_private, so its "
-                    "gradients would not be recorded. Replace it before make_private, or call "
-                    "engine.detach() first"
-                )
+                raise OrderError(order.REPLACED.format(shadow.name))
         kinds = [(p.dtype, p.device) for p in self.layout.parameters]
         if kinds != self._kinds:
             name, kind = next(
@@ -104,10 +106,7 @@ class Guard:
                 for n, k, old in zip(self.layout.names, kinds, self._kinds, strict=True)
                 if k != old
             )
-            raise OrderError(
-                f"{name} was moved to {kind[0]} on {kind[1]} after make_private. Move the module "
-                "before it, or call engine.detach() and make_private again"
-            )
+            raise OrderError(order.MOVED.format(name, *kind))
         self._check_trainable()
 
     def _look(self) -> tuple[list[int], list[int], list[str]]:
@@ -133,14 +132,7 @@ class Guard:
         changed = next(i for i, held in enumerate(structure) if held != self._structure[i])
         part = self._parts[changed]
         name = self._names[changed]
-        return (
-            f"a layer, parameter or buffer of {name or 'the module'} ({type(part).__name__}) was "
-            "added, removed or replaced after make_private (by an assignment, by "
-            "load_state_dict(assign=True), or by a forward that builds it on first use). Change "
-            "the module before make_private (run such a forward once before it, on made-up "
-            "records), or call engine.detach() and make_private again (the ledger of the first "
-            "run still counts)"
-        )
+        return order.REBUILT.format(f"{name or 'the module'} ({type(part).__name__})")
 
     def _check_trainable(self) -> None:
         trainable = [p.requires_grad for p in self._tensors]
@@ -150,13 +142,8 @@ class Guard:
                 for i, (new, old) in enumerate(zip(trainable, self._trained, strict=True))
                 if new != old
             )
-            raise OrderError(
-                f"{self._parameters[changed][0]} "
-                f"{'was unfrozen' if trainable[changed] else 'was frozen'} after make_private. "
-                "Give new parameters to optimizer.add_param_group, or freeze and unfreeze before "
-                "make_private (engine.detach() allows another one; the ledger of the first still "
-                "counts)"
-            )
+            how = "unfrozen" if trainable[changed] else "frozen"
+            raise OrderError(order.FROZEN.format(self._parameters[changed][0], how))
 
     def hand_out(self) -> None:
         """Clears what earlier backwards left, and notes what forward must not change."""
@@ -174,7 +161,7 @@ class Guard:
             return None
         memory = self._memory[place]
         if memory is None or not memory.of(tensor):
-            memory = self._memory[place] = Memory.find(tensor)
+            memory = self._memory[place] = _Memory.find(tensor)
         if memory.values is not None:
             return memory.values.raw
         return tensor.detach().clone() if self._steps < COMPARED_STEPS else None
@@ -190,7 +177,7 @@ class Guard:
         return (
             memory.values.raw == content
             if isinstance(content, bytes)
-            else equal(tensor.detach(), content)
+            else _equal(tensor.detach(), content)
         )
 
     def _versions(self) -> Iterator[tuple[Tensor | None, int]]:
@@ -206,8 +193,6 @@ class Guard:
 
     def before_release(self) -> None:
         """Nothing has reached the weights by another way."""
-        if os.getpid() != self._process:
-            raise OrderError(FORKED)
         # Also what this batch's forward did: the next batch would be too late, and may never come.
         self._check_structure()
         self._check_trainable()
@@ -235,17 +220,8 @@ class Guard:
     def _foreign(self, parameter: nn.Parameter) -> str:
         name = next((n for n, p in self._parameters if p is parameter), None)
         if name is None:
-            return (
-                "the optimizer holds a parameter that was not there at make_private and has a "
-                "gradient that is neither clipped nor noised. Add parameters of the module with "
-                "add_param_group of the private optimizer"
-            )
-        return (
-            f"{name}.grad was written by autograd itself: the parameter is used outside its "
-            "layer's forward (as in F.linear(x, layer.weight), or a penalty on weights in the "
-            "loss), so that gradient is neither clipped nor noised. Call the layer instead; for a "
-            "penalty use the optimizer's weight_decay"
-        )
+            return order.UNKNOWN
+        return order.FOREIGN.format(name)
 
     def _check_unwritten(self) -> None:
         if not self._seen:
@@ -286,21 +262,8 @@ class Guard:
     def _written(self, places: list[int], running: list[str]) -> str:
         untrained = [self._watched[place] for place in places if place < self._untrained] + running
         if untrained:
-            return (
-                f"the training forward changed {', '.join(dict.fromkeys(untrained))}: buffers and "
-                "frozen parameters are neither clipped nor noised, so what they learn from "
-                "records would leave without privacy. Use a layer without running state "
-                "(GroupNorm for BatchNorm), or compute the value outside of forward"
-            )
-        return (
-            f"{', '.join(self._watched[place] for place in places)} was written while a batch was "
-            "out, by the training forward or the loop around it: only gradients are clipped and "
-            "noised, so what a trained parameter gets in another way (a codebook that follows the "
-            "records, an initial value taken from the first batch) would leave without privacy. "
-            "Let the loss train it, or set it on made-up records before make_private; a "
-            "constraint on weights, or other weights for an evaluation, belong between step() and "
-            "the next batch"
-        )
+            return order.BUFFERS_WRITTEN.format(", ".join(dict.fromkeys(untrained)))
+        return order.WEIGHTS_WRITTEN.format(", ".join(self._watched[place] for place in places))
 
     def _report_unused(self) -> None:
         if self._reported:
@@ -330,3 +293,43 @@ def _held(parts: Iterable[nn.Module]) -> list[tuple]:
         (*map(id, p._modules.values()), None, *map(id, p._parameters.values()), None, *p._buffers)
         for p in parts
     ]
+
+
+class _Memory(NamedTuple):
+    """Where a tensor keeps its numbers.
+
+    And the numbers themselves, where they are few enough to be compared at every step.
+    """
+
+    tensor: Tensor
+    address: int | None  # None where a tensor has no one place in memory
+    values: (
+        Any  # the bytes themselves, as ctypes sees them; None if they are too many, or elsewhere
+    )
+    storage: Any  # keeps the address valid, whatever becomes of the tensor
+
+    @staticmethod
+    def find(tensor: Tensor) -> _Memory:
+        if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+            return _Memory(tensor, None, None, None)
+        address = tensor.data_ptr()
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.nbytes > COMPARED_BYTES:
+            return _Memory(tensor, address, None, None)
+        # A tensor as ctypes: read in a tenth of a microsecond, and unlike numpy's view it doesn't
+        # stop anybody from resizing.
+        return _Memory(
+            tensor,
+            address,
+            (ctypes.c_char * tensor.nbytes).from_address(address),
+            tensor.untyped_storage(),
+        )
+
+    def of(self, tensor: Tensor) -> bool:
+        return self.tensor is tensor and (self.address is None or tensor.data_ptr() == self.address)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """A NaN equals a NaN here: weights that were NaN before count as unchanged."""
+    if torch.equal(one, other) or one.shape != other.shape:
+        return one.shape == other.shape
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -74,7 +74,7 @@ class _Chunks:
         self._loop = loop
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in self._loop.upcoming():
+        for rows in self._loop.batches.upcoming(self._loop.state):
             yield rows.tolist()
 
 
@@ -145,31 +145,29 @@ class PoissonLoader:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        loop = self._loop
+        return self._loop.iterate(self._begin)
+
+    def _begin(self) -> Callable[[Tensor], Any]:
+        """An epoch begins; gives the function that fetches the records of a chunk."""
         if self._augment is not None and not self._augment_checked:
             check_augment(self._augment, self.blank())
             self._augment_checked = True
-        ticket = loop.start_epoch()
         feed = iter(self._torch_loader()) if self._fetch is None else iter(())
-        while loop.state.position < loop.settings.steps_per_epoch:
-            for rows in loop.open_batch():
-                data = self._data(rows, feed)
-                if self._augment is not None and len(rows):
-                    with drawing_from(loop.fetching_key("augmenting")):
-                        data = self._augment(data)
-                if self._watches and len(rows):
-                    self._watch(record_shapes(data, len(rows)))
-                loop.hand_out(rows, ticket)
-                yield data
-                loop.check_stepped(ticket)
+        return lambda rows: self._records(rows, feed) if rows.shape[0] else self.blank()
 
-    def _data(self, rows: Tensor, feed: Iterator[Any]) -> Any:
-        if rows.shape[0] == 0:
-            return self.blank()
+    def _records(self, rows: Tensor, feed: Iterator[Any]) -> Any:
+        loop = self._loop
         if self._fetch is not None:
-            return self._fetch(rows)
-        with nullcontext() if self.num_workers else drawing_from(self._loop.fetching_key()):
-            return next(feed)
+            data: Any = self._fetch(rows)
+        else:
+            with nullcontext() if self.num_workers else drawing_from(loop.chunk_key("reading for")):
+                data = next(feed)
+        if self._augment is not None:
+            with drawing_from(loop.chunk_key("augmenting for")):
+                data = self._augment(data)
+        if self._watches:
+            self._watch(record_shapes(data, len(rows)))
+        return data
 
     def _watch(self, shapes: list[tuple[int, ...] | None]) -> None:
         """Warns, once, if collating makes a record depend on the others of its batch."""
@@ -190,7 +188,7 @@ class PoissonLoader:
                 "engine.validate(records, loss_fn, collate_fn=...) that padding has no effect (a "
                 "model that masks it), and ignore this warning",
                 PrivacyLeakWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     def _torch_loader(self) -> DataLoader:
@@ -214,7 +212,7 @@ class PoissonLoader:
             pin_memory=own.pin_memory,
             # Workers that augment are seeded from it. Not from torch's own stream, which others
             # know.
-            generator=generator(self._loop.workers_key()),
+            generator=generator(self._loop.batches.workers_key(self._loop.state)),
             **workers,
         )
 

@@ -6,8 +6,9 @@ Anything out of that order is an error, because out of order means that a batch 
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..control import Released
 from ..errors import PrivacyLeakWarning
 from ..gradients.capture import exact
 from ..methods import Method, Plan
+from ..randomness import subkey
 from ..randomness._forward import users_streams
 from . import _order as order
 from ._batches import Batches
@@ -66,8 +68,12 @@ class PrivateLoop:
         self.detached = False
         # In a literal form the size of the whole batch must be known.
         self._counts = settings.normalize == "realized" or settings.empty == "skip"
+        self._learns = method.rule.remembers
+        perturbs = any(one.perturb is not None for one in method.passes)
+        self._moves = perturbs or model.power is not None  # whether a batch leaves things to undo
         self._ticket = 0  # of the iterator that is valid
         self._resumed = False
+        self._process = os.getpid()  # which owns the streams
 
     @property
     def group(self) -> Group:
@@ -87,35 +93,40 @@ class PrivateLoop:
 
     # -- the loader's side
 
-    def start_epoch(self) -> int:
-        """A new iterator: earlier ones are void.
+    def iterate(self, begin: Callable[[], Callable[[Tensor], Any]]) -> Iterator[Any]:
+        """The chunks of an epoch, one after the other; earlier iterators are void from now on.
 
-        A batch that was not stepped will be handed out again.
+        A batch that was not stepped is handed out again.
+
+        Args:
+            begin: Called when the epoch is begun; gives the function that fetches rows.
         """
         self._ticket += 1
+        ticket = self._ticket
         if not self._resumed or self.state.position >= self.settings.steps_per_epoch:
             self.state = replace(self.state, position=0)
         self._resumed = False
-        return self._ticket
-
-    def upcoming(self) -> Iterator[Tensor]:
-        """The non-empty chunks that will be handed out from here to the end of the epoch."""
-        return self.batches.upcoming(self.state)
+        fetch = begin()
+        while self.state.position < self.settings.steps_per_epoch:
+            for rows in self.open_batch():
+                data = fetch(rows)
+                self._hand_out(rows, ticket)
+                yield data
+                # The user asks for more.
+                if ticket == self._ticket and self.batch is not None and self.batch.stage in _OUT:
+                    raise OrderError(order.NOT_STEPPED)
 
     def open_batch(self) -> list[Tensor]:
         """Opens the next logical batch, or the one that is still waiting, and gives its chunks."""
-        self._check_attached()
-        if not self.batches.at_home:
-            raise OrderError(order.FORKED)
+        self._check_ours()
         if self.batch is not None:
             self._begin_again(self.batch)
             return self.batch.chunks
         self.model.guard.before_batch()
         opened = self.batches.open(self.state, self.model.layout, self.model.room)
         try:
-            moved = self.batches.moved(self.state)
-            if moved is not None:
-                self.model.weights.move(*moved)
+            if opened.moved is not None:
+                self.model.weights.move(*opened.moved)
             self.batch = opened
         except BaseException:
             self.batch = None
@@ -140,37 +151,26 @@ class PrivateLoop:
         what = f"a batch of update {self.state.step + 1} that is begun again"
         if any(self.group.gather(batch.used or moved, what)):  # noise covers the sum of all
             self.state = self.state.tried()
-        else:
-            public = batch.public
-        mechanism = self.batches.mechanism(
-            self.state, batch.drawn, self.model.layout, self.model.room
+        batch.begin_again(
+            self.batches.mechanism(self.state, batch.drawn, self.model.layout, self.model.room)
         )
-        batch.begin_again(mechanism, public)
 
-    def hand_out(self, rows: Tensor, ticket: int) -> None:
+    def _hand_out(self, rows: Tensor, ticket: int) -> None:
         """A chunk goes to the user; what is drawn in its forward follows a key of the batch."""
         batch = self.batch
         if batch is None or ticket != self._ticket:
             raise OrderError(order.VOID)
         batch.stage = Stage.OUT
-        purpose = f"forward of pass {batch.drawn.phase}, chunk {batch.done}"
-        self.model.lend(rows.shape[0], self.group.own_key(batch.drawn.key, purpose))
+        public = self.model.lend(rows.shape[0], self.chunk_key("forward of"))
+        if batch.done == 0:
+            batch.public = public
 
-    def check_stepped(self, ticket: int) -> None:
-        """The user asks for more: the chunk before must have been stepped."""
-        if ticket == self._ticket and self.batch is not None and self.batch.stage in _OUT:
-            raise OrderError(order.NOT_STEPPED)
-
-    def fetching_key(self, doing: str = "reading") -> bytes:
-        """For what is drawn while the records of the next chunk are read, or augmented."""
+    def chunk_key(self, doing: str) -> bytes:
+        """For what is drawn while the next chunk is read, augmented or run forward."""
         batch = self.batch
         assert batch is not None
-        purpose = f"{doing} for pass {batch.drawn.phase}, chunk {batch.done}"
-        return self.group.own_key(batch.drawn.key, purpose)
-
-    def workers_key(self) -> bytes:
-        """For what workers draw that read ahead from here to the end of the epoch."""
-        return self.group.own_key(self.state.sampling, "workers")
+        purpose = f"{doing} pass {batch.drawn.phase}, chunk {batch.done}{self.group.suffix}"
+        return subkey(batch.drawn.key, purpose)
 
     # -- the optimizer's side
 
@@ -189,7 +189,7 @@ class PrivateLoop:
             torch.set_grad_enabled(before)
 
     def _batch_to_step(self) -> OpenBatch:
-        self._check_attached()
+        self._check_ours()
         batch = self.batch
         if batch is None or batch.stage not in _OUT:
             raise OrderError(order.NO_BATCH)
@@ -203,10 +203,14 @@ class PrivateLoop:
         """Adds the chunk that is out to the sum; whether it was the last one."""
         try:
             rows = batch.chunks[batch.done]
-            for chunk in self.model.take(self.batches.counts(rows), rows.shape[0]):
+            units = self.batches.units
+            counts = None if units.trivial else units.counts(rows)
+            for chunk in self.model.take(counts, rows.shape[0]):
                 if self.model.rounds_by_rows and self.log.note(HALF_MEAN_NOTE):
                     warnings.warn(HALF_MEAN, PrivacyLeakWarning, stacklevel=4)
-                batch.absorb(chunk)
+                # If this is cut off, no record may be added a second time.
+                batch.stage = Stage.SPOILED
+                batch.mechanism.absorb(chunk)
         except Exception as error:
             if self.group.count > 1:
                 batch.stage = Stage.SPOILED  # what was refused is never released
@@ -214,8 +218,8 @@ class PrivateLoop:
                 self.group.total(0, f"update {self.state.step + 1}")
             self._refuse(batch, error)
             raise
-        self.model.take_back()
-        return batch.close_chunk()
+        batch.stage, batch.done = Stage.ABSORBED, batch.done + 1
+        return batch.done == len(batch.chunks)
 
     def _refuse(self, batch: OpenBatch, error: Exception) -> None:
         """Meets the other processes where they wait, with nothing but the reason."""
@@ -229,51 +233,60 @@ class PrivateLoop:
             records = self.group.total(mechanism.records, f"update {self.state.step + 1}")
             if records == 0 and self.settings.empty == "skip":
                 self._close(batch)
-                self.state = self.state.updated()  # its other passes are skipped, too
+                self._count_update()  # its other passes are skipped, too
                 return
             if self.settings.normalize == "realized":
                 divisor = float(max(1, records))
+        batch.stage, batch.used = Stage.RELEASED, True
         try:
-            receipt = self.log.write(batch.declare())
+            receipt = self.log.write(mechanism.declare())
         except Exception as error:
             self._refuse(batch, error)
             raise
         released = mechanism.release(receipt, self.group, divisor)
-        told = self.group.conclude(
-            lambda: self._use(batch, released),
-            self._said,
-            f"the end of update {mechanism.draw.step + 1}",
-        )
-        if told is not None:
-            self.state = replace(self.state, control=told)
+        if self.group.count == 1:
+            self._use(batch, released)
+        else:
+            told = self.group.conclude(
+                lambda: self._use(batch, released),
+                lambda: (self.clip, self.control.rate(self.state.control)),
+                f"the end of update {mechanism.draw.step + 1}",
+            )
+            if told is not None:
+                self.state = replace(self.state, control=told)
         if self.stepped and self.state.position == self.settings.steps_per_epoch:
-            self.group.check_equal(self._shared, f"after {self.state.step} updates")
-
-    def _said(self) -> tuple[float, float]:
-        """What other processes must know of the controller: the next C and rate."""
-        return float(self.clip), self.control.rate(self.state.control)
-
-    def _shared(self) -> dict[str, Tensor]:
-        """What all processes must have alike."""
-        return self.model.tensors() | self.state.tensors()
+            self.group.check_equal(
+                lambda: self.model.tensors() | self.state.tensors(),
+                f"after {self.state.step} updates",
+            )
 
     def _use(self, batch: OpenBatch, released: Released) -> None:
-        self.log.confirm(batch.mechanism.draw, released)
+        if self.log.home is not None:  # else nothing was ever saved that could be replayed
+            self.log.confirm(batch.mechanism.draw, released)
         self._close(batch)
         if self.state.phase:
             self.state = replace(self.state, releases=(*self.state.releases, released))
             return
-        self.update.apply(self.model.layout, released, self.control.rate(self.state.control))
-        self.model.power.iterate()
+        rate = self.control.rate(self.state.control) if self.control.steers else 1.0
+        self.update.apply(self.model.layout, released, rate)
+        if self.model.power is not None:
+            self.model.power.iterate()
         self.stepped = True
-        self.state = self.state.updated()
+        self._count_update()
         self._learn(released)
+
+    def _count_update(self) -> None:
+        """An update is done: the first pass of the next one comes."""
+        state = self.state
+        self.state = replace(
+            state, step=state.step + 1, position=state.position + 1, phase=0, releases=()
+        )
 
     def _learn(self, released: Released) -> None:
         """The method, the clip rule and the controller read what was released."""
         state, remember = self.state, self.method.remember
         memory = state.memory if remember is None else remember(released)
-        rule = self.method.rule.update(released, state.rule)
+        rule = self.method.rule.update(released, state.rule) if self._learns else state.rule
         control = state.control
         if self.group.first:  # the others are told
             control = self.control.move(
@@ -283,7 +296,8 @@ class PrivateLoop:
 
     def _close(self, batch: OpenBatch) -> None:
         """The batch is released: its draws are used up."""
-        self.model.rest()
+        if self._moves:
+            self.model.rest()
         # In one statement, without a call in between: if an interrupt came after the batch is
         # closed and before the state moves on, the next batch would draw the same noise again.
         self.state, self.batch = self.batches.after(self.state, batch.drawn), None
@@ -295,7 +309,8 @@ class PrivateLoop:
 
         If a batch is open, as they were at its start.
         """
-        return users_streams(self.model.layout.device) if self.batch is None else self.batch.public
+        public = {} if self.batch is None else self.batch.public
+        return public or users_streams(self.model.layout.device)
 
     def configuration(self) -> dict[str, Any]:
         """What must be equal for an exact replay, and the name of the run."""
@@ -321,7 +336,7 @@ class PrivateLoop:
         The next iterator continues inside the epoch.
         """
         self.state = state
-        self.batches.settle()
+        self._process = os.getpid()
         self._resumed = True
 
     def detach(self) -> None:
@@ -335,7 +350,7 @@ class PrivateLoop:
 
     def check_may_grow(self) -> None:
         """Parameters can be added now, and to this method."""
-        self._check_attached()
+        self._check_ours()
         if self.batch is not None or self.state.phase:
             raise OrderError(order.BATCH_OUT)
         if self.method.rule.remembers or self.state.memory:
@@ -344,6 +359,12 @@ class PrivateLoop:
                 "parameters can't be added to it"
             )
 
-    def _check_attached(self) -> None:
+    def check_home(self) -> None:
+        """This process owns the streams. A fork does not: it would draw the same numbers."""
+        if os.getpid() != self._process:
+            raise OrderError(order.FORKED)
+
+    def _check_ours(self) -> None:
         if self.detached:
             raise OrderError(order.DETACHED)
+        self.check_home()

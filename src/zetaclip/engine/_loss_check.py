@@ -12,7 +12,6 @@ some run asks for a look at the chunk that is out.
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import warnings
 import weakref
@@ -25,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
-from ._loss_graph import classified, layers_of
+from ._loss_graph import layers_of, ways
 from ._loss_nodes import FEW, MEAN, SUM, Trail
 from ._loss_root import start
 from ._settings import Settings
@@ -131,7 +130,9 @@ class LossCheck:
         public = (settings.num_examples, settings.expected_batch_size, settings.physical_batch_size)
         self.constants = frozenset(float(round(number)) for number in public if number)
         self.automatic, self._cure = True, _CURE[self.declared]
-        self._rows = 0  # of the chunk that is to be looked at; 0: none is
+        self.lent = recorder.turn  # of the chunk that was handed out last
+        self._turn = recorder.turn  # of the chunk that the next two are about
+        self._rows = 0  # of the chunk if it is to be looked at; 0: it is not
         self._looked = True  # whether a backward of that chunk came by
         self._seen = 0
         self._paired_at = 0  # rows of the last look, if it showed pairs
@@ -144,27 +145,24 @@ class LossCheck:
         self._warned = False
         _watch(self)
 
-    def open(self, rows: int) -> None:
-        """A chunk goes out."""
-        self._rows = 0
-        if rows < 2:
-            return
-        self._seen += 1
-        if self._seen & (self._seen - 1) == 0 or (self._unsure_at and rows != self._unsure_at):
-            self._rows, self._looked = rows, False
-            with _LOCK:
-                _CHECKS[self] = next(_NUMBERS)
+    def due(self) -> int:
+        """The rows of the chunk that is out if its loss is to be looked at, otherwise 0."""
+        with _LOCK:  # a backward in another thread asks, too
+            # Records can also be out to be looked at, as in engine.validate.
+            if not self.recorder.rows or self.recorder.turn != self.lent:
+                return 0
+            if self.recorder.turn != self._turn:
+                self._turn, self._rows, rows = self.recorder.turn, 0, self.recorder.rows
+                self._seen += rows >= 2
+                again = self._unsure_at and rows != self._unsure_at
+                if rows >= 2 and (self._seen & (self._seen - 1) == 0 or again):
+                    self._rows, self._looked = rows, False
+            return self._rows
 
     def close(self) -> None:
         """The chunk's gradients are about to be used."""
-        if self._rows and not self._looked:
+        if self.due() and not self._looked:
             self._tell("its backward did not run through torch.autograd.backward")
-        self._rows = 0
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the next backward is to be looked at."""
-        return self.automatic and bool(self._rows) and bool(self.recorder.rows)
 
     @property
     def divides(self) -> bool:
@@ -203,15 +201,13 @@ class LossCheck:
         self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool = True
     ) -> None:
         """Before a backward of these roots, which may have nothing to do with this run."""
-        rows = self._rows
+        rows = self.due()
         if not rows:
             return
         strict = self._decides and rows != self._unsure_at
-        ours = layers_of(self.recorder, newest)
+        pairs = zip(roots, gradients, strict=True)
         try:
-            trails = classified(
-                zip(roots, gradients, strict=True), rows, self.constants, ours, self._factors
-            )
+            trails = ways(self.recorder, newest, pairs, self.constants, self._factors)
         except (
             Exception
         ) as problem:  # a node of a kind that was never seen: no reason to stop a run
@@ -272,15 +268,13 @@ class LossCheck:
             )
 
 
-# Every run's, with a number that is largest for the chunk that was handed out last.
-_CHECKS: weakref.WeakKeyDictionary[LossCheck, int] = weakref.WeakKeyDictionary()
-_NUMBERS = itertools.count(1)
-_LOCK = threading.Lock()
+_CHECKS: weakref.WeakSet[LossCheck] = weakref.WeakSet()  # every run's
+_LOCK = threading.RLock()
 
 
 def _watch(check: LossCheck) -> None:
     with _LOCK:
-        _CHECKS[check] = 0
+        _CHECKS.add(check)
         if not hasattr(torch.autograd.backward, "_zetaclip"):
             torch.autograd.backward = _looking(torch.autograd.backward)
 
@@ -299,9 +293,9 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
             and len(rest) < 4
         ):
             with _LOCK:
-                checks = [(number, check) for check, number in _CHECKS.items()]
-            wanted = [pair for pair in checks if pair[1].wanted]
-            divides = [pair for pair in checks if pair[1].divides]
+                checks = [check for check in _CHECKS if check.automatic]
+                wanted = [check for check in checks if check.due()]
+            divides = [check for check in checks if check.divides]
             if wanted or divides:
                 tensors = (
                     (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
@@ -312,11 +306,13 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
                     else tuple(grad_tensors or ())
                 )
                 gradients: Sequence[Tensor | None] = given or (None,) * len(tensors)
-                newest = max(number for number, _ in wanted + divides)
-                for number, check in wanted:
-                    check.look(tensors, gradients, number == newest)
-                for number, check in divides:
-                    grad_tensors = gradients = check.undivided(tensors, gradients, number == newest)
+                newest = max(check.recorder.turn for check in wanted + divides)
+                for check in wanted:
+                    check.look(tensors, gradients, check.recorder.turn == newest)
+                for check in divides:
+                    grad_tensors = gradients = check.undivided(
+                        tensors, gradients, check.recorder.turn == newest
+                    )
         backward(tensors, grad_tensors, *rest, **named)
 
     looked_at._zetaclip = True  # type: ignore[attr-defined]

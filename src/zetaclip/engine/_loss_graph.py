@@ -17,11 +17,12 @@ from torch import Tensor
 from ..gradients import CaptureBuffer
 from . import _loss_nodes as nodes
 from ._loss_nodes import MEAN, SUM, Trail
-from ._loss_weights import by_chance
+from ._loss_numbers import Numbers
 
 _MOST_NODES = 20_000  # of a graph; what lies beyond is taken for a private layer
 _OF_ALL = "a number that all records have a part in"
 _EACH = -1  # each output of the node holds one record
+_IGNORED = -100  # torch's default of ignore_index, which most labels never are
 
 
 def classified(
@@ -52,10 +53,22 @@ def classified(
         node, number = (root.grad_fn if isinstance(root, Tensor) else root.node), root.output_nr
         if node is not None:
             found |= {
-                graph.started(trail, nodes.shape_of(node, number), gradient)
+                graph.started(trail, shape_of(node, number), gradient)
                 for trail in graph.trails(node)
             }
     return found
+
+
+def ways(
+    recorder: CaptureBuffer,
+    newest: bool,
+    roots: Iterable[tuple[Any, Tensor | None]],
+    constants: frozenset[float],
+    factors: dict[float, int],
+) -> set[Trail]:
+    """``classified`` for the layers that a private run records."""
+    ours = layers_of(recorder, newest)
+    return classified(roots, recorder.rows, constants, ours, factors)
 
 
 def layers_of(recorder: CaptureBuffer, newest: bool) -> Callable[[Any], bool]:
@@ -67,12 +80,12 @@ def layers_of(recorder: CaptureBuffer, newest: bool) -> Callable[[Any], bool]:
             not in the graph yet. They are taken for those of that run if its layers ran without
             gradients in this chunk.
     """
+    unseen = newest and recorder.unrecorded
 
     def ours(node: Any) -> bool:
         shadow = getattr(node, "shadow", None)
         if shadow is not None:
             return shadow.recorder is recorder
-        unseen = newest and recorder.unrecorded
         return unseen and node.name() == "CheckpointFunctionBackward"
 
     return ours
@@ -86,7 +99,8 @@ class _Graph:
         ours: Callable[[Any], bool],
         factors: dict[float, int],
     ) -> None:
-        self.rows, self.constants, self.ours, self.factors = rows, constants, ours, factors
+        self.rows, self.ours = rows, ours
+        self.numbers = Numbers(rows, constants, factors)
         self.known: dict[Any, frozenset[Trail]] = {}
 
     def trails(self, root: Any) -> frozenset[Trail]:
@@ -110,7 +124,7 @@ class _Graph:
     def _through(self, node: Any) -> frozenset[Trail]:
         leading = [
             (
-                nodes.shape_of(below, number),
+                shape_of(below, number),
                 frozenset(
                     trail._replace(single=number) if trail.single == _EACH else trail
                     for trail in self.known.get(below, frozenset())
@@ -122,7 +136,7 @@ class _Graph:
         leading = [(shape, trails) for shape, trails in leading if trails]
         if not leading:
             return frozenset()
-        kind, out = re.sub(r"Backward.*$", "", node.name()), nodes.shape_of(node, 0)
+        kind, out = re.sub(r"Backward.*$", "", node.name()), shape_of(node, 0)
         # Two factors that records have a part in.
         mixed = len(leading) > 1 and kind in ("Mul", "Div")
         singles = {trail.single for _, trails in leading for trail in trails}
@@ -165,13 +179,13 @@ class _Graph:
         if not linear and (trail.spread or (mixed and spreads)):
             return trail._replace(wrong=f"it compares each record with {_OF_ALL} ({node.name()})")
         if reduction is not None:
-            return nodes.through_loss(node, reduction, given, trail)
+            return _through_loss(node, reduction, given, trail)
         if kind in ("Sum", "Nansum", "Mean"):
             return self._reduced(
                 node, kind, tuple(getattr(node, "_saved_self_sym_sizes", given)), trail
             )
         if kind == "Trace" and before is not None:  # each record with itself
-            return nodes.of_records(trail)._replace(powers=frozenset({SUM}), paired="")
+            return _of_records(trail)._replace(powers=frozenset({SUM}), paired="")
         if kind == "Diagonal" and trail.paired:
             return trail._replace(paired="")
         if not trail.paired and self._pairs(kind, given, out, trail):
@@ -181,7 +195,7 @@ class _Graph:
         if kind in nodes.ALONG and (said := self._along(node, kind, given, trail)):
             return said
         if kind in nodes.PRODUCTS and before is not None and after is None:
-            return nodes.of_records(trail)._replace(powers=frozenset({SUM}))
+            return _of_records(trail)._replace(powers=frozenset({SUM}))
         if linear:
             if (
                 kind in nodes.PICKS
@@ -193,7 +207,7 @@ class _Graph:
                 return trail._replace(
                     picked=True, powers=trail.powers | {SUM}, single=self._one(node, kind, out)
                 )
-            if kind in ("Select", "Unbind") and nodes.dims_of(node, given) == {before}:
+            if kind in ("Select", "Unbind") and dims_of(node, given) == {before}:
                 return trail._replace(unclear=True)
             if before is not None and after is None:
                 return trail._replace(
@@ -201,9 +215,9 @@ class _Graph:
                 )
             if kind in nodes.BROADCASTS and spreads:
                 trail = trail._replace(spread=True)
-            return self._scaled(node, kind, trail)
+            return self.numbers.through(node, kind, trail)
         if after is not None:
-            return nodes.of_records(trail)
+            return _of_records(trail)
         if before is not None:
             words = f"{node.name()} makes one number of all records"
             if kind in nodes.MIXES:
@@ -219,9 +233,9 @@ class _Graph:
         if kind == "Unbind":
             return _EACH
         if kind == "Select":
-            return nodes.signed(node._saved_index) % self.rows
-        if kind == "Slice" and out[nodes.signed(node._saved_dim)] == 1:
-            return nodes.signed(node._saved_start) % self.rows
+            return _signed(node._saved_index) % self.rows
+        if kind == "Slice" and out[_signed(node._saved_dim)] == 1:
+            return _signed(node._saved_start) % self.rows
         return None
 
     def _of_one(self, node: Any, kind: str, mixed: bool, after: int | None, trail: Trail) -> Trail:
@@ -229,8 +243,8 @@ class _Graph:
         if kind in nodes.JOINS and after is not None:  # the loop has ended
             return Trail(wide=trail.wide)
         if kind in nodes.LINEAR and not mixed:
-            return self._scaled(node, kind, trail)
-        return nodes.of_records(trail)._replace(powers=frozenset({SUM}), single=trail.single)
+            return self.numbers.through(node, kind, trail)
+        return _of_records(trail)._replace(powers=frozenset({SUM}), single=trail.single)
 
     def _pairs(self, kind: str, given: tuple[int, ...], out: tuple[int, ...], trail: Trail) -> bool:
         """Whether a second dimension as long as the records' one comes up here."""
@@ -245,14 +259,14 @@ class _Graph:
 
     def _along(self, node: Any, kind: str, given: tuple[int, ...], trail: Trail) -> Trail | None:
         """What an operation along a dimension does, if that dimension holds the records."""
-        over = nodes.dims_of(node, given)
+        over = dims_of(node, given)
         sizes = [size for size in given if size and size % self.rows == 0]
         if not any(given[dim] in sizes for dim in over):
             return None
         beside = any(size in sizes for dim, size in enumerate(given) if dim not in over)
         if trail.picked or trail.unclear or beside:
             return None if beside and self.records(given) not in over else (
-                nodes.of_records(trail)._replace(unclear=True)
+                _of_records(trail)._replace(unclear=True)
             )  # fmt: skip
         rooted = kind in ("LinalgVectorNorm", "Norm")
         power = getattr(node, "_saved_ord", getattr(node, "_saved_p", 2))
@@ -274,7 +288,7 @@ class _Graph:
 
     def _reduced(self, node: Any, kind: str, sizes: Sequence[int], trail: Trail) -> Trail:
         trail = trail._replace(counts=trail.counts | {math.prod(sizes)})
-        over = nodes.dims_of(node, sizes)
+        over = dims_of(node, sizes)
         if self.records(sizes) in over or any(sizes[dim] == self.rows for dim in over):
             power = MEAN if kind == "Mean" else SUM
             if trail.spread:  # each of the rows got the number once more
@@ -286,53 +300,6 @@ class _Graph:
                 wrong="it takes the mean over some records, whose number depends on the others"
             )
         return trail
-
-    def _scaled(self, node: Any, kind: str, trail: Trail) -> Trail:
-        """A product or a quotient with one number."""
-        if kind not in ("Mul", "Div"):
-            return trail
-        operands = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
-        for value in operands:
-            if isinstance(value, Tensor) and value.numel() == 1:
-                if not float(value):
-                    return Trail(frozenset({SUM, MEAN}))  # no gradient comes through
-                divides, is_tensor = kind == "Div", not nodes.is_number(value)
-                found = self._with_number(trail, float(value), divides, is_tensor)
-                if divides and is_tensor and not value.requires_grad and found.shift == trail.shift:
-                    return found._replace(divided=True)
-                return found
-        scalar = operands[0]
-        if isinstance(scalar, Tensor) and scalar.numel() == self.rows and not scalar.requires_grad:
-            return trail._replace(weighed=by_chance(scalar, kind == "Div"))
-        if kind == "Div" and isinstance(scalar, (int, float)):
-            return self._with_number(
-                trail, float(scalar), True, True
-            )  # in torch's own losses: no constant of the user's
-        return trail
-
-    def _with_number(self, trail: Trail, value: float, divides: bool, is_tensor: bool) -> Trail:
-        if not is_tensor and self.factors.setdefault(value, self.rows) != self.rows:
-            self.factors[value] = 0  # the same with other rows
-        for number, sign in (
-            (value, -1 if divides else 1),
-            (1 / value if value else 0.0, 1 if divides else -1),
-        ):
-            whole = round(number)
-            if whole < self.rows or whole % self.rows or abs(number - whole) > 1e-6 * whole:
-                continue
-            counted = whole == self.rows or (sign < 0 and whole in trail.counts)
-            if not counted and sign > 0:
-                continue
-            if not is_tensor and self.factors[value] != self.rows:
-                return trail._replace(unclear=True)  # a constant, or the rows this time
-            loose = whole != self.rows or (not is_tensor and whole in self.constants and value >= 1)
-            return trail._replace(
-                shift=trail.shift + sign,
-                loose=trail.loose or loose,
-                common=trail.common or (not is_tensor and nodes.is_common(value)),
-                far=trail.far or not counted,
-            )
-        return trail._replace(numbers=trail.numbers | {value}) if divides else trail
 
     def started(self, trail: Trail, shape: tuple[int, ...], gradient: Tensor | None) -> Trail:
         """The same with the gradient that ``backward(gradient=...)`` starts with.
@@ -346,4 +313,64 @@ class _Graph:
         first = gradient.detach().flatten()[0]
         if not bool((gradient == first).all()):
             return trail._replace(doubt=trail.doubt or "backward() is given a gradient of its own")
-        return self._with_number(trail, float(first), False, True)
+        return self.numbers.times(trail, float(first), False, True)
+
+
+def _of_records(trail: Trail) -> Trail:
+    """A function of each record: what was reduced below it is the model's own affair."""
+    return Trail(picked=trail.picked, paired=trail.paired, wide=trail.wide, unclear=trail.unclear)
+
+
+def dims_of(node: Any, given: Sequence[int]) -> set[int]:
+    """The dimensions that an operation runs over: the saved ones, or all."""
+    dims = getattr(node, "_saved_dim", None)
+    if not given or dims is None or dims == ():
+        return set(range(len(given)))
+    return {_signed(dim) % len(given) for dim in ((dims,) if isinstance(dims, int) else dims)}
+
+
+def _through_loss(node: Any, reduction: int, given: Sequence[int], trail: Trail) -> Trail:
+    """One of torch's own losses: 0 none, 1 mean, 2 sum."""
+    positions = math.prod(
+        size for dim, size in enumerate(given) if dim != 1
+    )  # dimension 1 is the classes'
+    below = Trail(
+        frozenset({SUM}) if trail.picked else frozenset(),
+        picked=trail.picked,
+        paired=trail.paired,
+        wide=trail.wide,
+        unclear=trail.unclear,
+        counts=frozenset({math.prod(given), positions}),
+    )
+    if reduction == 2:
+        return below._replace(powers=frozenset({SUM}))
+    if reduction == 0:
+        return below
+    if trail.picked:
+        return below._replace(
+            wrong="it takes the mean over some records, whose number depends on the others"
+        )
+    wrong = ""
+    if node.name().startswith("NllLoss"):
+        ignored = _signed(node._saved_ignore_index)
+        if node._saved_weight is not None:
+            wrong = "it divides by the class weights of the whole batch (weight=)"
+        elif ignored != _IGNORED:
+            wrong = (
+                f"it divides by the labels of the whole batch that are not ignore_index={ignored}"
+            )
+        elif float(node._saved_total_weight) != positions:
+            wrong = (
+                f"it divides by the labels of the whole batch that are not {_IGNORED} "
+                "(ignore_index)"
+            )
+    return below._replace(powers=frozenset({MEAN}), wrong=wrong)
+
+
+def shape_of(node: Any, number: int) -> tuple[int, ...]:
+    """The shape of what a node has made."""
+    return tuple(node._input_metadata[number].shape)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ..errors import LossError
-from ._loss_nodes import dims_of, names, shape_of
+from ._loss_graph import dims_of, shape_of
+from ._loss_nodes import names
 
 CURE = (
     'Use reduction="sum" in the loss and loss_reduction="sum" in make_private, or compute the loss '

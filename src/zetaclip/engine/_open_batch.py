@@ -7,8 +7,6 @@ from enum import Enum
 
 from torch import Tensor
 
-from ..gradients import Chunk
-from ..ledger import Row
 from ..mechanism import Mechanism
 
 
@@ -34,48 +32,36 @@ class Stage(Enum):
     SPOILED = "a chunk was cut off while it was added: some of its records may be in the sum"
 
 
+@dataclass
 class OpenBatch:
     """The batch that is open now.
 
     **Guarantee.** One draw of noise covers one sum. From the moment a release is begun the noise of
     this try counts as used (``used``), and no later try of the batch gets it. A spoiled sum is
     never released.
+
+    Attributes:
+        drawn: Its keys.
+        chunks: Its records, in the parts in which they are handed out.
+        mechanism: Adds this try up and releases it.
+        moved: Where its gradients are taken, as direction and distance from θ; None at θ itself.
+        public: The states of torch's own streams at its start, as the user left them; empty
+            before its first chunk is out.
+        done: Number of chunks that are in the sum.
+        stage: How far it is.
+        used: Whether the noise of this try may have been drawn.
     """
 
-    def __init__(
-        self,
-        drawn: Drawn,
-        chunks: list[Tensor],
-        mechanism: Mechanism,
-        public: dict[str, Tensor],
-    ) -> None:
-        self.drawn = drawn
-        self.chunks = chunks
-        self.mechanism = mechanism
-        self.public = public  # torch's own streams at its start, as the user left them
-        self.done = 0  # chunks that are in the sum
-        self.stage = Stage.READY
-        self.used = False
+    drawn: Drawn
+    chunks: list[Tensor]
+    mechanism: Mechanism
+    moved: tuple[Tensor, float] | None = None
+    public: dict[str, Tensor] = field(default_factory=dict)
+    done: int = 0
+    stage: Stage = Stage.READY
+    used: bool = False
 
-    def absorb(self, chunk: Chunk) -> None:
-        """Adds the records of the chunk that is out; ``close_chunk`` says that all of them are in.
-
-        Whatever interrupts in between leaves the batch spoiled: no record may be added twice.
-        """
-        self.stage = Stage.SPOILED
-        self.mechanism.absorb(chunk)
-
-    def close_chunk(self) -> bool:
-        """The chunk that was out is in the sum; whether it was the last one."""
-        self.stage, self.done = Stage.ABSORBED, self.done + 1
-        return self.done == len(self.chunks)
-
-    def declare(self) -> tuple[Row, ...]:
-        """Begins the release: its rows, to be written before noise is drawn."""
-        self.stage, self.used = Stage.RELEASED, True
-        return self.mechanism.declare()
-
-    def begin_again(self, mechanism: Mechanism, public: dict[str, Tensor]) -> None:
+    def begin_again(self, mechanism: Mechanism) -> None:
         """The same records from the first chunk, with a mechanism that has summed nothing."""
-        self.mechanism, self.public = mechanism, public
+        self.mechanism, self.public = mechanism, {}
         self.done, self.stage, self.used = 0, Stage.READY, False

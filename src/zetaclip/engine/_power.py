@@ -42,6 +42,12 @@ class PowerIterations:
         ]
         self._norms = [(norm, norm.n_power_iterations) for norm in found]
 
+    @staticmethod
+    def of(module: nn.Module) -> PowerIterations | None:
+        """Those of a module; None if it has no spectral norm."""
+        found = PowerIterations(module)
+        return found if found._norms else None
+
     def hold(self) -> None:
         for norm, _ in self._norms:
             norm.n_power_iterations = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -38,9 +38,10 @@ class PrivateModule:
         """Looks at the module and refuses what can't be trained privately; changes nothing."""
         self.module = module
         self.recorder = CaptureBuffer()
-        self.power = PowerIterations(module)
+        self.power = PowerIterations.of(module)  # None for a module without spectral norms
         self._optimizer = optimizer
         self._mean = settings.loss_reduction == "mean"
+        self.rounds_by_rows = False  # whether the chunk that was taken back last was
         self._unit_mean = settings.unit_reduction == "mean"
         self._look()
         device = self.layout.device
@@ -59,7 +60,8 @@ class PrivateModule:
 
     def attach(self) -> None:
         """From now on the module's layers record what their parameters do to each record's loss."""
-        self.power.iterate()  # for the first batch; later ones follow an update
+        if self.power is not None:
+            self.power.iterate()  # for the first batch; later ones follow an update
         for shadow in self.shadows:
             shadow.attach()
 
@@ -88,16 +90,22 @@ class PrivateModule:
         for shadow in self.shadows:
             shadow.detach()
 
-    def lend(self, rows: int, key: bytes) -> None:
-        """A chunk of so many records goes out; its dropout masks follow the key."""
-        self.guard.hand_out()
-        self.power.hold()
-        self._rng.lend(key)
-        self.recorder.open(max(1, rows))
-        self.losses.open(rows)
+    def lend(self, rows: int, key: bytes) -> dict[str, Tensor]:
+        """A chunk of so many records goes out; its dropout masks follow the key.
 
-    def take(self, counts: Tensor | None, records: int) -> Iterator[Chunk]:
-        """What the chunk that is out has left, after the last look at what must not have happened.
+        Returns:
+            The states of torch's generators, as the user left them.
+        """
+        self.guard.hand_out()
+        if self.power is not None:
+            self.power.hold()
+        public = self._rng.lend(key)
+        self.recorder.open(max(1, rows))
+        self.losses.lent = self.recorder.turn
+        return public
+
+    def take(self, counts: Tensor | None, records: int) -> Iterable[Chunk]:
+        """Takes the chunk back, with what it left, after the last look at what must not happen.
 
         Nothing for a chunk without records: its row of zeros is nobody's record.
 
@@ -108,34 +116,30 @@ class PrivateModule:
         self.guard.before_release()
         self.losses.close()
         rows, divided = self.recorder.rows, self._mean and not self.recorder.undivided
+        # Gradients of a mean in half precision are rounded by the number of records.
+        self.rounds_by_rows = divided and self.recorder.short and rows > 1
         received = self.recorder.take()
+        self._rng.take_back()
         if not records:
-            return
+            return ()
         scale = float(rows) if divided else 1.0
         if counts is None:
-            yield Chunk(received, self.layout, rows, scale)
-            return
-        for joined, units in by_unit(received, counts.to(self.layout.device), self._unit_mean):
-            yield Chunk(joined, self.layout, units, scale)
-
-    @property
-    def rounds_by_rows(self) -> bool:
-        """Whether gradients of a mean came back in half precision.
-
-        How they are rounded then depends on the number of records.
-        """
-        recorder = self.recorder
-        return self._mean and recorder.short and not recorder.undivided and recorder.rows > 1
+            return (Chunk(received, self.layout, rows, scale),)
+        return (
+            Chunk(joined, self.layout, units, scale)
+            for joined, units in by_unit(received, counts.to(self.layout.device), self._unit_mean)
+        )
 
     def take_back(self) -> None:
-        """The chunk is not out any more."""
+        """Whatever is out is out no more, and counts nothing."""
         self._rng.take_back()
         self.recorder.close()
 
     def rest(self) -> None:
         """The batch is not open any more: θ, and power iterations as in torch."""
         self.weights.restore()
-        self.power.let_go()
+        if self.power is not None:
+            self.power.let_go()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer, trained or not."""

@@ -52,10 +52,6 @@ class RunState:
     position: int = 0
     tries: int = 0
 
-    def updated(self) -> RunState:
-        """After an update: the first pass of the next one comes."""
-        return replace(self, step=self.step + 1, position=self.position + 1, phase=0, releases=())
-
     def tried(self) -> RunState:
         """After the next batch was begun and put back: its next try has noise of its own."""
         return replace(self, tries=self.tries + 1)

@@ -33,6 +33,7 @@ class Units:
     def __init__(self, ids: Any, rows: int, rows_per_unit: int | None, views: int = 1) -> None:
         self.views = _positive("views", views)
         self.most: int | None = None
+        self.trivial = ids is None and self.views == 1  # whether every row is a unit of its own
         if ids is None:
             if rows_per_unit is not None:
                 raise ValueError("rows_per_unit= needs units=, one id for each row")
@@ -61,11 +62,6 @@ class Units:
     def largest(self) -> int:
         """The largest number of rows of a batch that one unit can have."""
         return (self.most or 1) * self.views
-
-    @property
-    def trivial(self) -> bool:
-        """Whether every row is a unit of its own."""
-        return self.most is None and self.views == 1
 
     def rows_of(self, drawn: Tensor, key: bytes) -> Tensor:
         """The rows that these units bring, unit by unit.

@@ -50,7 +50,8 @@ class Update:
         elif self._rereads:
             # Some optimizers write into .grad, and must not change what was released.
             gradient = gradient.clone()
-        for parameter, view in zip(layout.parameters, layout.views(gradient), strict=True):
+        for parameter, place in zip(layout.parameters, layout.places, strict=True):
+            view = gradient.as_strided(*place)
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         if self._told is not None:
             self._told.set_noise_std(std)

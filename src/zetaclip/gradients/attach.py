@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import attention, recurrent  # noqa: F401  (they register rules)
-from .capture import CaptureBuffer, LayerCapture
+from .capture import CaptureBuffer, LayerCapture, any_layer
 from .fallback import (
     LOOP,
     VMAP,
@@ -73,9 +73,8 @@ def make_shadows(
             refusals.append(Refusal(name, type(part).__name__, reason))
             return
         if rule is not None:
-            shadows.append(
-                LayerCapture(part, name, rule.path, rule.forward or rule.run, here, recorder)
-            )
+            run, handler = rule.forward or any_layer, (rule.backward, rule.dims(part))
+            shadows.append(LayerCapture(part, name, rule.path, run, here, recorder, *handler))
         elif is_parametrized(part) or any(p in trained for p in _own_parameters(part)):
             reason = recordless_refusal(part) or sparse_refusal(part)
             if reason is not None:

@@ -11,16 +11,19 @@ original forward.
 from __future__ import annotations
 
 import copy
-import threading
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .contributions import Contribution
+from .matmul import WORTH_IT, linear
+from .precision import ROUNDED, WholeFloat32, precision
 
 
 class CaptureError(RuntimeError):
@@ -34,6 +37,7 @@ Received = dict[int, list[Contribution]]
 
 
 HALF = (torch.float16, torch.bfloat16)
+_TURNS = itertools.count(1)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -46,7 +50,8 @@ class CaptureBuffer:
 
     Attributes:
         rows: Number of records in the chunk that is out; 0 if none is.
-        turn: Number of the chunk, to recognize the graph of an earlier one.
+        turn: Number of the chunk, to recognize the graph of an earlier one. All modules of the
+            process count together.
         uses: Shadows whose forward has run.
         received: Contributions by id() of their parameter.
         anchor: A leaf that requires a gradient and is an input of every recorded output. Because of
@@ -79,7 +84,7 @@ class CaptureBuffer:
     def open(self, rows: int) -> None:
         """Starts a chunk of ``rows`` records."""
         self.rows = rows
-        self.turn += 1
+        self.turn = next(_TURNS)
         self.unrecorded = self.half = self.undivided = False
         self.clear()
 
@@ -94,9 +99,9 @@ class CaptureBuffer:
         self.received = {}
 
     def take(self) -> Received:
-        """Returns the contributions and deletes them here."""
+        """Ends the chunk; returns its contributions, which are deleted here."""
         received = self.received
-        self.clear()
+        self.close()
         return received
 
     @property
@@ -154,18 +159,9 @@ class CaptureBuffer:
             )
 
 
-class Node(torch.autograd.Function):
-    """A custom autograd function that skips torch's handling of function transforms.
-
-    On a small network that handling is a large part of the cost of privacy.
-    """
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """As ``torch.autograd.Function.apply``."""
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+# A custom autograd function without torch's handling of function transforms, which is a large part
+# of the cost of privacy on a small network; ``LayerCapture`` refuses such transforms.
+Node: Any = torch.autograd.function._SingleLevelFunction
 
 
 class _Record(Node):
@@ -212,108 +208,16 @@ def exact(device: torch.device) -> Any:
     kind = device.type
     autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
     backend = "cuda" if kind == "cuda" else "mkldnn"
-    return (
-        _WholeFloat32(backend, autocast) if _WholeFloat32.inside or _rounds(backend) else autocast
-    )
-
-
-# Whether kernels may round float32 depends on one switch for matmul and one for cudnn, and from
-# torch 2.9 on also on a setting per kind of kernel, with inheritance. The settings are read through
-# the private functions behind torch.backends.*.fp32_precision, because that happens several times
-# in every step.
-_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-_set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
-_ROUNDED = ("tf32", "bf16")
+    return WholeFloat32(backend, autocast) if WholeFloat32.inside or _rounds(backend) else autocast
 
 
 def _rounds(backend: str) -> bool:
     """Whether kernels that are used inside ``exact`` may round float32 to lower precision."""
-    if _precision is not None:
-        return _precision(backend, "matmul") in _ROUNDED or _precision(backend, "conv") in _ROUNDED
+    if precision is not None:
+        return precision(backend, "matmul") in ROUNDED or precision(backend, "conv") in ROUNDED
     return torch.get_float32_matmul_precision() != "highest" or (
         backend == "cuda" and torch.backends.cudnn.allow_tf32
     )
-
-
-class _WholeFloat32:
-    """Kernels use full float32 inside; afterwards the user's settings are restored.
-
-    The settings belong to the process. Of several threads the last one to leave restores them.
-    This is tested on the CPU only, without a GPU that has TF32.
-    """
-
-    inside: ClassVar[int] = 0
-    _entered: ClassVar[list[_WholeFloat32]] = []
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, backend: str, autocast: Any) -> None:
-        self.backend, self.autocast = backend, autocast
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._look()
-            _WholeFloat32.inside += 1
-            self._entered.append(self)
-        try:
-            with self._lock:
-                self._whole()
-            self.autocast.__enter__()
-        except BaseException:
-            self._leave()
-            raise
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self.autocast.__exit__(*error)
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            while self.inside == 1 and self._entered:
-                self._entered.pop()._put_back()
-            # Last: a thread that reads 0 without the lock must find the user's settings restored.
-            _WholeFloat32.inside -= 1
-
-    def _look(self) -> None:
-        self.matmul = _matmul_switch()
-        self.cudnn = _precision is None and torch.backends.cudnn.allow_tf32
-        # The switch for matmul changes the settings of both backends.
-        self.settings = [] if _precision is None else [
-            (backend, kind, _precision(backend, kind))
-            for backend, kind in (("cuda", "matmul"), ("mkldnn", "matmul"), (self.backend, "conv"))
-        ]  # fmt: skip
-
-    def _whole(self) -> None:
-        if self.matmul is not None:
-            torch.set_float32_matmul_precision("highest")
-        if self.cudnn:
-            torch.backends.cudnn.allow_tf32 = False
-        for backend, kind, _ in self.settings:
-            if backend == self.backend and _precision(backend, kind) in _ROUNDED:  # type: ignore[misc]
-                _set_precision(backend, kind, "ieee")  # type: ignore[misc]
-
-    def _put_back(self) -> None:
-        if self.matmul is not None:
-            torch.set_float32_matmul_precision(self.matmul)
-        if self.cudnn:
-            torch.backends.cudnn.allow_tf32 = True
-        for backend, kind, before in self.settings:
-            if _precision(backend, kind) != before:  # type: ignore[misc]
-                inherited = before == _precision(backend, "all")  # type: ignore[misc]
-                _set_precision(backend, kind, "none" if inherited else before)  # type: ignore[misc]
-
-
-def _matmul_switch() -> str | None:
-    """The value of the switch for matmul if it must be changed, otherwise None.
-
-    torch raises if only a setting was changed, not the switch.
-    """
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
-    return None if before == "highest" else before
 
 
 class LayerCapture:
@@ -327,6 +231,9 @@ class LayerCapture:
         parameters: The trained parameters whose gradients it provides, by the names that its
             contributions use.
         recorder: Where to put the contributions.
+        backward: Gives the contributions of a layer with a rule, called as
+            ``backward(shadow, g, x)``.
+        dims: The least number of dimensions of a batch of its inputs.
     """
 
     def __init__(
@@ -337,6 +244,8 @@ class LayerCapture:
         run: Callable[..., Any],
         parameters: dict[str, nn.Parameter],
         recorder: CaptureBuffer,
+        backward: Callable[..., Contributions] | None = None,
+        dims: int = 1,
     ) -> None:
         self.module = module
         self.name = name or "the module"
@@ -345,6 +254,7 @@ class LayerCapture:
         self.parameters = parameters
         self.keys = {key: id(parameter) for key, parameter in parameters.items()}
         self.recorder = recorder
+        self.backward, self.dims = backward, dims
         # The place of every parameter of the module, and whether it is in ``parameters``.
         ours = set(self.keys.values())
         self.places = [
@@ -369,6 +279,12 @@ class LayerCapture:
                 "torch.compile of a private module is not supported: per-example gradients are "
                 "recorded in Python. Train the module as it is and compile a copy for inference "
                 "(copy.deepcopy(module))"
+            )
+        if torch._C._are_functorch_transforms_active():
+            raise CaptureError(
+                "a private module was called inside a transform of torch.func (vmap, grad, jvp, "
+                "...): what it does to the records can't be recorded. Call the module itself on "
+                "the batch; for evaluation use torch.no_grad()"
             )
         shadow = self
         for part, key, own, trained in self.places:
@@ -458,7 +374,7 @@ class LayerCapture:
         finally:
             self.module.__dict__["_parameters"] = own
 
-    def record(self, y: Tensor, backward: Callable[..., Contributions], *saved: Tensor) -> Tensor:
+    def record(self, y: Tensor, backward: Callable[..., Any] | None, *saved: Tensor) -> Tensor:
         """Records a layer's output.
 
         Args:
@@ -496,6 +412,53 @@ class LayerCapture:
 
     def __reduce__(self) -> tuple:
         return getattr, (self.module, "forward")
+
+
+def any_layer(shadow: LayerCapture, *args: Any, **kwargs: Any) -> Tensor:
+    """The private forward of most layers: their own, whose only input is recorded."""
+    (x,) = (*args, *kwargs.values())
+    shadow.recorder.check_rows(x, shadow.name, shadow.dims)
+    return shadow.record(shadow.detached_forward(x), shadow.backward, x)
+
+
+class _Linear(Node):
+    """A linear layer in one node of the graph: on a small network, nodes are most of the overhead.
+
+    The parameters are not inputs of the node, so autograd computes no gradient of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: LayerCapture) -> Tensor:
+        own = shadow.module._parameters
+        weight = own["weight"]
+        assert weight is not None
+        ctx.save_for_backward(x, weight)
+        ctx.shadow, ctx.turn = shadow, shadow.recorder.turn
+        product = linear if x.numel() * len(weight) >= WORTH_IT else F.linear
+        return product(x, weight, own["bias"])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        ctx.shadow.receive(ctx.turn, ctx.shadow.backward, g, x)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        product = linear if g.numel() * weight.shape[1] >= WORTH_IT else F.linear
+        return product(g, weight.t()), None, None
+
+
+def linear_layer(shadow: LayerCapture, input: Tensor) -> Tensor:
+    """The private forward of ``nn.Linear``."""
+    recorder = shadow.recorder
+    if input.dim() < 2 or input.shape[0] != recorder.rows:
+        recorder.check_rows(input, shadow.name, 2)
+    weight = shadow.module._parameters["weight"]
+    assert weight is not None
+    same = input.dtype == weight.dtype and input.dtype not in HALF
+    if not same or torch.is_autocast_enabled(input.device.type):
+        return shadow.record(shadow.detached_forward(input), shadow.backward, input)
+    y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
+    return y
 
 
 def hooked(parameter: Tensor) -> str | None:

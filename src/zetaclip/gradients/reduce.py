@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -104,40 +103,29 @@ class Chunk:
         parts = {p: some if len(some) == 1 else combine(some) for p, some in received.items()}
         if layout.dtype == torch.float64:
             parts = {p: [part.double() for part in some] for p, some in parts.items()}
-        self._hold(parts)
+        self.parts = parts
+        # By id() of the part: its matrices if they are small. Set by ``norms``.
+        self._tasks: dict[int, small.NormTask | None] = {}
         self.rescued: dict[int, Tensor] = {}
         self._lost = floor(layout.numel, layout.dtype)
-
-    def _hold(self, parts: dict[int, list[Contribution]]) -> None:
-        self.parts = parts
-        all_parts = [part for some in parts.values() for part in some]
-        tasks = small.norm_tasks(map(_matrices, all_parts), self.rows)
-        # By id() of the part: its matrices if they are small, otherwise None.
-        self._tasks = dict(zip(map(id, all_parts), tasks, strict=True))
 
     def norms(self) -> Tensor:
         """One float64 norm per example.
 
         Examples that count as zero, or were computed again in float64, are removed from ``parts``.
         """
-        tasks: list[small.NormTask] = []
-        each = []
-        for parts in self.parts.values():
-            for part in parts:
-                task = self._tasks[id(part)]
-                if task is None:
-                    each.append(part.norms())
-                else:
-                    tasks.append(task)
-        squares = torch.stack([norms.double() for norms in each]).square_().sum(0) if each else None
-        if tasks:
-            norms, finite = small.norms(tasks, squares, self.rows, self._lost, self.scale)
-        elif squares is not None:
-            norms = squares.sqrt_().add_(self._lost).mul_(self.scale)
-            # The largest is finite only if all are; this transfers a single number.
-            finite = math.isfinite(norms.amax().item())
-        else:
+        parts = [part for some in self.parts.values() for part in some]
+        if not parts:
             return torch.zeros(self.rows, dtype=torch.float64, device=self.layout.device)
+
+        def squares(large: list[int]) -> Tensor:
+            each = [parts[number].norms().double() for number in large]
+            return torch.stack(each).square_().sum(0)
+
+        norms, finite, tasks = small.norms_of(
+            [_matrices(part) for part in parts], self.rows, squares, self._lost, self.scale
+        )
+        self._tasks = dict(zip(map(id, parts), tasks, strict=True))
         if not finite:
             self._rescue(norms)
         return norms
@@ -190,7 +178,10 @@ class Chunk:
                 self.rescued[row] = exact
             else:
                 norms[row] = 0.0
-        self._hold({p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()})
+        self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
+        left = [part for some in self.parts.values() for part in some]
+        tasks = small.norm_tasks([_matrices(part) for part in left], self.rows)
+        self._tasks = dict(zip(map(id, left), tasks, strict=True))
 
     def _exact_gradient(self, row: int) -> Tensor:
         index = torch.tensor([row], device=self.layout.device)
@@ -218,7 +209,7 @@ class Chunk:
         outers: list[tuple] = []
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
             for part in self.parts.get(id(parameter), ()):
-                task = self._tasks[id(part)]
+                task = self._tasks.get(id(part))
                 if task is not None and memory is not None and part.block is None:
                     own = memory[place[2] : place[2] + parameter.numel()]
                     if type(part) is Single and products.compiled is not None:

@@ -11,7 +11,7 @@ types and lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,35 @@ def _fits(matrix: Tensor, rows: int) -> bool:
     return (
         plain(matrix, torch.float32) and 0 < matrix.numel() <= LARGEST and matrix.shape[0] == rows
     )
+
+
+def norms_of(
+    pairs: list[tuple[Tensor | None, Tensor] | None],
+    rows: int,
+    squares: Callable[[list[int]], Tensor],
+    lost: float,
+    scale: float,
+) -> tuple[Tensor, bool, list[NormTask | None]]:
+    """``scale * (lost + norm)`` of every record, from all its parts, in float64.
+
+    Args:
+        pairs: The matrices of each part, as of ``norm_tasks``.
+        rows: The number of records.
+        squares: Adds up the squared norms of the parts with these numbers, by torch.
+        lost: What underflow may have hidden.
+        scale: A factor on each norm.
+
+    Returns:
+        The norms, whether all of them are finite, and what the compiled part can take.
+    """
+    tasks = norm_tasks(pairs, rows)
+    some = [task for task in tasks if task is not None]
+    large = [number for number, task in enumerate(tasks) if task is None]
+    if some:
+        return *norms(some, squares(large) if large else None, rows, lost, scale), tasks
+    found = squares(large).sqrt_().add_(lost).mul_(scale)
+    # The largest is finite only if all are; this transfers a single number.
+    return found, math.isfinite(found.amax().item()), tasks
 
 
 def norms(

@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .capture import HALF, Contributions, LayerCapture, Node
+from .capture import Contributions, LayerCapture, Node, linear_layer
 from .contributions import Dense, Lookup, Outer, Single
 from .convolution import Geometry, convolution_contribution
-from .matmul import linear
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,6 @@ class LayerRule:
     skip: Callable[[Any], bool] = lambda module: False
     names: frozenset[str] = frozenset({"weight", "bias"})
     dims: Callable[[Any], int] = lambda module: 1
-
-    def run(self, shadow: LayerCapture, *args: Any, **kwargs: Any) -> Any:
-        """The default forward: the layer's own, whose only input is recorded."""
-        (x,) = (*args, *kwargs.values())
-        shadow.recorder.check_rows(x, shadow.name, self.dims(shadow.module))
-        return shadow.record(shadow.detached_forward(x), self.backward, x)
 
 
 LAYER_RULES: dict[type[nn.Module], LayerRule] = {}
@@ -125,46 +118,11 @@ def _dense(gradients: Tensor) -> Dense:
     return Dense(gradients, gradients.shape[1:])
 
 
-class _Linear(Node):
-    """A linear layer in one node of the graph: on a small network, nodes are most of the overhead.
-
-    The parameters are not inputs of the node, so autograd computes no gradient of them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, shadow: LayerCapture) -> Tensor:
-        own = shadow.module._parameters
-        weight = own["weight"]
-        assert weight is not None
-        ctx.save_for_backward(x, weight)
-        ctx.shadow, ctx.turn = shadow, shadow.recorder.turn
-        return linear(x, weight, own["bias"])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        ctx.shadow.receive(ctx.turn, _linear, g, x)
-        return (linear(g, weight.t()) if ctx.needs_input_grad[0] else None), None, None
-
-
-def _linear_forward(shadow: LayerCapture, input: Tensor) -> Tensor:
-    recorder = shadow.recorder
-    if input.dim() < 2 or input.shape[0] != recorder.rows:
-        recorder.check_rows(input, shadow.name, 2)
-    weight = shadow.module._parameters["weight"]
-    assert weight is not None
-    same = input.dtype == weight.dtype and input.dtype not in HALF
-    if not same or torch.is_autocast_enabled(input.device.type):
-        return shadow.record(shadow.detached_forward(input), _linear, input)
-    y: Tensor = _Linear.apply(input, recorder.anchor, shadow)
-    return y
-
-
 @layer_rule(
     nn.Linear,
     nn.modules.linear.NonDynamicallyQuantizableLinear,
     path="linear",
-    forward=_linear_forward,
+    forward=linear_layer,
 )
 def _linear(shadow: LayerCapture, g: Tensor, x: Tensor) -> Contributions:
     return linear_contributions(shadow, g, x, "weight", "bias")

@@ -8,13 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..errors import LedgerError
-from ..grid import on_grid, widened
+from ..grid import ROUNDED, fits
 
 Key = tuple[str, int, str]
 """The unique key of a release: (stream, batch, query)."""
-
-# Relative tolerance between a row's noise std and multiplier * sensitivity, for float32 values.
-_SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Row:
         if not (
             0 < sensitivity < math.inf
             and 0 <= multiplier < math.inf
-            and abs(std - multiplier * sensitivity) <= _SLACK * std
+            and abs(std - multiplier * sensitivity) <= ROUNDED * std
             and 0 < self.sample_rate <= 1
         ):
             raise LedgerError(
@@ -83,10 +80,7 @@ class Row:
             )
         if self.grid == 0 and self.clip == sensitivity:
             return  # from a version without a grid
-        if not (
-            abs(sensitivity - widened(self.clip)) <= _SLACK * sensitivity
-            and on_grid(self.grid, self.clip, multiplier)
-        ):
+        if not fits(sensitivity, self.grid, self.clip, multiplier):
             raise LedgerError(
                 f"{self} is not a release: sensitivity must be clip * (1 + 2^-9), and grid a power "
                 "of two that is fine enough for clip and noise"

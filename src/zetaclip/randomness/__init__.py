@@ -5,9 +5,19 @@ Poisson batches and the random choices of clip rules. ``generator`` and ``genera
 key's bits into torch's own generator, for dropout masks and augmentation, which torch draws itself.
 """
 
-from ._noise import FARTHEST, LARGEST, _compiled, add_noise, noise_source, normals, uniforms
+from ._forward import generator, generator_state
+from ._noise import (
+    FARTHEST,
+    LARGEST,
+    _compiled,
+    add_noise,
+    noise_source,
+    normals,
+    poisson_indices,
+    uniforms,
+)
 from ._numpy import to_whole
-from ._streams import Stream, drawn_and_next, generator, generator_state, subkey
+from ._streams import Stream, drawn_and_next, subkey
 
 __all__ = [
     "FARTHEST",
@@ -20,6 +30,7 @@ __all__ = [
     "generator_state",
     "noise_source",
     "normals",
+    "poisson_indices",
     "subkey",
     "to_whole",
     "uniforms",

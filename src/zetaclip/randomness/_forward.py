@@ -22,6 +22,7 @@ other masks: ``Run._confirm`` detects this by the fingerprint in the journal, an
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -35,8 +36,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import generator_state, subkey
+from ._streams import subkey
 
+_WORDS = 624  # words of the Mersenne Twister's state
+# 64-bit words before them in torch's serialised state: the seed, two flags, the position.
+_HEADER = 3
 # Protects the process-wide streams and the state of ``ForwardRng``. It is reentrant.
 _streams = threading.Condition(threading.RLock())
 # How long ``alone`` waits for the chunks of other threads, in seconds.
@@ -83,15 +87,16 @@ class ForwardRng:
         self._device = device
         self._thread = threading.get_ident()  # the thread that has the chunk
 
-    def lend(self, key: bytes) -> None:
-        """Sets torch's generators to ``key``."""
+    def lend(self, key: bytes) -> dict[str, Tensor]:
+        """Sets torch's generators to ``key``; returns the user's states, as they were."""
         with _streams:
             if torch.initial_seed() not in ForwardRng._marks:
                 # the user has seeded torch, so the saved states are obsolete
                 ForwardRng._out.clear()
             if not ForwardRng._out:
                 _give_back()  # states left by an engine that no longer exists
-            ForwardRng._aside.setdefault(self._device, users_streams(self._device))
+            public = users_streams(self._device)
+            ForwardRng._aside.setdefault(self._device, public)
             ForwardRng._out.add(self)
             self._thread = threading.get_ident()
             _follow(key)
@@ -100,6 +105,7 @@ class ForwardRng:
                     torch.cuda.manual_seed(_number(key))
             elif self._device.type == "mps":
                 torch.mps.manual_seed(_number(key))
+            return public
 
     def take_back(self) -> None:
         """Restores the user's states, unless the user has seeded torch or another chunk is out."""
@@ -249,3 +255,28 @@ def set_public_streams(states: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
     elif device.type == "mps" and "mps" in states:
         torch.mps.set_rng_state(states["mps"].cpu())
+
+
+def generator(key: bytes) -> torch.Generator:
+    """A CPU generator of torch whose whole state, not only a 32-bit seed, comes from the key."""
+    made = torch.Generator()
+    made.set_state(generator_state(key))
+    return made
+
+
+def generator_state(key: bytes) -> Tensor:
+    """The state of ``generator(key)``, for an existing generator."""
+    digest = hashlib.shake_256(b"state\0" + key).digest(4 * (_WORDS + 1))
+    numbers = np.frombuffer(digest, dtype=np.uint32)
+    # torch stores each 32-bit word in 64 bits, of which it reads the lower half. numpy's calls are
+    # a few times cheaper than torch's here.
+    words = _blank_state().copy()
+    words[_HEADER : _HEADER + _WORDS] = numbers[:_WORDS]
+    words[0] = numbers[_WORDS]  # the value of initial_seed(); no number is drawn from it
+    return torch.from_numpy(words.view(np.uint8))
+
+
+@functools.cache
+def _blank_state() -> np.ndarray:
+    """A state whose counters mark the words as unused."""
+    return torch.Generator().manual_seed(0).get_state().numpy().view(np.int64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from . import _numpy
 
@@ -77,3 +79,16 @@ def uniforms(key: bytes, count: int) -> np.ndarray:
     values = np.empty(count)
     (_compiled or _numpy).uniforms(key, values)
     return values
+
+
+def poisson_indices(key: bytes, records: int, sample_rate: float) -> Tensor:
+    """The records of a Poisson batch, in order: each joins with probability q, independently.
+
+    Args:
+        key: 32 secret bytes, for this batch.
+        records: The number of records.
+        sample_rate: q. The coins have 53 bits, so that a small q is met as declared.
+    """
+    if sample_rate >= 1.0:
+        return torch.arange(records)
+    return torch.from_numpy(np.flatnonzero(uniforms(key, records) < sample_rate))

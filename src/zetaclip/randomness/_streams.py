@@ -11,17 +11,8 @@ twice.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-
-import numpy as np
-import torch
-from torch import Tensor
-
-_WORDS = 624  # words of the Mersenne Twister's state
-# 64-bit words before them in torch's serialised state: the seed, two flags, the position.
-_HEADER = 3
 
 
 def _derive(key: bytes, label: bytes) -> bytes:
@@ -87,28 +78,3 @@ def drawn_and_next(state: bytes) -> tuple[bytes, bytes]:
 def subkey(key: bytes, label: str) -> bytes:
     """A further key, derived from a drawn one, for the purpose that ``label`` names."""
     return _derive(key, label.encode())
-
-
-def generator(key: bytes) -> torch.Generator:
-    """A CPU generator of torch whose whole state, not only a 32-bit seed, comes from the key."""
-    made = torch.Generator()
-    made.set_state(generator_state(key))
-    return made
-
-
-def generator_state(key: bytes) -> Tensor:
-    """The state of ``generator(key)``, for an existing generator."""
-    digest = hashlib.shake_256(b"state\0" + key).digest(4 * (_WORDS + 1))
-    numbers = np.frombuffer(digest, dtype=np.uint32)
-    # torch stores each 32-bit word in 64 bits, of which it reads the lower half. numpy's calls are
-    # a few times cheaper than torch's here.
-    words = _blank_state().copy()
-    words[_HEADER : _HEADER + _WORDS] = numbers[:_WORDS]
-    words[0] = numbers[_WORDS]  # the value of initial_seed(); no number is drawn from it
-    return torch.from_numpy(words.view(np.uint8))
-
-
-@functools.cache
-def _blank_state() -> np.ndarray:
-    """A state whose counters mark the words as unused."""
-    return torch.Generator().manual_seed(0).get_state().numpy().view(np.int64)

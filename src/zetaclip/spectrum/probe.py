@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .eigenvalues import as_matrix, eigenvalues
+from .eigenvalues import eigenvalues
 from .fits import METHODS, TailFit
 from .tail import fit_tail
 
@@ -178,7 +178,7 @@ class Probe:
             return None
         fits, shapes, spectra = {}, {}, {}
         for label, name in self.bound.items():
-            matrix = as_matrix(module.get_parameter(name))
+            matrix = module.get_parameter(name).detach().flatten(1)
             shape = (int(matrix.shape[0]), int(matrix.shape[1]))
             if self.shuffle:
                 matrix = _shuffled(matrix, step)

@@ -14,7 +14,6 @@ from ...control import Released
 from ...ledger import Header
 from .._configuration import described
 from .._loop import PrivateLoop
-from .._order import FORKED, OrderError
 from .._state import RunState
 from ._errors import CheckpointError
 
@@ -54,8 +53,7 @@ def collect(
         Both halves, to be kept apart wherever they are written. The public one's ``identity``
         names the secret that belongs to it.
     """
-    if not loop.batches.at_home:  # the owner would continue without a journal beside it
-        raise OrderError(FORKED)
+    loop.check_home()  # the owner would continue without a journal beside it
     parts = [own_part(loop)] if parts is None else parts
     state, log = loop.state, loop.log
     public = {

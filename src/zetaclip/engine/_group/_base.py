@@ -22,13 +22,14 @@ class Group(Protocol):
 
     **Guarantee.** Every record is drawn by one process, noise is drawn by the first one alone, and
     a release is used by all processes or by none.
-    **Edge cases.** All methods but ``own_rows``, ``own_key`` and ``take_share`` are collective:
+    **Edge cases.** All methods but ``own_rows`` and ``take_share`` are collective:
     every process calls them, in the same order. ``what`` names the call in an error.
     """
 
     rank: int
     count: int
     deal_seed: int | None  # how records are dealt out; None with one process
+    suffix: str  # of the label of a key that each process derives for itself; empty with one
 
     @property
     def first(self) -> bool:
@@ -36,9 +37,6 @@ class Group(Protocol):
 
     def take_share(self, records: int, seed: int | None) -> None:
         """Deals the records out as a checkpoint says; None leaves them as they are."""
-
-    def own_key(self, key: bytes, purpose: str) -> bytes:
-        """This process's own secret, from a key that all processes have drawn."""
 
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
         """This process's part of a Poisson batch."""

@@ -24,8 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import RankError
-from ...randomness import subkey
-from .._poisson import poisson_indices
+from ...randomness import poisson_indices, subkey
 from . import _presence as presence
 from ._base import ToldClip
 
@@ -56,13 +55,14 @@ class Ranks:
     **Guarantee.** What ``add_up`` returns is the same on every rank and holds rank 0's noise once.
     A rank that can't go on makes all of them raise, with its number in the message; none goes on
     alone.
-    **Edge cases.** All methods but ``own_rows`` and ``own_key`` are collective: every rank calls
-    them, in the same order.
+    **Edge cases.** All methods but ``own_rows`` are collective: every rank calls them, in the same
+    order.
     """
 
     def __init__(self, here: presence.Presence) -> None:
         self._here = here
         self.rank, self.count = here.rank, here.count
+        self.suffix = f" of rank {self.rank} of {self.count}"
         here.runs += 1
         self._name = f"run {here.runs}"
         self._serial = 0
@@ -85,16 +85,13 @@ class Ranks:
             self.deal_seed = seed
             self.rows = deal(records, self.count, self.rank, seed)
 
-    def own_key(self, key: bytes, purpose: str) -> bytes:
-        """This rank's own key from one that all ranks have drawn from the root."""
-        return subkey(key, f"{purpose} of rank {self.rank} of {self.count}")
-
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
         """This rank's part of a Poisson batch.
 
         Coins of its own for records of its own, each with the declared rate.
         """
-        return self.rows[poisson_indices(self.own_key(key, "records"), len(self.rows), sample_rate)]
+        own = subkey(key, f"records{self.suffix}")
+        return self.rows[poisson_indices(own, len(self.rows), sample_rate)]
 
     # -- messages
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...randomness import subkey
-from .._poisson import poisson_indices
+from ...randomness import poisson_indices
 from ._base import ToldClip
 
 
@@ -17,15 +16,13 @@ class SingleProcess:
 
     rank, count, first = 0, 1, True
     deal_seed: int | None = None
+    suffix = ""
 
     def __init__(self, records: int) -> None:
         self.records = records
 
     def take_share(self, records: int, seed: int | None) -> None:
         """All records are its own, however they were dealt out before."""
-
-    def own_key(self, key: bytes, purpose: str) -> bytes:
-        return subkey(key, purpose)
 
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
         return poisson_indices(key, self.records, sample_rate)
