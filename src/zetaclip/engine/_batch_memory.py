@@ -38,6 +38,7 @@ class BatchMemory:
             and tensor.layout is torch.strided
             and not tensor.requires_grad
             and not tensor.is_quantized
+            and tensor.nbytes >= _LEAST_BYTES  # a batch of fewer bytes is not worth it
         )
 
     def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
