@@ -163,7 +163,7 @@ class Chunk:
         if len(bad):
             self.parts = {p: [part.blank(bad) for part in some] for p, some in self.parts.items()}
             norms[bad] = length
-        self._hold(self.parts)
+        self._find_tasks()
         # No difference of two numbers is more exact than these are.
         lost = floor(self.layout.numel, torch.float64)
         return norms.mul_(1 + mapped.ROUNDING).add_(mapped.ROUNDING * length + lost)
@@ -179,9 +179,12 @@ class Chunk:
             else:
                 norms[row] = 0.0
         self.parts = {p: [part.blank(bad) for part in parts] for p, parts in self.parts.items()}
-        left = [part for some in self.parts.values() for part in some]
-        tasks = small.norm_tasks([_matrices(part) for part in left], self.rows)
-        self._tasks = dict(zip(map(id, left), tasks, strict=True))
+        self._find_tasks()
+
+    def _find_tasks(self) -> None:
+        parts = [part for some in self.parts.values() for part in some]
+        tasks = small.norm_tasks([_matrices(part) for part in parts], self.rows)
+        self._tasks = dict(zip(map(id, parts), tasks, strict=True))
 
     def _exact_gradient(self, row: int) -> Tensor:
         index = torch.tensor([row], device=self.layout.device)
