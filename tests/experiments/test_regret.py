@@ -126,6 +126,14 @@ def test_regret_is_the_best_mean_minus_the_laws():
     assert line["regret"]["auto"][1] == pytest.approx(12.7062 * 3.0, rel=1e-4)
 
 
+def test_intervals_come_from_drawing_tasks():
+    """All tasks alike: no width. One of two far off: from one to the other."""
+    alike = _regret_page.summary([cell(task) for task in "abc"])
+    assert "all: median 4.00 to 4.00" in "\n".join(_regret_page.resampled(alike))
+    apart = _regret_page.summary([cell("a"), cell("b", ladder=(70.0, 80.0, 80.5))])
+    assert "all: median 0.50 to 4.00" in "\n".join(_regret_page.resampled(apart))
+
+
 def test_a_fall_with_epsilon_is_seen_and_chance_is_not_taken_for_one():
     def cells(task, points):
         return [

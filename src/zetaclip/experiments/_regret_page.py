@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -95,6 +96,34 @@ def overall(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[list[
             if ran:
                 rows.append([half, name, *(f"{v:.2f}" for v in spread(ran, name)), str(len(ran))])
     return rows
+
+
+def resampled(lines: Sequence[dict[str, Any]], draws: int = 2000) -> list[str]:
+    """95 % intervals of the law's median and 90th percentile, by drawing tasks with replacement."""
+    said = []
+    for half, part in halves(lines).items():
+        by_task: dict[str, list[dict[str, Any]]] = {}
+        for line in part:
+            by_task.setdefault(line["task"], []).append(line)
+        if len(by_task) < 2:
+            continue
+        source = random.Random(0)
+        found = []
+        for _ in range(draws):
+            names = source.choices(sorted(by_task), k=len(by_task))
+            found.append(spread([line for name in names for line in by_task[name]], LAW))
+        ends = [
+            (values[draws // 40], values[-draws // 40 - 1])
+            for values in (sorted(row[place] for row in found) for place in (0, 1))
+        ]
+        median, ninth = (f"{low:.2f} to {high:.2f}" for low, high in ends)
+        seeds = sorted(line["seeds"] for line in part)
+        said.append(
+            f"- {half}: median {median}, 90th percentile {ninth}; {len(by_task)} tasks, seeds"
+            f" {seeds[0]} to {seeds[-1]}, half of the lines at least"
+            f" {seeds[len(seeds) // 2]}"
+        )
+    return ["95 % intervals for auto, by drawing tasks with replacement:", "", *said, ""]
 
 
 def tried(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:

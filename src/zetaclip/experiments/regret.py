@@ -291,6 +291,7 @@ def write(folder: Path) -> str:
         "![regret](regret.png)",
         "",
         *grid(head, rows),
+        *page.resampled(lines),
         *page.tried(lines, tuple(_TRIED)),
         *table,
         *page.clips(cells),

@@ -132,7 +132,7 @@ def warning(sigma: float, batch: float, steps: int, size: int, inputs: int) -> s
     larger = "a larger batch, " if batch < size else ""
     return (
         f"noise will dominate this training: its signal to noise is about {ratio:.2g} by the public"
-        f" numbers, and below {WEAK:g} models lost half of what they learn at a larger ε, or more."
+        f" numbers, and below {WEAK:g} most models lost half or more of what they learn at ε = 8."
         f" What helps: more records, a larger ε, {larger}fewer inputs or features"
     )
 
