@@ -151,3 +151,18 @@ def test_the_weight_and_its_graph_are_left_alone():
     before = weight.detach().clone()
     assert not eigenvalues(weight).requires_grad
     assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("few", [1, 3])
+def test_a_few_tiny_values_of_a_square_matrix_need_no_svd(few, monkeypatch):
+    """A Gaussian matrix, with some singular values so small that its Gram matrix loses them."""
+    left, values, right = torch.linalg.svd(gaussian(300, 300).double())
+    values[-few:] = values[0] * 3e-6 * torch.arange(few, 0, -1)
+    weight = left * values @ right
+    truth = by_svd(weight)
+    from_gram = code._from_gram(weight)
+    assert ((from_gram - truth).abs() / truth).max() > 1e-7  # what is lost without care
+    whole, asked = torch.linalg.svdvals, []
+    monkeypatch.setattr(torch.linalg, "svdvals", lambda m: (asked.append(m.shape), whole(m))[1])
+    torch.testing.assert_close(eigenvalues(weight), truth, rtol=1e-8, atol=0)
+    assert all(shape[1] < 300 for shape in asked)

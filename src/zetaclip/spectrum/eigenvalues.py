@@ -2,8 +2,8 @@
 
 The eigenvalues of the smaller Gram matrix are the squared singular values, at a fraction of the
 cost of an SVD. But the Gram matrix has the squared condition number. In float64 this does no harm
-as long as the smallest eigenvalue is well above the rounding error of the largest. Otherwise the
-singular values are computed from the matrix itself.
+as long as the smallest eigenvalue is well above the rounding error of the largest. Otherwise a few
+smallest ones, or else all, are computed from the matrix itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ FLOOR = 1e-12
 # Gram eigenvalues have an absolute error of about 1e-15 of the largest. Above this ratio their
 # relative error stays near 1e-6; below it the SVD is used.
 _GRAM_LIMIT = 1e-9
+
+# So much of the largest their absolute error may be, at most.
+_GRAM_ERROR = 1e-13
+# So many of the smallest are found again from the matrix itself, by so many iterations.
+_FEW, _ROUNDS = 8, 8
 
 # Gram matrices with smaller sides are faster on one thread.
 _THREADED = 512
@@ -69,7 +74,9 @@ def eigenvalues(weight: Tensor) -> Tensor:
     else:
         matrix = matrix / scale
     squares = _from_gram(matrix)
-    if squares is None or _loses_digits(squares):
+    if squares is not None and _loses_digits(squares):
+        squares = _refined(matrix, squares)
+    if squares is None:
         squares = torch.linalg.svdvals(matrix).square()
     return squares * scale**2
 
@@ -77,6 +84,30 @@ def eigenvalues(weight: Tensor) -> Tensor:
 def _loses_digits(squares: Tensor) -> bool:
     kept = squares[squares > FLOOR * squares[0]]
     return bool(kept[-1] < _GRAM_LIMIT * kept[0])
+
+
+def _refined(matrix: Tensor, squares: Tensor) -> Tensor | None:
+    """The same with the digits that the smallest ones have lost, or None if that takes an SVD.
+
+    A few smallest singular values of a square matrix are the largest of its inverse, which
+    iterations with its factors L and U find. They must agree with what the Gram matrix tells.
+    """
+    few = int((squares < _GRAM_LIMIT * squares[0]).sum())
+    side = matrix.shape[0]
+    if matrix.shape[1] != side or few > _FEW or squares[-1] <= FLOOR * squares[0]:
+        return None
+    factors = torch.linalg.lu_factor(matrix)
+    start = torch.randn(side, few + _FEW, generator=torch.Generator().manual_seed(0))
+    basis = start.to(matrix.dtype)
+    for _ in range(_ROUNDS):
+        beside = torch.linalg.lu_solve(*factors, basis, adjoint=True)
+        basis = torch.linalg.qr(torch.linalg.lu_solve(*factors, beside))[0]
+    inverse = torch.linalg.svdvals(torch.linalg.lu_solve(*factors, basis, adjoint=True))
+    found = inverse[:few].square().reciprocal().flip(0)
+    # The comparison is also false for NaN.
+    if not bool(((found - squares[-few:]).abs() <= _GRAM_ERROR * squares[0]).all()):
+        return None
+    return torch.cat([squares[:-few], found])
 
 
 def _from_gram(matrix: Tensor) -> Tensor | None:
