@@ -31,3 +31,15 @@ def test_adapters_learn_private_text(capsys, monkeypatch, own_rules):
         float, re.search(r"([\d.]+) before, ([\d.]+) after training", printed).groups()
     )
     assert after < before - 0.05
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_language_model_trains_both_ways(capsys, monkeypatch):
+    sizes = "--layers 1 --width 64 --tokens 16 --vocabulary 512 --records 200 --public-steps 10"
+    monkeypatch.setattr(sys, "argv", ["language_model.py", *sizes.split()])
+    runpy.run_path(str(ROOT / "examples/language_model.py"), run_name="__main__")
+    found = re.findall(r"loss ([\d.]+) -> ([\d.]+), ε = ([\d.]+) at", capsys.readouterr().out)
+    assert len(found) == 2
+    for before, after, epsilon in found:
+        assert 7.5 < float(epsilon) <= 8.0
+        assert float(after) < float(before) + 0.05
