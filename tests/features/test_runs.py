@@ -138,7 +138,7 @@ def test_folders_of_pictures_get_features(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "size", "factor"),
     [
-        ({"features": "patches"}, 50_000, 0.65),
+        ({"features": "patches"}, 50_000, 0.75),
         ({"features": "patches"}, 1437, 1.0),
         ({"features": "none", "model": "cnn"}, 50_000, 1.0),
         ({"features": "patches", "lr": 2.0}, 50_000, 2.0),

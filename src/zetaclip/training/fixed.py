@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Of many pictures the law's rate is too high for a head: noise is small, and the features can fit
 # more than they should. Chosen on held-out training records of CIFAR-10 and digits, see
 # docs/features.md; the factor is on the rate of the method "auto".
-_MANY, _RATE_OF_MANY = 10_000, 0.65
+_MANY, _RATE_OF_MANY = 10_000, 0.75
 
 
 def rate_of_auto(config: Config, size: int) -> float:
