@@ -155,6 +155,9 @@ def test_c_of_another_run_is_replayed_averaged_or_straightened(finished, tmp_pat
     assert sum(values) / 30 == pytest.approx(clips["mean"], rel=1e-12)
     steps = [math.log(b / a) for a, b in itertools.pairwise(values)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
+    falling = [controller("decay").function(step) for step in range(30)]
+    assert sum(falling) / 30 == pytest.approx(clips["mean"], rel=1e-12)
+    assert falling[-1] / falling[0] == pytest.approx(0.25)
     config = small_runs.small(
         method="dp-sgd", spectral={}, clipping={"kind": "replay", "run": str(tmp_path)}
     )

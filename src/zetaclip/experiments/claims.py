@@ -86,7 +86,7 @@ def markdown(out: Path) -> str:
     for claim in claims:
         words = Counter(cell.word for cell in verdicts[claim["id"]])
         counts = ", ".join(f"{words[word]} {word}" for word in _ORDER if words[word])
-        where = claim.get("experiment", "accounting")
+        where = claim.get("experiment", "computed")
         page.append(f"| [{claim['id']}](#{claim['id']}) | {where} | {counts} |")
     for claim in claims:
         page += ["", *_entry(claim, verdicts[claim["id"]])]
