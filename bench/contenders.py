@@ -16,6 +16,7 @@ from networks import Model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+AUTOCAST = False  # whether forwards run in bfloat16, with the loss in float32
 PEERS = ("hooks", "functorch", "ghost")
 Step = Callable[[], None]
 
@@ -25,6 +26,13 @@ def trained(network: nn.Module) -> list[nn.Parameter]:
     return [p for p in network.parameters() if p.requires_grad]
 
 
+def answer(network: nn.Module, x: Tensor) -> Tensor:
+    """The network's output, in float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
+        out: Tensor = network(x)
+    return out.float()
+
+
 def plain(model: Model, x: Tensor, y: Tensor) -> Step:
     """A step without privacy."""
     network = model.make()
@@ -32,7 +40,7 @@ def plain(model: Model, x: Tensor, y: Tensor) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        model.loss(network(x), y).backward()
+        model.loss(answer(network, x), y).backward()
         optimizer.step()
 
     return step
@@ -57,7 +65,7 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
     def step() -> None:
         for inputs, labels in loader:  # q = 1: an epoch is one logical batch
             optimizer.zero_grad()
-            model.loss(network(inputs), labels).backward()
+            model.loss(answer(network, inputs), labels).backward()
             optimizer.step()
 
     return step

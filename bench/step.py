@@ -27,6 +27,7 @@ from common import one_thread, quantile, table, write_json
 
 one_thread()
 
+import contenders
 import torch
 from contenders import PEERS, Step, make, reason, replaced_by_opacus
 from networks import MODELS, TABLE, Model
@@ -147,10 +148,14 @@ def main() -> None:
         default="kept",
         help="keep freed memory in the process (default), or leave that to glibc",
     )
+    parser.add_argument(
+        "--autocast", action="store_true", help="forwards in bfloat16, of plain and zetaclip"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     if options.heap == "kept":
         keep_freed_memory()
+    contenders.AUTOCAST = options.autocast
     kinds = ("plain", "ours", *(PEERS if options.peers else ()))
     results = {}
     for name in options.models:
