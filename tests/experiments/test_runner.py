@@ -292,7 +292,7 @@ def test_list_and_dry_run(mini_file, tmp_path, capsys):
 
     assert cli.main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
-    assert len(spec.names()) == 16 and all(f"\n{name} " in f"\n{listed}" for name in spec.names())
+    assert len(spec.names()) == 17 and all(f"\n{name} " in f"\n{listed}" for name in spec.names())
     out = tmp_path / "out"
     assert cli.main(["reproduce", str(mini_file), "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
