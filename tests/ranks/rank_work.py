@@ -510,6 +510,7 @@ def command(rank, words, signal_at=None):
             os.kill(os.getpid(), signal.SIGTERM)
 
     PrivateSteps.moved = interrupted
+    os.environ["RANK"] = str(rank)  # as torchrun does
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
