@@ -206,8 +206,7 @@ class Mechanism:
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
         self._coins: Coins | None = None  # of this batch, for rules that toss them
-        # Most rules release nothing beside the sum.
-        self._beside = type(rule).extras is not ClipRule.extras
+        self._beside = rule.counts  # most rules release nothing beside the sum
         self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         # The map as (multiplier, subtracted). It is the same for all records, so it is applied to

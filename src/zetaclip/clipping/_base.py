@@ -148,6 +148,11 @@ class ClipRule(ABC):
         return type(self).update is not ClipRule.update or type(self).init is not ClipRule.init
 
     @property
+    def counts(self) -> bool:
+        """Whether it releases anything beside the gradient."""
+        return type(self).extras is not ClipRule.extras
+
+    @property
     def maps(self) -> bool:
         """Whether it maps gradients before their norm."""
         return type(self).transform is not ClipRule.transform

@@ -75,6 +75,10 @@ class _NotingRule(ClipRule):
         self.init, self.update = rule.init, rule.update  # type: ignore[method-assign]
 
     @property
+    def counts(self) -> bool:
+        return self._rule.counts
+
+    @property
     def remembers(self) -> bool:
         return self._rule.remembers
 
