@@ -61,6 +61,24 @@ def test_what_is_held_keeps_its_numbers(holder):
             assert np.array_equal(np.asarray(kept), np.asarray(expected))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_storage_that_is_held_or_shared_is_not_used_again(shared):
+    data, memory = torch.randn(8, WIDE), BatchMemory()
+    batch = memory.select(data, rows(0, 1))
+    storage = batch.untyped_storage()
+    address = storage.data_ptr()
+    if shared:  # another process may hold it
+        storage.share_memory_()
+        address = storage.data_ptr()
+        del storage
+    del batch
+    again = [memory.select(data, rows(i, i + 1)) for i in (2, 4)]
+    assert address not in [batch.data_ptr() for batch in again]
+    if not shared:
+        found = torch.empty(0).set_(storage)[: 2 * WIDE].view(2, WIDE)
+        assert torch.equal(found, data[:2])
+
+
 def test_batches_of_the_private_loader_can_be_kept():
     torch.manual_seed(0)
     x, y = torch.randn(12, WIDE), torch.arange(12)

@@ -129,18 +129,34 @@ def _twice(out, y):
     return out.float().mean(0).sum(1).repeat(len(out)).mean()
 
 
+def _rounded_root(out, y):
+    return _whole(out, y).bfloat16()
+
+
+def _rounded_between(out, y):
+    return _whole(out, y).bfloat16().float()
+
+
+def _thrice(out, y):
+    mean = out.flatten(1).sum(1).mean()  # in bfloat16, which has no 3 * 87
+    return mean + mean + mean
+
+
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
+        (_rounded_root, r"301 has too many digits for torch\.bfloat16"),
+        (_rounded_between, r"301 has too many digits for torch\.bfloat16"),
+        (_thrice, "MeanBackward0 is used several times"),
         (_scaled, "MulBackward0 comes between"),
         (_squares, "MseLossBackward0 comes between"),
-        (_short, r"301 values are divided by in torch\.bfloat16"),
+        (_short, r"301 has too many digits for torch\.bfloat16"),
         (_own, "divides by the labels of the whole batch"),
         (_twice, "two means over the rows"),
     ],
 )
 def test_what_may_not_be_exact_is_refused_with_the_cure(each, loss, why):
-    rows = 301 if loss in (_short, _own) else N
+    rows = {_scaled: N, _squares: N, _twice: N, _thrice: 87}.get(loss, 301)
     with pytest.raises(LossError, match=why + r'.*reduction="sum" in the loss'):
         each(*_data(rows), loss, "autocast")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class BatchMemory:
     rows into it.
 
     **Guarantee.** A batch that is still in use keeps its numbers: memory is used again only if no
-    tensor, view, numpy array or autograd graph holds it. Bare addresses (``data_ptr``) don't count.
+    tensor, view, storage, numpy array or autograd graph holds it, and never if it is shared with
+    other processes. Bare addresses (``data_ptr``) don't count.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,8 @@ class BatchMemory:
 
     def _idle(self, size: int) -> torch.UntypedStorage:
         """A piece of memory of at least this many bytes that nobody else holds."""
+        # Who holds shared memory in other processes is not known.
+        self._pieces = [(piece, own) for piece, own in self._pieces if not piece.is_shared()]
         idle = [at for at, (piece, own) in enumerate(self._pieces) if _held(piece) == own]
         for at in idle:
             if self._pieces[at][0].nbytes() >= size:
@@ -62,9 +66,10 @@ class BatchMemory:
         if idle:
             del self._pieces[idle[0]]
         if len(self._pieces) < _PIECES:
-            self._pieces.append((piece, _held(piece)))
+            self._pieces.append((piece, _held(piece)))  # counted with its place in the tuple
         return piece
 
 
 def _held(piece: torch.UntypedStorage) -> int:
-    return int(_holders(piece._cdata))
+    # All that ask a tensor for its storage get this very object.
+    return int(_holders(piece._cdata)) + sys.getrefcount(piece)

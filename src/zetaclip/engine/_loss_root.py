@@ -114,15 +114,20 @@ class _Ways:
 
     def check(self, root: Any) -> None:
         """Raises unless every way is exact down to a mean over the records."""
-        todo = [root]
+        todo, met = [root], set()
         while todo:
             node = todo.pop()
             if not self._leads.get(node):
                 continue
+            dtype, device = node._input_metadata[0].dtype, node._input_metadata[0].device
+            if node in met:  # it gets a sum of several gradients, for which nothing was tried
+                raise LossError(_refused(f"{node.name()} is used several times in the loss"))
+            met.add(node)
+            if float(torch.tensor(self.rows, dtype=dtype)) != self.rows:
+                raise LossError(_refused(f"{self.rows} has too many digits for {dtype}"))
             kind = re.sub(r"Backward.*$", "", node.name())
             values = self._values(node, kind)
             if values is not None:
-                dtype, device = node._input_metadata[0].dtype, node._input_metadata[0].device
                 if values % self.rows or not _undone(kind, self.rows, values, dtype, device):
                     raise LossError(_refused(f"{values} values are divided by in {dtype}"))
                 self._alone([one for one, _ in node.next_functions if one is not None])
