@@ -10,6 +10,7 @@ sum), and *Gram*. Each includes its norms and its weighted sum, which a private 
 is the way that the rule would choose by the shapes, "best" the fastest of this run. For matrices
 over sequences: norms by Gram matrices and by materialised gradients, by torch and compiled. A
 constant is good if "rule over best" stays near 1. It never changes a result, only the time.
+For products of linear layers: torch's own choice of library, and oneDNN (WORTH_IT).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ one_thread()
 import torch
 import torch.nn.functional as F
 
-from zetaclip.gradients import products
+from zetaclip.gradients import matmul, products
 from zetaclip.gradients.contributions import (
     MEMORY_COST,
     Contribution,
@@ -78,6 +79,17 @@ SEQUENCES = (
     (64, 64, 64, 64),
     (64, 512, 512, 16),
     (256, 512, 512, 8),
+)
+
+
+# (rows, inputs, outputs)
+PRODUCTS = (
+    (256, 16, 16),
+    (256, 105, 256),
+    (256, 256, 256),
+    (256, 3136, 128),
+    (1024, 384, 1536),
+    (3072, 128, 512),
 )
 
 
@@ -236,10 +248,33 @@ def sequences(repeats: int) -> tuple[str, list[dict[str, Any]]]:
     return table(head, rows), figures
 
 
+def linear_products(repeats: int) -> tuple[str, list[dict[str, Any]]]:
+    """The table of products of linear layers, and its figures."""
+    rows, figures = [], []
+    for count, inputs, outputs in PRODUCTS:
+        x, weight = torch.randn(count, inputs), torch.randn(outputs, inputs)
+        times = {
+            "torch": milliseconds(lambda: F.linear(x, weight), repeats),
+            "oneDNN": milliseconds(
+                lambda: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""), repeats
+            ),
+        }
+        worth = count * inputs * outputs >= matmul.WORTH_IT
+        rule = matmul.source() if worth else "torch"
+        best = min(times, key=lambda way: times[way])
+        name = f"{count} x {inputs} to {outputs}"
+        over = times[rule] / times[best]
+        rows.append(
+            [name, f"{times['torch']:.3f}", f"{times['oneDNN']:.3f}", rule, best, f"{over:.2f}"]
+        )
+        figures.append({"product": name, **times, "rule": rule, "best": best})
+    return table(["product", "torch", "oneDNN", "rule", "best", "rule over best"], rows), figures
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("convolutions", "sequences"))
+    parser.add_argument("--only", choices=("convolutions", "sequences", "products"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
@@ -254,7 +289,12 @@ def main() -> None:
         f" SHIFTED_FROM = {SHIFTED_FROM}, STORED_FROM = {STORED_FROM}.\n"
     )
     with torch.no_grad():
-        for part, measure in (("convolutions", convolutions), ("sequences", sequences)):
+        parts = {
+            "convolutions": convolutions,
+            "sequences": sequences,
+            "products": linear_products,
+        }
+        for part, measure in parts.items():
             if options.only in (None, part):
                 text, found[part] = measure(options.repeats)
                 print(text + "\n")

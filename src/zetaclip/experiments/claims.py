@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def markdown(out: Path) -> str:
         "",
         told["reading"].strip(),
         "",
-        f"{len(claims)} claims with {sum(count.values())} cells: {total}.",
+        _wrapped(f"{len(claims)} claims with {sum(count.values())} cells: {total}."),
         "",
         "| claim | experiment | cells |",
         "| --- | --- | --- |",
@@ -89,8 +90,13 @@ def markdown(out: Path) -> str:
         where = claim.get("experiment", "computed")
         page.append(f"| [{claim['id']}](#{claim['id']}) | {where} | {counts} |")
     for claim in claims:
-        page += ["", *_entry(claim, verdicts[claim["id"]])]
+        page += ["", *map(_wrapped, _entry(claim, verdicts[claim["id"]]))]
     return "\n".join(page) + "\n"
+
+
+def _wrapped(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def judge(claims: Sequence[Mapping[str, Any]], out: Path) -> dict[str, list[Cell]]:

@@ -1,8 +1,8 @@
 """Matrix products of linear layers, by the faster of the two libraries that torch carries.
 
 On the CPU torch's ``linear`` calls its BLAS library, often MKL. torch also carries oneDNN, whose
-products take twice as many multiply-adds per second on processors where MKL does not use AVX-512
-(measured on an AMD EPYC; `bench/kernels.py` compares the two). Both compute in whole float32.
+products take about twice as many multiply-adds per second on processors where MKL does not use
+AVX-512 (`bench/kernels.py --only products` compares the two). Both compute in whole float32.
 """
 
 from __future__ import annotations

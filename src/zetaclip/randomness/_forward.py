@@ -17,7 +17,8 @@ the key, and are not tested here.
 state in this module is changed under one lock, and records are read under it. While two threads
 have a chunk out, the masks of one can come from the key of the other. They are still independent
 draws from a secret key, each used once, so the guarantee holds. But an exact replay would draw
-other masks: ``Run._confirm`` detects this by the fingerprint in the journal, and releases nothing.
+other masks. ``ReleaseLog.confirm`` detects this by the fingerprint in the journal, and the run
+releases nothing.
 """
 
 from __future__ import annotations
