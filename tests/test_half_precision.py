@@ -102,6 +102,23 @@ def test_a_record_has_one_gradient_whoever_else_is_there(each, loss, mode):
         assert _far(each(x[kept], y[kept], loss, mode), whole[kept]) <= 2e-6
 
 
+def _cast(out, y):
+    return _by_record(out.bfloat16(), y)
+
+
+def _frozen_head(out, y):
+    head = torch.linspace(-1, 1, CLASSES**2).view(CLASSES, CLASSES).bfloat16()
+    return _whole(F.linear(out.bfloat16(), head), y)
+
+
+@pytest.mark.parametrize("loss", [_cast, _frozen_head])
+def test_half_precision_outside_of_private_layers_counts_as_well(each, loss):
+    x, y = _data(N)
+    whole = each(x, y, loss, "off")
+    for kept in ([0], list(range(1, N)), [3, 4, 5]):
+        assert _far(each(x[kept], y[kept], loss, "off"), whole[kept]) <= 2e-6
+
+
 @pytest.mark.parametrize("mode", ["autocast", "model"])
 def test_the_gradients_are_those_of_float32_up_to_rounding(each, mode):
     x, y = _data(N)

@@ -26,7 +26,7 @@ from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
 from ._loss_graph import layers_of, ways
 from ._loss_nodes import FEW, MEAN, SUM, Trail
-from ._loss_root import start
+from ._loss_root import in_half, start
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -139,6 +139,7 @@ class LossCheck:
         self._unsure_at = 0  # rows of a first look that left something open
         self._decides = False  # whether a number that equals other rows as well is taken for them
         self._numbers: tuple[int, frozenset[float]] = (0, frozenset())  # divisors by rows
+        self._half = False  # whether a look found half precision, in private layers or outside
         self._odds = 1.0  # that the weights of records seen so far are their own
         self._factors: dict[float, int] = {}
         self._capped = settings.physical_batch_size
@@ -168,7 +169,7 @@ class LossCheck:
     def divides(self) -> bool:
         """Whether the next backward would round gradients by the number of records."""
         mean = self.automatic and self.declared == "mean"
-        return mean and self.recorder.half and self.recorder.rows > 1
+        return mean and (self.recorder.half or self._half) and self.recorder.rows > 1
 
     def undivided(
         self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool
@@ -204,6 +205,8 @@ class LossCheck:
         rows = self.due()
         if not rows:
             return
+        if in_half(roots, layers_of(self.recorder, newest)):
+            self._half = self.recorder.short = True
         strict = self._decides and rows != self._unsure_at
         pairs = zip(roots, gradients, strict=True)
         try:
@@ -295,8 +298,7 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
             with _LOCK:
                 checks = [check for check in _CHECKS if check.automatic]
                 wanted = [check for check in checks if check.due()]
-            divides = [check for check in checks if check.divides]
-            if wanted or divides:
+            if wanted or any(check.divides for check in checks):
                 tensors = (
                     (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
                 )
@@ -306,13 +308,16 @@ def _looking(backward: Callable[..., None]) -> Callable[..., None]:
                     else tuple(grad_tensors or ())
                 )
                 gradients: Sequence[Tensor | None] = given or (None,) * len(tensors)
-                newest = max(check.recorder.turn for check in wanted + divides)
+                newest = max(
+                    check.recorder.turn for check in checks if check in wanted or check.divides
+                )
                 for check in wanted:
                     check.look(tensors, gradients, check.recorder.turn == newest)
-                for check in divides:
-                    grad_tensors = gradients = check.undivided(
-                        tensors, gradients, check.recorder.turn == newest
-                    )
+                for check in checks:
+                    if check.divides:  # a look may have found it
+                        grad_tensors = gradients = check.undivided(
+                            tensors, gradients, check.recorder.turn == newest
+                        )
         backward(tensors, grad_tensors, *rest, **named)
 
     looked_at._zetaclip = True  # type: ignore[attr-defined]
