@@ -154,6 +154,10 @@ def _rounded_between(out, y):
     return _whole(out, y).bfloat16().float()
 
 
+def _overflows(out, y):
+    return _whole(out, y).half() * 1024  # 87 * 1024 is too large for float16
+
+
 def _thrice(out, y):
     mean = out.flatten(1).sum(1).mean()  # in bfloat16, which has no 3 * 87
     return mean + mean + mean
@@ -162,18 +166,19 @@ def _thrice(out, y):
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
-        (_rounded_root, r"301 has too many digits for torch\.bfloat16"),
-        (_rounded_between, r"301 has too many digits for torch\.bfloat16"),
+        (_rounded_root, r"301 has no exact value in torch\.bfloat16"),
+        (_rounded_between, r"301 has no exact value in torch\.bfloat16"),
+        (_overflows, r"89088 has no exact value in torch\.float16"),
         (_thrice, "MeanBackward0 is used several times"),
         (_scaled, "MulBackward0 comes between"),
         (_squares, "MseLossBackward0 comes between"),
-        (_short, r"301 has too many digits for torch\.bfloat16"),
+        (_short, r"301 has no exact value in torch\.bfloat16"),
         (_own, "divides by the labels of the whole batch"),
         (_twice, "two means over the rows"),
     ],
 )
 def test_what_may_not_be_exact_is_refused_with_the_cure(each, loss, why):
-    rows = {_scaled: N, _squares: N, _twice: N, _thrice: 87}.get(loss, 301)
+    rows = {_scaled: N, _squares: N, _twice: N, _thrice: 87, _overflows: 87}.get(loss, 301)
     with pytest.raises(LossError, match=why + r'.*reduction="sum" in the loss'):
         each(*_data(rows), loss, "autocast")
 

@@ -93,7 +93,7 @@ def start(
             raise LossError(
                 _refused("a tensor that is not a weight of the private module gets a gradient, too")
             )
-        graph.check(node)
+        graph.check(node, 1.0 if gradient is None else float(gradient))
         scaled.append(torch.full_like(root, rows) * (1 if gradient is None else gradient))
     return scaled
 
@@ -132,19 +132,19 @@ class _Ways:
             self.beside |= node.name() == _END and node is not self.anchor
         return self._leads[root]
 
-    def check(self, root: Any) -> None:
+    def check(self, root: Any, given: float) -> None:
         """Raises unless every way is exact down to a mean over the records."""
-        todo, met = [root], set()
+        todo, met = [(root, self.rows * given)], set()
         while todo:
-            node = todo.pop()
+            node, gradient = todo.pop()
             if not self._leads.get(node):
                 continue
             dtype, device = node._input_metadata[0].dtype, node._input_metadata[0].device
             if node in met:  # it gets a sum of several gradients, for which nothing was tried
                 raise LossError(_refused(f"{node.name()} is used several times in the loss"))
             met.add(node)
-            if float(torch.tensor(self.rows, dtype=dtype)) != self.rows:
-                raise LossError(_refused(f"{self.rows} has too many digits for {dtype}"))
+            if float(torch.tensor(gradient, dtype=dtype)) != gradient:
+                raise LossError(_refused(f"{gradient:.17g} has no exact value in {dtype}"))
             kind = re.sub(r"Backward.*$", "", node.name())
             values = self._values(node, kind)
             if values is not None:
@@ -152,11 +152,13 @@ class _Ways:
                     raise LossError(_refused(f"{values} values are divided by in {dtype}"))
                 self._alone([one for one, _ in node.next_functions if one is not None])
                 continue
-            if self.ours(node) or not (kind in _SAME or self._exact_factor(node, kind)):
+            factor = 1.0 if kind in _SAME else self._exact_factor(node, kind)
+            if self.ours(node) or factor is None:
                 raise LossError(_refused(f"{node.name()} comes between the loss and the mean"))
             if getattr(node, "_saved_alpha", 1) != 1:
                 raise LossError(_refused("a factor (alpha=) comes between the loss and the mean"))
-            todo += [one for one, _ in node.next_functions if one is not None]
+            below = [one for one, _ in node.next_functions if one is not None]
+            todo += [(one, gradient * factor) for one in below]
 
     def _alone(self, todo: list[Any]) -> None:
         """Raises if there is another mean over the records below the one that was found."""
@@ -190,11 +192,14 @@ class _Ways:
         return None
 
     @staticmethod
-    def _exact_factor(node: Any, kind: str) -> bool:
+    def _exact_factor(node: Any, kind: str) -> float | None:
         if kind not in ("Mul", "Div"):
-            return False
-        numbers = [_number(getattr(node, name, None)) for name in ("_saved_other", "_saved_self")]
-        return any(number is not None and _power_of_two(number) for number in numbers)
+            return None
+        for name in ("_saved_other", "_saved_self"):
+            number = _number(getattr(node, name, None))
+            if number is not None and _power_of_two(number):
+                return 1 / number if kind == "Div" else number
+        return None
 
 
 def _number(value: Any) -> float | None:
