@@ -80,6 +80,22 @@ def test_a_record_that_a_map_makes_infinite_counts_as_zero():
     assert torch.isfinite(weights[0]).all() and torch.equal(*weights)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_record_that_is_not_finite_counts_as_zero_under_a_map(bad):
+    x, y = toy_data()
+    options = {"q": 1.0, "sigma": 0.0, "clipping": 0.2, "num_examples": len(x)}
+    inputs, left = x.clone(), torch.arange(len(x)) != 3
+    inputs[3] = bad
+    weights = []
+    for data in ((inputs, y), (x[left], y[left])):
+        method = Method("magnified", rule=Magnified())
+        _, module, optimizer, loader = private(tiny(), data, method=method, **options)
+        train(module, optimizer, loader)
+        weights.append(flat(module))
+    assert torch.isfinite(weights[0]).all()
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
 def test_a_streams_state_is_no_key_that_it_drew():
     stream = Stream.seeded(1, "noise")
     for _ in range(10):

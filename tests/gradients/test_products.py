@@ -154,20 +154,24 @@ def test_threads_change_nothing(monkeypatch, width):
 
 
 def test_a_record_adds_the_same_beside_any_others_in_float64(width):
-    """Four thousand aligned records: in float32 nothing would be left of a small one."""
-    count = 4099  # the last few records come together
+    """Every other record is small: in float32 nothing would be left of it beside a large one."""
+    count = 4099
     g, x = torch.ones(count, 4), torch.ones(count, 3)
-    g[-1] = 2.0**-30
+    g[1::2] = 2.0**-30
+    # With a second position, which is zero, the kernel for several of them does the work.
+    two_x = torch.stack([x, torch.zeros_like(x)], 1)
+    two_g = torch.stack([g, torch.zeros_like(g)], 1)
     for make in (
         lambda: Single(x, g),
         lambda: Outer(x[:, None], g[:, None]),
+        lambda: Outer(two_x, two_g),
         lambda: ConvPieces(
             x[:, :, None, None], g[:, :, None, None], Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
         ),
     ):
         total = torch.zeros(make().dense().shape[1:], dtype=torch.float64)
         make().add_to(total, torch.ones(count, dtype=torch.float64))
-        assert (total == count - 1 + 2.0**-30).all()
+        assert (total == 2050 + 2049 * 2.0**-30).all()
 
 
 def test_a_gradient_that_float32_cannot_square_is_reported(width):
