@@ -73,7 +73,7 @@ class CaptureBuffer:
         self.uses: list[LayerCapture] = []
         # Not keyed by the parameter: a tensor's hash runs in Python, which is slow.
         self.received: Received = {}
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), dtype=torch.float32, requires_grad=True)
         self.short = False
         self.half = False
         self.undivided = False
