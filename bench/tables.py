@@ -37,7 +37,8 @@ from zetaclip.data.inputs import TableInput
 from zetaclip.features import Bins, bins
 from zetaclip.training import Config
 from zetaclip.training.evaluate import outputs_of
-from zetaclip.training.recipe import build_method, build_model, nominal_size, resolve, total_steps
+from zetaclip.training.recipe import build_method, build_model, resolve, total_steps
+from zetaclip.training.records import nominal_size
 from zetaclip.training.steps import PrivateSteps
 
 DELTA = 1e-5

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from zetaclip.accounting._accountants import closed_form
+from zetaclip.accounting._composed import closed_form
 from zetaclip.accounting._pld import _one_step, pld
 from zetaclip.ledger import Event
 

@@ -27,6 +27,10 @@ class InputError(CommandError, ValueError):
     """Data, a schema or a model name does not fit; the message explains what to do."""
 
 
+class ConfigError(ValueError):
+    """A setting that can't be used; the message says which one and what to do."""
+
+
 class LossError(ValueError):
     """The loss reduces over records in another way than declared, or mixes records.
 

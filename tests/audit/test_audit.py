@@ -11,9 +11,10 @@ from zetaclip.audit import audit, audit_pair
 from zetaclip.audit._canaries import with_wrong_labels
 from zetaclip.cli import main
 from zetaclip.data import load
+from zetaclip.errors import ConfigError
 from zetaclip.ledger import Event, Ledger
 from zetaclip.methods import names
-from zetaclip.training.config import Config, ConfigError
+from zetaclip.training.config import Config
 
 ONE_STEP = {"data": "digits", "method": "dp-sgd", "model": "mlp", "steps": 1, "batch_size": 1437}
 

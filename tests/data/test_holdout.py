@@ -10,7 +10,7 @@ from zetaclip.data import load
 from zetaclip.data.holdout import held_out
 from zetaclip.errors import OwnerWarning
 from zetaclip.training import Config, train
-from zetaclip.training.recipe import load_data, nominal_size
+from zetaclip.training.records import load_data, nominal_size
 
 SCHEMA = {
     "target": "y",

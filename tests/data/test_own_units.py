@@ -9,10 +9,10 @@ import torch
 from zetaclip.data import load
 from zetaclip.data.augment import Shift, shifted
 from zetaclip.data.holdout import held_out_owners, owner_numbers
-from zetaclip.errors import InputError, OwnerWarning, PrivacyLeakWarning
+from zetaclip.errors import ConfigError, InputError, OwnerWarning, PrivacyLeakWarning
 from zetaclip.ledger import Ledger
 from zetaclip.training import train
-from zetaclip.training.config import Config, ConfigError
+from zetaclip.training.config import Config
 from zetaclip.training.verify import verify
 
 SCHEMA = {

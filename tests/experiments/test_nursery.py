@@ -22,7 +22,7 @@ from zetaclip.experiments.plan import config_key, make_plan
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import TRAIN_VARIABLE, LocalBackend, run_all
 from zetaclip.experiments.store import Store
-from zetaclip.training import result
+from zetaclip.training import provenance
 
 pytestmark = pytest.mark.skipif(not available(), reason="forks of a warm process are for Linux")
 
@@ -74,10 +74,10 @@ def test_exit_codes_logs_and_processes_are_their_own(nursery, tmp_path):
 
 
 def test_forks_carry_the_commit_that_was_loaded():
-    result.commit.cache_clear()
+    provenance.commit.cache_clear()
     _preload()
     assert (
-        result.commit.cache_info().currsize == 1
+        provenance.commit.cache_info().currsize == 1
     )  # what a fork stamps was asked before it was forked
 
 

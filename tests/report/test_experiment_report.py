@@ -15,7 +15,8 @@ from zetaclip.cli import main
 from zetaclip.errors import CommandError
 from zetaclip.report import curves, write_report
 from zetaclip.report.curves import budget_charts, mean_curve
-from zetaclip.report.experiment import read_experiment, sentences
+from zetaclip.report.experiment import sentences
+from zetaclip.report.experiment_read import read_experiment
 from zetaclip.report.read import Follower
 
 

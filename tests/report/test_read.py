@@ -12,7 +12,8 @@ import pytest
 from fake_runs import append, invented, lines, status
 
 from zetaclip.errors import CommandError
-from zetaclip.report.read import Follower, Lines, curve, number, read_runs, state_of, unique_names
+from zetaclip.report.lines import Lines, curve, number
+from zetaclip.report.read import Follower, read_runs, state_of, unique_names
 
 
 @pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), [], {}, 10**400])

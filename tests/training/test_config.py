@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zetaclip.training import Config, ConfigError
-from zetaclip.training.config import merge, read_file, read_settings
+from zetaclip.training.layers import merge, read_file, read_settings
 
 
 def test_an_option_of_the_method_is_shown_its_place():

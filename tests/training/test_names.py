@@ -9,8 +9,8 @@ import pytest
 import small_runs
 
 from zetaclip.cli.flags import in_flags
-from zetaclip.errors import InputError
-from zetaclip.training.config import Config, ConfigError
+from zetaclip.errors import ConfigError, InputError
+from zetaclip.training.config import Config
 from zetaclip.training.names import check_names
 from zetaclip.training.recipe import build_method
 from zetaclip.training.verify import verify

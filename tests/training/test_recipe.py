@@ -11,16 +11,9 @@ import torch
 from zetaclip import Spectral, methods
 from zetaclip.data import load
 from zetaclip.training import ConfigError
-from zetaclip.training.recipe import (
-    build_clipping,
-    build_method,
-    load_data,
-    mean_clip,
-    nominal_size,
-    rate_at,
-    resolve,
-    total_steps,
-)
+from zetaclip.training.clipping import build_clipping, mean_clip
+from zetaclip.training.recipe import build_method, rate_at, resolve, total_steps
+from zetaclip.training.records import load_data, nominal_size
 
 
 def resolved(**values):

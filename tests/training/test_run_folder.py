@@ -280,7 +280,8 @@ def test_max_epsilon_stops_before_it_is_exceeded(tmp_path, finished):
 @pytest.mark.parametrize("method", ["dp-sam", "quantile", "adp-adamw", "dp-is"])
 def test_the_plan_foretells_the_ledger(tmp_path, method):
     """What max_epsilon reckons with is what is then released."""
-    from zetaclip.training.recipe import build_method, load_data, resolve
+    from zetaclip.training.recipe import build_method, resolve
+    from zetaclip.training.records import load_data
 
     config = small_runs.small(method=method, spectral={}, steps=6, batch_size=500)
     data, made = load_data(config), build_method(config)
@@ -303,7 +304,8 @@ def test_the_plan_foretells_the_ledger(tmp_path, method):
 def test_no_digit_of_a_gradient_hangs_on_how_many_others_are_in_the_batch():
     """As it would with a mean: a seventh in place of a fifth moves every last digit, and norms that
     lie on a threshold with it."""
-    from zetaclip.training.recipe import build_method, load_data, resolve
+    from zetaclip.training.recipe import build_method, resolve
+    from zetaclip.training.records import load_data
 
     config = small_runs.small(steps=1)
     data, made = load_data(config), build_method(config)
@@ -401,7 +403,7 @@ def test_every_named_method_has_a_rate(tmp_path):
 def test_the_commit_is_the_one_that_git_names():
     from pathlib import Path
 
-    from zetaclip.training.result import commit
+    from zetaclip.training.provenance import commit
 
     root = Path(__file__).parents[2]
     done = subprocess.run(

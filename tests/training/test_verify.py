@@ -11,7 +11,7 @@ from zetaclip.cli import main
 from zetaclip.grid import spacing, widened
 from zetaclip.ledger import Ledger
 from zetaclip.training import Config, train
-from zetaclip.training.result import digest, seal
+from zetaclip.training.provenance import digest, seal
 from zetaclip.training.verify import verify
 
 

@@ -4,16 +4,9 @@ scipy and Opacus's Rényi analysis are imported when the first ε is computed; t
 and torch with it, for PRV only; dp-accounting for groups only.
 """
 
-from ._accounting import (
-    ACCOUNTANTS,
-    affordable,
-    calibrate,
-    epsilon,
-    get_noise_multiplier,
-    group_epsilon,
-    noise_multiplier_for,
-)
+from ._accounting import ACCOUNTANTS, epsilon, group_epsilon
 from ._budget import Budget
+from ._calibration import affordable, calibrate, get_noise_multiplier, noise_multiplier_for
 
 __all__ = [
     "ACCOUNTANTS",

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..training.config import Config, ConfigError
+from ..errors import ConfigError
+from ..training.config import Config
 from ..training.steps import PrivateSteps
 
 if TYPE_CHECKING:

@@ -13,16 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..accounting import epsilon, noise_multiplier_for
 from ..engine import PrivacyEngine
-from ..training.config import Config, ConfigError
-from ..training.recipe import (
-    build_clipping,
-    build_method,
-    load_data,
-    nominal_size,
-    resolve,
-    steps_per_epoch,
-    total_steps,
-)
+from ..errors import ConfigError
+from ..training.clipping import build_clipping
+from ..training.config import Config
+from ..training.recipe import build_method, resolve, steps_per_epoch, total_steps
+from ..training.records import load_data, nominal_size
 from ._bounds import SURE, two_data_sets
 
 # Gradients of the records that both data sets have, and of the one that only one has, over C. They

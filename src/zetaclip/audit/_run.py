@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..training.config import Config, ConfigError
+from ..errors import ConfigError
+from ..training.config import Config
 from ..training.evaluate import outputs_of
 from ..training.fixed import applied, frozen
 from ..training.progress import Display
-from ..training.recipe import build_method, build_model, load_data, resolve
+from ..training.recipe import build_method, build_model, resolve
+from ..training.records import load_data
 from ..training.steps import PrivateSteps
 from ._bounds import SURE, best_of_guesses, correct_guesses, f_dp, gaussian
 from ._canaries import TranscriptSteps, with_wrong_labels

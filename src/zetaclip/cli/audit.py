@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import CommandError
+from ..errors import CommandError, ConfigError
 from ..files import replace_file
-from ..training.config import Config, ConfigError, merge, read_file
+from ..training.config import Config
+from ..training.layers import merge, read_file
 from ..training.names import check_names
 from .train import add_settings, asked
 

@@ -11,8 +11,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import CommandError, InputError
-from ..training.config import Config, ConfigError, merge, read_file, read_settings
+from ..errors import CommandError, ConfigError, InputError
+from ..training.config import Config
+from ..training.layers import merge, read_file, read_settings
 from ..training.names import check_names
 from . import tracking
 from .allocation import keep_freed_memory

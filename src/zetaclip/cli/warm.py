@@ -41,7 +41,7 @@ def _preload() -> None:
     from ..accounting import _accounting as accounting
     from ..ledger import Event
     from ..training import start  # noqa: F401
-    from ..training.result import commit
+    from ..training.provenance import commit
     from . import train  # noqa: F401
 
     commit()  # kept: a fork runs the code that was loaded here, whatever is checked out by then

@@ -10,9 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import re
-import xml.etree.ElementTree as ElementTree
-import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,7 @@ from .files import cached
 from .holdout import owner_numbers
 from .inputs import TableInput
 from .places import Place
+from .xlsx import sheet
 
 SECONDS = 60
 AIR_FUEL_RATIO = 14.7
@@ -258,7 +256,7 @@ def petrol_cars(path: Path, hybrids: bool = False) -> dict[int, Car]:
         InputError: The file cannot be read or lacks a column.
     """
     cars: dict[int, Car] = {}
-    header, *rows = _sheet(path)
+    header, *rows = sheet(path)
     try:
         places = [
             header.index(name)
@@ -361,38 +359,3 @@ def _split(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Split:
     return Split(
         torch.from_numpy(x[rows].astype(np.float32)), torch.from_numpy(y[rows].astype(np.float32))
     )
-
-
-_MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
-
-
-def _sheet(path: Path) -> list[list[str]]:
-    """The first sheet of an .xlsx file as text, to avoid a dependency for a single table."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            shared = [
-                "".join(text.text or "" for text in item.iter(f"{_MAIN}t"))
-                for item in ElementTree.fromstring(archive.read("xl/sharedStrings.xml")).iter(
-                    f"{_MAIN}si"
-                )
-            ]
-            sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
-    except (OSError, KeyError, zipfile.BadZipFile, ElementTree.ParseError) as error:
-        raise InputError(f"cannot read {path} as an .xlsx table: {error}") from error
-    rows = [dict(_cells(row, shared)) for row in sheet.iter(f"{_MAIN}row")]
-    width = max((column for row in rows for column in row), default=-1) + 1
-    if not width:
-        raise InputError(f"{path} is empty")
-    return [[row.get(column, "") for column in range(width)] for row in rows]
-
-
-def _cells(row: ElementTree.Element, shared: list[str]) -> Iterator[tuple[int, str]]:
-    for cell in row.iter(f"{_MAIN}c"):
-        letters = re.match(r"[A-Z]+", cell.get("r", ""))
-        value = cell.find(f"{_MAIN}v")
-        if letters is None or value is None or value.text is None:
-            continue
-        column = 0
-        for letter in letters.group():
-            column = 26 * column + ord(letter) - ord("A") + 1
-        yield column - 1, (shared[int(value.text)] if cell.get("t") == "s" else value.text)

@@ -17,6 +17,7 @@ from ..ledger import Ledger
 from ..methods import Auto, Method, NoiseBudget, NoiseSchedule
 from . import _checkpoint as checkpoint
 from ._assemble import assemble
+from ._criterion import check_criterion
 from ._dataset_checks import check_loader, check_sampling
 from ._facts import RunFacts
 from ._group import on_first_rank
@@ -24,7 +25,7 @@ from ._loader import PoissonLoader
 from ._optimizer import PrivateOptimizer, check_optimizer
 from ._private_module import PrivateModule
 from ._records import zero_row
-from ._rehearsal import check_criterion, rehearse_order
+from ._rehearsal import rehearse_order
 from ._seed import Seed
 from ._settings import Settings, settings_for
 from ._terms import check_multiplier, composition, header

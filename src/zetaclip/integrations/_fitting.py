@@ -96,7 +96,8 @@ def config(given: Any, layer: str, seed: int | None) -> Config:
 
 def with_sigma(config: Config, dataset: Dataset, method: Method, model: torch.nn.Module) -> Config:
     """The settings with every choice made, and with the noise that they need."""
-    from ..training.recipe import nominal_size, resolve, total_steps
+    from ..training.recipe import resolve, total_steps
+    from ..training.records import nominal_size
 
     resolved = resolve(config, dataset, method, model)
     size, _ = nominal_size(resolved, dataset)

@@ -52,7 +52,8 @@ def write_report(
     """
     check_installed()
     from ..errors import CommandError
-    from .experiment import page_for_experiment, read_experiment
+    from .experiment import page_for_experiment
+    from .experiment_read import read_experiment
     from .page import render
     from .read import read_runs
     from .runs import page_for

@@ -6,10 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from .charts import CLIP, EPOCH, EPSILON, PART_NAMES, PARTS, STEP, ZETA, clip_path
+from .captions import CLIP, EPOCH, EPSILON, STEP, ZETA
+from .charts import PART_NAMES, PARTS, clip_path
 from .figure import Axis, Bars, Chart, Series, Value, thin
 from .format import NAMES, epsilon_text
-from .read import Follower, Run, number
+from .lines import number
+from .read import Follower, Run
 
 # Panels (data set and condition) per kind of figure; the table has all of them.
 MAX_PANELS = 6

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .read import Run, number
+from .lines import number
+from .read import Run
 
 NAMES = {"accuracy": "accuracy", "auc": "AUC", "rmse": "RMSE", "ece": "ECE", "loss": "loss"}
 
@@ -169,3 +170,8 @@ def cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(inner) for inner in value) or "–"
     return str(value)
+
+
+def state_mark(run: Run) -> str:
+    """The state of a run, as a coloured mark."""
+    return f'<span class="state {run.state}">{STATES[run.state]}</span>'

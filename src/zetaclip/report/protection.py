@@ -10,8 +10,9 @@ from typing import Any
 
 from .figure import Axis, Chart, Series
 from .format import epsilon_text, plain
+from .lines import number
 from .page import Section
-from .read import Run, number
+from .read import Run
 from .table import Cell, table
 from .trust import Trust
 

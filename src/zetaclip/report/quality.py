@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..words import counted
-from .charts import marked, told
+from .captions import marked, told
 from .figure import Axis, Chart, Series
 from .format import plain, target_unit
-from .read import Run, number
+from .lines import number
+from .read import Run
 from .table import Cell, table
 
 # Ids of the charts of this module.

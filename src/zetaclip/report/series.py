@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .read import number
+from .lines import number
 
 _EPOCH = ("epsilon", "metric", "accuracy", "auc", "rmse", "ece", "loss", "clip", "lr")
 _PROBE = {

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from .read import Follower, number
+from .lines import number
+from .read import Follower
 from .series import scalars
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
-from .read import number
+from .lines import number
 from .series import scalars
 
 PROJECT = "zetaclip"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Config": "config",
-    "ConfigError": "config",
+    "ConfigError": ".errors",
     "FolderError": "folder",
     "Interrupted": "signals",
     "RunFolder": "folder",
@@ -19,7 +19,8 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from .config import Config, ConfigError
+    from ..errors import ConfigError
+    from .config import Config
     from .folder import FolderError, RunFolder
     from .signals import Interrupted
     from .start import train

@@ -10,18 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
-import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
+from .checks import check_types, check_values
 from .known import METHODS
-
-
-class ConfigError(ValueError):
-    """A setting that can't be used; the message says which one and what to do."""
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -255,10 +250,10 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         if not self.method:
             object.__setattr__(self, "method", default_method(self.recipe))
-        _check_values(self)
+        check_values(self)
 
     def data_arguments(self) -> dict[str, Any]:
         """The arguments of ``zetaclip.data.load`` beside the name, as far as they are set."""
@@ -329,193 +324,3 @@ def _of_method(values: Mapping[str, Any], key: str) -> list[str]:
     """The full name of a setting that is an option of the chosen method."""
     name = values.get("method") or default_method(values.get("recipe", Config.recipe))
     return [f"method_options.{key}"] if key in METHODS.get(name, ()) else []
-
-
-_TABLES = ("data_options", "features_options", "method_options", "spectral")
-_CHOICES = {
-    f.name: f.metadata["choices"] for f in dataclasses.fields(Config) if "choices" in f.metadata
-}
-_POSITIVE = (
-    "skew", "skew_size", "num_examples", "minutes", "epochs", "steps", "batch_size",
-    "physical_batch_size", "lr", "clip", "epsilon", "max_epsilon", "threads", "eval_every",
-    "rows_per_unit", "views",
-)  # fmt: skip
-
-
-def _check_types(config: Config) -> None:
-    for f in dataclasses.fields(config):
-        value, kind = getattr(config, f.name), f.metadata.get("kind", str)
-        if f.name in _TABLES:
-            if not isinstance(value, dict):
-                raise ConfigError(f"{f.name} is a table (key = value), not {value!r}")
-        elif f.name == "clipping":
-            object.__setattr__(config, "clipping", _clipping(value))
-        elif f.name == "class_weight":
-            object.__setattr__(config, "class_weight", _class_weight(value))
-        elif value is None:
-            if f.default is not None:
-                raise ConfigError(f"`{f.name}` needs a value")
-        elif kind is float and _is_number(value):
-            object.__setattr__(config, f.name, float(value))
-        elif (
-            kind is int
-            and _is_number(value)
-            and (isinstance(value, numbers.Integral) or float(value).is_integer())
-        ):
-            object.__setattr__(config, f.name, int(value))
-        elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"`{f.name}` takes {_kind_name(kind)}, not {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    """Also true for numpy's numbers, e.g. from a grid search."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _kind_name(kind: type) -> str:
-    return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
-
-
-def _clipping(value: Any) -> Any:
-    if isinstance(value, str) and value != "spectral":
-        try:
-            value = float(value)
-        except ValueError:
-            raise ConfigError(f"`clipping` is 'spectral' or a number, not {value!r}") from None
-    if isinstance(value, bool) or not (
-        value is None or isinstance(value, (str, int, float, Mapping))
-    ):
-        raise ConfigError(
-            f"`clipping` is 'spectral', a number or a table with a kind, not {value!r}"
-        )
-    return (
-        dict(value)
-        if isinstance(value, Mapping)
-        else float(value)
-        if isinstance(value, int)
-        else value
-    )
-
-
-def _class_weight(value: Any) -> dict[str, float] | None:
-    """Weights by label, from a table or from "LABEL=WEIGHT,..."."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        if "=" not in value:
-            raise ConfigError(
-                f"class_weight is LABEL=WEIGHT,..., not {value!r}. Weights computed from the data,"
-                " like 'balanced', reveal how many records each class has, which ε does not cover:"
-                " declare weights from public knowledge"
-            )
-        value = dict(part.rsplit("=", 1) for part in value.split(",") if "=" in part)
-    try:
-        found = {str(label).strip(): float(weight) for label, weight in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigError(f"class_weight is a table of numbers by label, not {value!r}") from None
-    if not found or not all(math.isfinite(weight) and weight >= 0 for weight in found.values()):
-        raise ConfigError("class_weight takes finite weights of at least 0")
-    return found
-
-
-def _check_values(config: Config) -> None:
-    for name, choices in _CHOICES.items():
-        value = getattr(config, name)
-        if value is not None and value not in choices:
-            raise ConfigError(f"`{name}` is one of {', '.join(choices)}, not {value!r}")
-    for name in _POSITIVE:
-        value = getattr(config, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"`{name}` must be positive, not {value:g}")
-    if config.image_size is not None and "size" in config.data_options:
-        raise ConfigError("give image_size or data_options.size, not both")
-    if config.epochs is not None and config.steps is not None:
-        raise ConfigError("give `epochs` or `steps`, not both")
-    if config.epsilon is not None and config.sigma is not None:
-        raise ConfigError("give `epsilon` (which determines σ) or `sigma`, not both")
-    if config.sigma is not None and not (math.isfinite(config.sigma) and config.sigma >= 0):
-        raise ConfigError(f"`sigma` must be at least 0, not {config.sigma:g}")
-    if config.delta is not None and not 0 < config.delta < 1:
-        raise ConfigError(f"`delta` must be between 0 and 1, not {config.delta:g}")
-    if not 0 <= config.validation < 1:
-        raise ConfigError(
-            "`validation` is a share of the training records, at least 0 and below 1, not"
-            f" {config.validation:g}"
-        )
-    if config.weight_average is not None and not 0 < config.weight_average < 1:
-        raise ConfigError(
-            f"weight_average is a decay between 0 and 1, not {config.weight_average:g}"
-        )
-    if isinstance(config.clipping, float) and config.clip is not None:
-        raise ConfigError("a number for `clipping` is the clipping norm itself: leave `clip` out")
-
-
-def read_file(path: str | Path) -> dict[str, Any]:
-    """The settings of a .toml or .json file.
-
-    Raises:
-        ConfigError: The file can't be read or is not valid.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        values = json.loads(text) if path.suffix == ".json" else parse_toml(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must contain a table of settings")
-    return values
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The content of a TOML text."""
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
-    return tomllib.loads(text)
-
-
-def read_settings(words: Sequence[str]) -> dict[str, Any]:
-    """The values of ``--set key=value``.
-
-    A key may be dotted. A value is TOML, or else plain text.
-
-    Raises:
-        ConfigError: A word is not key=value, or uses a value as a table.
-    """
-    values: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set takes key=value, not {word!r}")
-        try:
-            value = parse_toml(f"value = {text}")["value"]
-        except ValueError:
-            value = text
-        *tables, last = [part.replace("-", "_") for part in key.strip().split(".")]
-        place = values
-        for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"--set {word}: {table} is a value already, not a table")
-        place[last] = value
-    return values
-
-
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers override earlier ones; tables are joined key by key."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            name = key.replace("-", "_")
-            old = merged.get(name)
-            merged[name] = (
-                {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
-            )
-    return merged

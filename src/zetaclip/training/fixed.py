@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .config import Config, ConfigError
+from ..errors import ConfigError
+from .config import Config
 from .progress import Display
 
 if TYPE_CHECKING:

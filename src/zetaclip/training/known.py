@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "slaclip": ("clip", "slots", "beta", "gain", "bounds", *_SGD),
     "ww-dp-sgd": ("clip", "paper", *_CONTROLLER, *_SGD),
 }  # fmt: skip
-# The arguments of ``zetaclip.Spectral``, and what ``recipe.build_spectral`` adds.
+# The arguments of ``zetaclip.Spectral``, and what ``clipping.build_spectral`` adds.
 SPECTRAL = ("initial", *_CONTROLLER, "paper", "aggregate")
 MODELS = (
     "cnn", "cnn-large", "resnet-small", "resnet18", "resnet34", "linear", "head",

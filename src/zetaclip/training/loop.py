@@ -8,13 +8,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AccountingError
+from ..errors import AccountingError, ConfigError
 from . import card, description, weights
-from .config import Config, ConfigError
+from .config import Config
 from .evaluate import outputs_of
 from .folder import FolderError, RunFolder, Status, finite
+from .probes import clip_lines_every, describe_probe
 from .progress import Display
-from .result import clip_lines_every, compose, describe_probe
+from .result import compose
 from .signals import Interrupted, Signals
 from .steps import SAVE, PrivateSteps, Steps
 from .weights import save_weights

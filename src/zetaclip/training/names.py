@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import ConfigError
 from ..words import near
-from .config import Config, ConfigError
+from .config import Config
 from .known import FEATURES, METHODS, MODELS, SPECTRAL
 
 

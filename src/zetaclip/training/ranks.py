@@ -15,7 +15,8 @@ from ..errors import RankError
 from .config import Config
 from .fixed import applied, frozen
 from .folder import RunFolder
-from .recipe import build_method, build_model, load_data
+from .recipe import build_method, build_model
+from .records import load_data
 from .signals import Interrupted, Signals
 from .steps import SAVE, PrivateSteps
 

@@ -1,17 +1,17 @@
-"""From settings to what is run: data, defaults, method, network and clipping."""
+"""From settings to what is run: every choice that was left open, method and network."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config, ConfigError
+from ..errors import ConfigError
+from .clipping import build_clipping
+from .config import Config
 from .fixed import choose, frozen, head_for, rate_of_auto
+from .records import nominal_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,84 +45,6 @@ _PAPER_RATES = {
 }
 _PAPER_RATES |= {"adult": 0.1, "heart": 0.1, "ved": 0.1}
 DEFAULT_EPSILON = 3.0
-_VALIDATION_SEED = 20240
-
-
-def load_data(config: Config, data: Any = None) -> Dataset:
-    """The data set of a run: loaded, skewed, and with a validation part if one was asked for.
-
-    Args:
-        config: The settings.
-        data: A ``Dataset``, or a table in memory, instead of what ``config.data`` names.
-    """
-    from ..data import Dataset, dirichlet_skew, load
-
-    if isinstance(data, Dataset):
-        dataset = data
-    else:
-        source = config.data if data is None else data
-        dataset = load(source, root=config.data_root, **config.data_arguments())
-    if config.skew is not None:
-        if dataset.owners is not None:
-            raise ConfigError("`skew` is for rows, not for units of several rows; leave one out")
-        dataset = dirichlet_skew(dataset, config.skew, config.skew_seed, size=config.skew_size)
-    if config.validation:
-        dataset = _with_validation(dataset, config.validation)
-    return dataset
-
-
-def _with_validation(dataset: Dataset, share: float) -> Dataset:
-    """Replaces the test set by a fixed random part of the training records.
-
-    For a public set, a permutation of the positions is enough. In private data, each record is held
-    out independently of the others, so that one more record does not move them (see
-    ``data.holdout``); how many are left is then not public.
-    """
-    import torch
-
-    from ..data import Split
-    from ..data.holdout import held_out, held_out_owners
-
-    x, y = dataset.train.x, dataset.train.y
-    if dataset.public:
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(_VALIDATION_SEED))
-        count = round(share * len(y))
-        held, kept = order[:count], order[count:].sort().values
-        note = f"evaluated on {count} held-out training records, not on the test set"
-    else:
-        where = (share, _VALIDATION_SEED, "validation")
-        chosen = torch.from_numpy(
-            held_out(x.numpy(), y.numpy(), *where)
-            if dataset.owners is None
-            else held_out_owners(dataset.owners.numpy(), *where)
-        )
-        held, kept = (rows.nonzero()[:, 0] for rows in (chosen, ~chosen))
-        note = (
-            f"evaluated on about a share of {share:g} of the training records, not on the test set"
-        )
-    if not (len(held) and len(kept)):
-        raise ConfigError(
-            f"`validation` = {share:g} of {len(y)} training records leaves one part empty"
-        )
-    return dataclasses.replace(
-        dataset,
-        train=Split(x[kept], y[kept]),
-        test=Split(x[held], y[held]),
-        nominal_size=len(kept) if dataset.public else None,
-        owners=None if dataset.owners is None else dataset.owners[kept],
-        notes=(*dataset.notes, note),
-    )
-
-
-def nominal_size(config: Config, dataset: Dataset) -> tuple[int, bool]:
-    """The public N, and whether it was declared rather than counted in the private data."""
-    if config.num_examples is not None:
-        return config.num_examples, True
-    if dataset.nominal_size is not None:
-        return dataset.nominal_size, True
-    if dataset.owners is not None:
-        return len(dataset.owners.unique()), False
-    return len(dataset.train.y), False
 
 
 def steps_per_epoch(config: Config, size: int) -> int:
@@ -355,27 +277,6 @@ def _resolve_auto(
     )
 
 
-def class_weights(config: Config, dataset: Dataset) -> list[float] | None:
-    """The weight of each class in the order of the network's outputs; None if none was declared.
-
-    Raises:
-        ConfigError: A label is unknown, or the task has no classes.
-    """
-    if config.class_weight is None:
-        return None
-    if dataset.task == "regression":
-        raise ConfigError("class_weight is for classes, but the target is a number; leave it out")
-    count = 2 if dataset.task == "binary" else dataset.outputs
-    names = list(dataset.classes) or [str(number) for number in range(count)]
-    for label in config.class_weight:
-        if label not in names:
-            raise ConfigError(
-                f"class_weight names {label!r}, which is no class; there are:"
-                f" {', '.join(names[:20])}"
-            )
-    return [config.class_weight.get(name, 1.0) for name in names]
-
-
 def _paper_rate(dataset: Dataset, method: Method) -> float:
     """The method's published learning rate; in the SGD family it scales with the data set's."""
     own = _PAPER_RATES.get(dataset.name, 0.25 if dataset.train.x.ndim > 2 else 0.1)
@@ -384,99 +285,6 @@ def _paper_rate(dataset: Dataset, method: Method) -> float:
     return (
         method.paper_lr * own / _PAPER_RATES["mnist"] if method.family == "sgd" else method.paper_lr
     )
-
-
-def build_clipping(config: Config, method: Method) -> Any:
-    """The argument ``clipping`` of ``make_private``: None, a number, or a controller.
-
-    Raises:
-        ConfigError: The settings of clipping are wrong.
-    """
-    kind = config.clipping
-    spectral = kind == "spectral" or (kind is None and method.name == "ww-dp-sgd")
-    if config.spectral and not spectral:
-        raise ConfigError(
-            f"settings of the spectral controller were given, but method {method.name!r} does not"
-            " use it"
-        )
-    try:
-        if spectral:
-            return build_spectral(config)
-        if isinstance(kind, dict):
-            return _from_run(kind)
-        return kind
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
-
-
-def build_spectral(config: Config) -> Any:
-    """The spectral controller with its options."""
-    from .. import Spectral
-
-    options = dict(config.spectral)
-    literal = options.pop("paper", config.recipe == "paper")
-    if isinstance(options.get("bounds"), list):
-        options["bounds"] = tuple(options["bounds"])
-    if options.get("bounds") in ("none", ()):
-        options["bounds"] = None
-    if config.clip is not None:
-        options.setdefault("initial", config.clip)
-    aggregate = options.pop("aggregate", None)
-    if aggregate is not None:
-        from ..spectrum import Probe
-
-        options["probe"] = Probe(options.pop("probe", None), aggregate)
-    return Spectral.paper(**options) if literal else Spectral(**options)
-
-
-def _from_run(table: dict[str, Any]) -> Any:
-    """C from another run's probes: ``{kind = "replay", run = FOLDER}``.
-
-    Kinds: "replay", its C step by step; "mean-of", a constant; "schedule", a straight line in log C
-    from its first to its last C; "decay", one that falls to a quarter. All have its mean.
-    """
-    from .. import Replay
-
-    kinds = ("replay", "schedule", "mean-of", "decay")
-    if table.get("kind") not in kinds or "run" not in table or len(table) != 2:
-        raise ConfigError(
-            f"a clipping table has a kind ({', '.join(kinds)}) and a run (a folder), not {table}"
-        )
-    folder = Path(table["run"])
-    try:
-        lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
-        result = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} is not a finished run with probes: {error}") from None
-    if not lines:
-        raise ConfigError(f"{folder} has no probes to take C from")
-    changes = [
-        (0, float(lines[0]["clip_before"])),
-        *((int(line["step"]), float(line["clip"])) for line in lines),
-    ]
-    if table["kind"] == "replay":
-        return Replay(changes)
-    steps = int(result["steps"])
-    mean = mean_clip(changes, steps)
-    if table["kind"] == "mean-of":
-        return mean
-    first, last = math.log(changes[0][1]), math.log(changes[-1][1])
-    if table["kind"] == "decay":
-        first, last = 0.0, math.log(0.25)
-    line = [math.exp(first + (last - first) * step / max(1, steps - 1)) for step in range(steps)]
-    # A straight line in log C, scaled so that its mean is the run's.
-    factor = mean / (sum(line) / steps)
-    return Replay([factor * clip for clip in line])
-
-
-def mean_clip(changes: list[tuple[int, float]], steps: int) -> float:
-    """The mean of C over the updates 0 .. steps - 1, where C changes at the given updates."""
-    ends = [start for start, _ in changes[1:]] + [steps]
-    total = sum(
-        clip * max(0, min(end, steps) - start)
-        for (start, clip), end in zip(changes, ends, strict=True)
-    )
-    return total / steps
 
 
 def rate_at(config: Config, step: int, steps: int) -> float:

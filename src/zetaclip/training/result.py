@@ -1,89 +1,26 @@
-"""The lines and the summary that a run writes, with everything needed to check it."""
+"""The summary that a run writes: result.json, and a few lines for a reader."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import statistics
-import subprocess
 from datetime import datetime, timezone
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
-from ..spectrum.null import random_null
 from ..spectrum.outliers import outliers
 from ..words import counted
 from .config import Config
 from .description import shown_features
-from .folder import RunFolder, finite
+from .folder import RunFolder
+from .probes import clip_figures, probe_summary
 from .progress import shown
+from .provenance import SEALED, commit, digest, seal, versions
 
 if TYPE_CHECKING:
     from ..data import Dataset
     from .steps import PlainSteps, PrivateSteps
 
-# Files whose digests are in result.json.
-SEALED = (
-    "config.json",
-    "model.json",
-    "metrics.jsonl",
-    "probes.jsonl",
-    "clips.jsonl",
-    "ledger.jsonl",
-    "model.safetensors",
-)
 METRICS = ("accuracy", "auc", "rmse", "rmse_of_range", "ece", "loss")
-
-
-def describe_probe(reading: Any, before: Any, after: Any, controller: Any) -> dict[str, Any]:
-    """One line of probes.jsonl: enough to fit the tails and compute the next C again.
-
-    Args:
-        reading: The spectra and their fits.
-        before: The controller's state before the probe.
-        after: Its state after the probe.
-        controller: The controller.
-    """
-    k = getattr(controller.probe, "k", None)
-    layers = {}
-    for name, fit in reading.fits.items():
-        null = random_null(reading.shapes[name], controller.fit, k)
-        layers[name] = {
-            "shape": list(reading.shapes[name]),
-            "zeta": fit.zeta,
-            "stderr": fit.stderr,
-            "lambda_min": fit.lambda_min,
-            "n_tail": fit.n_tail,
-            "ks": fit.ks,
-            "ok": fit.ok,
-            "weak": fit.weak,
-            "reason": fit.reason,
-            "smoothed": after.smoothed.get(name),
-            "center": controller.center_for(reading, name),
-            "null_low": null.low if null.ok else None,
-            "null_high": null.high if null.ok else None,
-            "eigenvalues": reading.spectra[name].tolist(),
-        }
-    return {
-        "probe": after.probes,
-        "step": reading.step,
-        "layers": layers,
-        "zeta": after.zeta,
-        "smoothed": after.zeta_hat,
-        "error": after.error,
-        "phi": after.phi,
-        "clip_before": before.clip,
-        "clip": after.clip,
-        "hit": after.hit,
-        "in_zone": after.error is not None and abs(after.error) <= 1.0,
-        "center": controller.center,
-        "radius": controller.radius,
-        "bounds": None if controller.bounds is None else list(controller.bounds),
-    }
 
 
 def compose(
@@ -236,15 +173,6 @@ def no_better_than_constant(dataset: Dataset, metric: str, value: float | None) 
     )
 
 
-def seal(result: dict[str, Any]) -> str:
-    """A digest of everything else in result.json.
-
-    It reveals an edited line. It does not stop a forger, who would compute a new one.
-    """
-    whole = finite({name: value for name, value in result.items() if name != "seal"})
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-
-
 def ranks_of(steps: PrivateSteps | PlainSteps) -> int:
     """How many ranks train."""
     from .steps import PrivateSteps
@@ -296,35 +224,6 @@ def _clip_summary(steps: PrivateSteps | PlainSteps, probes: list[dict[str, Any]]
     return {"initial": steps.clips[0], "final": steps.clip, **clip_figures(steps.clips, probes)}
 
 
-def clip_figures(clips: list[float], probes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Statistics of C over the updates, and how often a probe ended at a bound."""
-    return {
-        "median": statistics.median(clips),
-        "mean": statistics.fmean(clips),
-        "min": min(clips),
-        "max": max(clips),
-        "hits_min": sum(line["hit"] == "min" for line in probes),
-        "hits_max": sum(line["hit"] == "max" for line in probes),
-    }
-
-
-def clip_lines_every(planned_steps: int) -> int:
-    """Every how many steps a change of C is written: a long run keeps at most about 2000 lines."""
-    return max(1, planned_steps // 1000)
-
-
-def probe_summary(probes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts of the probes and of their fits."""
-    fits = [layer for line in probes for layer in line["layers"].values()]
-    return {
-        "count": len(probes),
-        "in_zone_share": sum(line["in_zone"] for line in probes) / len(probes),
-        "weak_fits": sum(fit["weak"] for fit in fits),
-        "failed_fits": sum(not fit["ok"] for fit in fits),
-        "layers": list(probes[-1]["layers"]),
-    }
-
-
 def _notes(
     config: Config, dataset: Dataset, steps: PrivateSteps | PlainSteps, stop: int
 ) -> list[str]:
@@ -357,63 +256,6 @@ def _notes(
             f"metrics and weights are of the moving average with decay {config.weight_average:g}"
         )
     return notes
-
-
-def clip_path(first: float, lines: list[dict[str, Any]], steps: int) -> list[float]:
-    """C of each update.
-
-    Args:
-        first: C at the start.
-        lines: The lines of probes.jsonl or clips.jsonl that changed it.
-        steps: The number of updates.
-    """
-    changes = [(0, first), *((line["step"], line["clip"]) for line in lines)]
-    clips: list[float] = []
-    for (start, clip), end in zip(
-        changes, [step for step, _ in changes[1:]] + [steps], strict=True
-    ):
-        clips += [clip] * max(0, min(end, steps) - start)
-    return clips
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that results depend on."""
-    import platform
-
-    found = {"python": platform.python_version()}
-    for name in ("zetaclip", "torch", "numpy", "scipy", "opacus", "dp-accounting"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-@cache
-def commit() -> str | None:
-    """The commit of the source tree that is running; "+" marks uncommitted changes of the package.
-
-    None if the package does not run from its own repository.
-    """
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(package), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        if not git("ls-files", "--", "__init__.py"):  # installed inside somebody else's repository
-            return None
-        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "--", "."))
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def summary(result: dict[str, Any]) -> str:

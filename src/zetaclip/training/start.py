@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from ..engine._group import ranks
-from ..errors import AccountingError, LedgerError, NoGuarantee
+from ..errors import AccountingError, ConfigError, LedgerError, NoGuarantee
 from . import description
-from .config import Config, ConfigError
+from .config import Config
 from .fixed import applied, frozen
 from .folder import FolderError, RunFolder, Status
 from .loop import Training
 from .progress import Display
 from .ranks import Leader, follow
-from .recipe import build_method, build_model, check_choices, load_data, resolve
+from .recipe import build_method, build_model, check_choices, resolve
+from .records import load_data
 from .signals import Interrupted
 from .steps import PlainSteps, PrivateSteps, Steps
 

@@ -9,224 +9,33 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..clipping import ClipRule
 from ..data.augment import Shift
 from ..engine._rehearsal import MadeUp
-from ..errors import NoGuarantee, OwnerWarning
+from ..errors import ConfigError, NoGuarantee, OwnerWarning
 from ..files import replace_file
-from ..methods import Auto, WeightAverage
 from ..randomness._forward import set_users_streams, users_streams
 from . import lengths
-from .config import Config, ConfigError
-from .evaluate import Task
+from .clipping import build_clipping
+from .config import Config
+from .diagnostics import noting
 from .folder import RunFolder
-from .recipe import (
-    build_clipping,
-    class_weights,
-    nominal_size,
-    rate_at,
-    steps_per_epoch,
-    total_steps,
-)
+from .recipe import steps_per_epoch, total_steps
+from .steps_base import StepsBase
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..methods import Method, NoiseBudget, Plan
+    from ..methods import Method
 
 
 # A request after an update is the number of a signal (0 for none), plus this to save the run.
 SAVE = 128
-
-
-class Diagnostics:
-    """Values that ε does not cover, collected only if the user asked for them."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.sizes: list[int] = []
-        self.clipped: list[float] = []
-
-    def flush(self) -> dict[str, Any]:
-        """Returns what was collected, and starts again."""
-        taken = {
-            "batch_losses": self.losses,
-            "batch_sizes": self.sizes,
-            "clip_fractions": self.clipped,
-        }
-        self.__init__()  # type: ignore[misc]
-        return taken
-
-
-class _NotingRule(ClipRule):
-    """A clip rule that also notes which share of a chunk it clipped."""
-
-    def __init__(self, rule: ClipRule, notes: Diagnostics) -> None:
-        self._rule, self._notes = rule, notes
-        self.name = rule.name
-        self.extras, self.transform = rule.extras, rule.transform  # type: ignore[method-assign]
-        self.init, self.update = rule.init, rule.update  # type: ignore[method-assign]
-
-    @property
-    def counts(self) -> bool:
-        return self._rule.counts
-
-    @property
-    def remembers(self) -> bool:
-        return self._rule.remembers
-
-    @property
-    def maps(self) -> bool:
-        return self._rule.maps
-
-    def __repr__(self) -> str:
-        return repr(self._rule)
-
-    def factors(self, norms: Tensor, clip: float, generator: Any) -> Tensor:
-        """The factors of the wrapped rule.
-
-        Args:
-            norms: The norm of each record's gradient.
-            clip: The clipping norm.
-            generator: For rules that need randomness.
-        """
-        factors = self._rule.factors(norms, clip, generator)
-        if len(norms):
-            self._notes.clipped.append(float((norms > clip).double().mean()))
-        return factors
-
-    def sensitivity(self, clip: float) -> float:
-        """The sensitivity of the wrapped rule."""
-        return self._rule.sensitivity(clip)
-
-
-def _noting(method: Method, notes: Diagnostics) -> Method:
-    """The method with a rule that takes notes, also if its plan has another rule."""
-
-    def plan(budget: NoiseBudget) -> Plan:
-        found = method.plan(budget)
-        return found if found.rule is None else replace(found, rule=_NotingRule(found.rule, notes))
-
-    return replace(method, rule=_NotingRule(method.rule, notes), plan=plan)
-
-
-class _Steps:
-    """What both kinds share: the task, the learning rate schedule, the average of the weights."""
-
-    optimizer: Any
-
-    def __init__(self, config: Config, dataset: Dataset, method: Method, model: nn.Module) -> None:
-        self.config = config
-        self.method = method
-        self.model = model
-        self.task = Task.of(dataset)
-        self.device = torch.device(config.device)
-        weights = class_weights(config, dataset)
-        self.weights = None if weights is None else torch.tensor(weights, device=self.device)
-        self.size, self.declared = nominal_size(config, dataset)
-        self.per_epoch = steps_per_epoch(config, self.size)
-        self.total = total_steps(config, self.size)
-        self.done = 0
-        self.clips: list[float] = []  # C of each update
-        self.notes: list[str] = []
-        self.wish: Callable[[], int] = lambda: 0
-        self.diagnostics = Diagnostics() if config.non_private_diagnostics else None
-        decay = config.weight_average
-        self.average = (
-            None
-            if decay is None
-            else WeightAverage([p for p in model.parameters() if p.requires_grad], decay)
-        )
-
-    def optimizer_options(self) -> dict[str, Any]:
-        """Options over the method's own. Families without momentum get none, which equals 0."""
-        options: dict[str, Any] = {"weight_decay": self.config.weight_decay}
-        if self.config.momentum or self.method.family == "auto":
-            options["momentum"] = self.config.momentum
-        if self.method.family == "auto":
-            regression = self.task.kind == "regression"
-            options |= {"steps": self.total, "regression": regression, "decay": False}
-            options["gain"] = self.config.method_options.get("gain")
-        return options
-
-    def set_rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """Sets the learning rate of the next update."""
-        rate = rate_at(self.config, self.done, self.total)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        return rate
-
-    @property
-    def last_rate(self) -> float:
-        """The learning rate of the last update."""
-        inner = self.optimizer.inner if isinstance(self, PrivateSteps) else self.optimizer
-        return inner.rate if isinstance(inner, Auto) else float(inner.param_groups[0]["lr"])
-
-    def backward(self, *batch: Tensor, divisor: int = 1) -> None:
-        """Backpropagates the loss summed over these records.
-
-        A sum keeps each record's gradient bit-identical whatever the batch size.
-
-        Args:
-            batch: The arguments of ``loss``.
-            divisor: Divides the loss.
-        """
-        loss = self.loss(*batch)
-        (loss if divisor == 1 else loss / divisor).backward()
-        if self.diagnostics is not None:
-            rows = len(batch[0])
-            self.diagnostics.losses.append(loss.item() / rows)
-            self.diagnostics.sizes.append(rows)
-
-    def loss(self, *batch: Tensor) -> Tensor:
-        """The loss summed over these records, weighted by class and record if that was declared.
-
-        Args:
-            batch: Inputs, targets, and a weight for each record if there are weights.
-        """
-        x, y, *weight = batch
-        outputs, y = self.model(x.to(self.device)), y.to(self.device)
-        if self.weights is None and not weight:
-            return self.task.loss(outputs, y, reduction="sum")
-        losses = self.task.loss(outputs, y, reduction="none")
-        if self.weights is not None:
-            losses = losses * self.weights[y.long()]
-        return (losses * weight[0].to(self.device) if weight else losses).sum()
-
-    def agreed(self) -> int:
-        """The request of this process, or, with several ranks, the one they agreed on."""
-        return self.wish()
-
-    def moved(self, clip: float | None = None) -> None:
-        """Counts an update, and notes its C."""
-        self.done += 1
-        if clip is not None:
-            self.clips.append(clip)
-        if self.average is not None:
-            self.average.update()
-
-    def extra(self, trainer: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint contains besides weights and optimizer."""
-        average = None if self.average is None else self.average.state_dict()
-        return {
-            "average": average,
-            "trainer": trainer,
-            "clips": torch.tensor(self.clips, dtype=torch.float64),
-        }
-
-    def take(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Takes over ``extra`` from a checkpoint; returns the trainer's part."""
-        if self.average is not None:
-            self.average.load_state_dict(extra["average"])
-        self.clips = extra["clips"].tolist()
-        return dict(extra["trainer"])
 
 
 def _augmentation(config: Config, dataset: Dataset) -> Shift | None:
@@ -240,7 +49,7 @@ def _augmentation(config: Config, dataset: Dataset) -> Shift | None:
     return Shift()
 
 
-class PrivateSteps(_Steps):
+class PrivateSteps(StepsBase):
     """Updates by ``PrivacyEngine``.
 
     Args:
@@ -267,7 +76,7 @@ class PrivateSteps(_Steps):
                 lambda: noise_multiplier_for(*target), "the search for the noise"
             )
         if self.diagnostics is not None:
-            method = _noting(method, self.diagnostics)
+            method = noting(method, self.diagnostics)
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
         loader = DataLoader(TensorDataset(*self.tensors(dataset)), batch_size=config.batch_size)
         with warnings.catch_warnings(record=True) as caught:
@@ -330,6 +139,11 @@ class PrivateSteps(_Steps):
         return made
 
     @property
+    def users_optimizer(self) -> torch.optim.Optimizer:
+        """See ``StepsBase.users_optimizer``."""
+        return self.optimizer.inner
+
+    @property
     def sample_rate(self) -> float:
         """The sampling rate q."""
         return self.loader.sample_rate
@@ -371,7 +185,7 @@ class PrivateSteps(_Steps):
                     return
 
     def agreed(self) -> int:
-        """See ``_Steps.agreed``."""
+        """See ``StepsBase.agreed``."""
         if self.engine.ranks is None:
             return self.wish()
         words = self.engine.ranks.words
@@ -419,7 +233,7 @@ class PrivateSteps(_Steps):
         return self.take(extra)
 
 
-class PlainSteps(_Steps):
+class PlainSteps(StepsBase):
     """Ordinary training: shuffled batches, no clipping, no noise, no privacy.
 
     Args:

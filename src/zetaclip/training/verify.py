@@ -6,33 +6,23 @@ as a whole.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AccountingError, LedgerError
+from ..errors import AccountingError, ConfigError, LedgerError
 from ..grid import spacing
-from .config import Config, ConfigError
+from .config import Config
 from .folder import RunFolder
-from .result import (
-    METRICS,
-    SEALED,
-    clip_figures,
-    clip_lines_every,
-    clip_path,
-    digest,
-    probe_summary,
-    seal,
-)
+from .provenance import SEALED, digest, seal
+from .result import METRICS
+from .verify_clip import check_clip, check_probes, close
 
 if TYPE_CHECKING:
     from ..ledger import Event, Ledger
 
-# Accountants are deterministic, but the last digits may differ between versions of libraries.
-_SLACK = 1e-6
 # The most columns that a clip rule releases beside a sum.
 _BESIDE = 1000
 
@@ -78,8 +68,8 @@ def verify(path: str | Path) -> list[str]:
     if (folder / "ledger.jsonl").exists() or result.get("epsilon") is not None:
         problems += _ledger(folder, result, config)
     if (folder / "probes.jsonl").exists():
-        problems += _probes(folder, result, config)
-    return problems + _clip(folder, result)
+        problems += check_probes(folder, result, config)
+    return problems + check_clip(folder, result)
 
 
 def _digests(folder: RunFolder, result: dict[str, Any]) -> list[str]:
@@ -119,12 +109,6 @@ def _metric(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _close(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return math.isclose(a, b, rel_tol=_SLACK, abs_tol=1e-12)
-
-
 def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
     from ..ledger import Ledger
 
@@ -153,7 +137,7 @@ def _ledger(folder: RunFolder, result: dict[str, Any], config: Config) -> list[s
         except (AccountingError, LedgerError) as error:
             return [*problems, f"ε can't be recomputed: {error}"]
     said = result.get("epsilon")
-    if not _close(said, found):
+    if not close(said, found):
         problems.append(
             f"ε: result.json says {said}, the ledger gives {found} ({config.accountant}, δ ="
             f" {config.delta:g})"
@@ -194,7 +178,7 @@ def _exactness(result: dict[str, Any], ledger: Ledger) -> list[str]:
     declared = _declared(str(result.get("method")))
     for row in noisy:
         own = row.query.partition(": ")[2]
-        if own in declared and not _close(row.clip, declared[own]):
+        if own in declared and not close(row.clip, declared[own]):
             return [
                 f"step {row.step}: the query {own!r} is bounded by {declared[own]:g}, not by"
                 f" {row.clip:g}"
@@ -272,12 +256,12 @@ def _stated(result: dict[str, Any], config: Config, ledger: Ledger) -> list[str]
             numbers[f"ε of a {group.get('unit')}"] = (group["epsilon"], found)
     multipliers = [event.noise_multiplier for event in events][:32]
     said = result.get("multipliers") or []
-    if len(said) != len(multipliers) or not all(map(_close, said, multipliers)):
+    if len(said) != len(multipliers) or not all(map(close, said, multipliers)):
         problems.append("the multipliers in result.json are not those of the ledger")
     return problems + [
         f"{name}: result.json says {said}, the run's other files give {found}"
         for name, (said, found) in numbers.items()
-        if not _close(said, found)
+        if not close(said, found)
     ]
 
 
@@ -303,132 +287,3 @@ def _group_epsilon(events: tuple[Event, ...], delta: float, records: int) -> flo
         return group_epsilon(events, delta, records)
     except (AccountingError, ValueError):
         return None
-
-
-def _probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    """Fits every tail again from its eigenvalues, and recomputes C with a new controller."""
-    import torch
-
-    from ..spectrum import Reading, fit_tail
-    from .recipe import build_spectral
-
-    lines = folder.read_lines("probes.jsonl")
-    if not lines:
-        return []
-    controller = build_spectral(config)
-    state = controller.init()
-    k = getattr(controller.probe, "k", None)
-    problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            spectra = {
-                n: torch.tensor(v["eigenvalues"], dtype=torch.float64)
-                for n, v in line["layers"].items()
-            }
-            shapes = {
-                n: (int(v["shape"][0]), int(v["shape"][1])) for n, v in line["layers"].items()
-            }
-            fits = {n: fit_tail(spectra[n], controller.fit, k, shapes[n]) for n in spectra}
-            for name, fit in fits.items():
-                said = line["layers"][name]["zeta"]
-                if fit.ok and not _close(said, fit.zeta):
-                    problems.append(
-                        f"probe {number}: ζ of {name} is {fit.zeta:.6g} by its eigenvalues, not"
-                        f" {said}"
-                    )
-            state = controller.update(Reading(line["step"], fits, shapes, spectra), state)
-            if not _close(line["clip"], state.clip):
-                problems.append(
-                    f"probe {number}: C should be {state.clip:.6g} and is {line['clip']}"
-                )
-                state = dataclasses.replace(state, clip=line["clip"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            return [*problems, f"probes.jsonl, line {number}, can't be used: {error!r}"]
-    try:
-        if result.get("probes") != probe_summary(lines):
-            problems.append("the summary of the probes in result.json differs from probes.jsonl")
-    except (KeyError, TypeError) as error:
-        problems.append(f"probes.jsonl can't be summarised: {error!r}")
-    return problems + _used(folder, result, lines)
-
-
-def _used(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]]) -> list[str]:
-    """Checks that the ledger's noise was scaled by the C of the probes."""
-    from ..ledger import Ledger
-
-    try:
-        rows = list(Ledger.from_jsonl(folder / "ledger.jsonl").rows())
-    except (FileNotFoundError, LedgerError):
-        return []  # already reported
-    clips = clip_path(lines[0]["clip_before"], lines, int(result.get("steps", 0)))
-    first = clips[0] if clips else 1.0
-    unit = next((row.clip / first for row in rows if row.step == 0), 1.0)  # of the clip rule, per C
-    for row in rows:
-        if (
-            "sum" in row.query
-            and row.step < len(clips)
-            and not _close(row.clip, unit * clips[row.step])
-        ):
-            return [
-                f"step {row.step}: the ledger has clip {row.clip:.6g}, the probes C ="
-                f" {clips[row.step]:.6g}"
-            ]
-    return []
-
-
-def _clip(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """Checks what result.json says about C against the lines that record its changes.
-
-    A long run does not keep all changes; then nothing is checked.
-    """
-    said = result.get("clip")
-    if said is None:
-        return []
-    probes, lines = folder.read_lines("probes.jsonl"), folder.read_lines("clips.jsonl")
-    if lines and clip_lines_every(int(result.get("planned_steps") or 0)) > 1:
-        return []
-    try:
-        first = probes[0]["clip_before"] if probes else said["initial"]
-        changes = probes or lines
-        wanted = {
-            "initial": first,
-            "final": changes[-1]["clip"] if changes else first,
-            **clip_figures(clip_path(first, changes, int(result["steps"])), probes),
-        }
-        differing = [name for name, value in wanted.items() if not _close(said[name], value)]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        return [f"what result.json says about C can't be checked: {error!r}"]
-    return [
-        f"C: result.json says {said[name]} ({name}), the lines that change it give {wanted[name]}"
-        for name in differing
-    ] + _clipped(folder, clip_path(first, changes, int(result["steps"])))
-
-
-def _clipped(folder: RunFolder, clips: list[float]) -> list[str]:
-    """Checks that every sum was clipped at the C of its update.
-
-    A rule that divides by C has one bound for all sums.
-    """
-    from ..ledger import Ledger
-
-    try:
-        every = Ledger.from_jsonl(folder / "ledger.jsonl").rows()
-        rows = [row for row in every if ": " not in row.query]
-    except (FileNotFoundError, LedgerError):
-        return []  # reported already
-    if not rows or not clips:
-        return []
-    if not _close(rows[0].clip, clips[0]):
-        return [
-            f"C: the run began at {clips[0]:.6g}, and its first sum was clipped at"
-            f" {rows[0].clip:.6g}"
-        ]
-    if all(row.clip == rows[0].clip for row in rows):
-        return []
-    for row in rows:
-        if row.step < len(clips) and not _close(row.clip, clips[row.step]):
-            return [
-                f"step {row.step}: C was {clips[row.step]:.6g}, and the sum was clipped at"
-                f" {row.clip:.6g}"
-            ]
-    return []
