@@ -46,8 +46,8 @@ def plain(model: Model, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Step:
-    """A step with zetaclip."""
+def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None, **options: Any) -> Step:
+    """A step with zetaclip; ``options`` are for ``make_private``."""
     from zetaclip import PrivacyEngine
 
     network = model.make()
@@ -60,6 +60,7 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None) -> Ste
         sample_rate=1.0,
         num_examples=len(x),
         physical_batch_size=physical,
+        **options,
     )
 
     def step() -> None:

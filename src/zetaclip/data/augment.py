@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def shifted(pictures: Tensor, pixels: int, mirror: bool) -> Tensor:
@@ -21,16 +20,17 @@ def shifted(pictures: Tensor, pixels: int, mirror: bool) -> Tensor:
         New pictures of the same shape. Every one depends on its own picture alone.
     """
     rows, _, height, width = pictures.shape
-    padded = functional.pad(pictures, (pixels,) * 4, mode="replicate")
-    down, right = torch.randint(0, 2 * pixels + 1, (2, rows)).to(pictures.device)
-    ys = down.view(-1, 1, 1) + torch.arange(height, device=pictures.device).view(1, -1, 1)
-    columns = torch.arange(width, device=pictures.device).expand(rows, width)
+    device = pictures.device
+    down, right = torch.randint(-pixels, pixels + 1, (2, rows, 1)).to(device)
+    columns = torch.arange(width, device=device).expand(rows, width)
     if mirror:
-        turned = (torch.rand(rows) < 0.5).to(pictures.device).view(-1, 1)
+        turned = (torch.rand(rows, 1) < 0.5).to(device)
         columns = torch.where(turned, width - 1 - columns, columns)
-    xs = (right.view(-1, 1) + columns).unsqueeze(1)
-    place = torch.arange(rows, device=pictures.device).view(-1, 1, 1)
-    return padded[place, :, ys, xs].permute(0, 3, 1, 2).contiguous()
+    ys = (down + torch.arange(height, device=device)).clamp(0, height - 1)
+    xs = (right + columns).clamp(0, width - 1)
+    place = (ys.unsqueeze(2) * width + xs.unsqueeze(1)).view(rows, 1, -1)
+    flat = pictures.flatten(2)
+    return flat.gather(2, place.expand_as(flat)).view_as(pictures)
 
 
 class Shift:
