@@ -24,12 +24,13 @@ def test_importing_zetaclip_loads_no_extra():
         ("lightning", "lightning.fabric.plugins"),
         ("transformers", "transformers"),
         ("language", "transformers.pytorch_utils"),
+        ("sklearn", "sklearn.base"),
     ],
 )
 def test_a_missing_extra_is_one_sentence(layer, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, f"zetaclip.integrations.{layer}", raising=False)
-    extra = "lightning" if layer == "lightning" else "transformers"
+    extra = "transformers" if layer == "language" else layer
     with pytest.raises(ImportError, match=rf"pip install 'zetaclip\[{extra}\]'$"):
         importlib.import_module(f"zetaclip.integrations.{layer}")
 
@@ -44,10 +45,27 @@ def test_a_report_without_its_extra_says_what_to_install(missing, words, monkeyp
     assert "pip install 'zetaclip[report]'" in capsys.readouterr().err
 
 
-def test_the_package_itself_needs_neither_plotly_nor_matplotlib():
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    from zetaclip import data
+    from zetaclip.errors import InputError
+
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'zetaclip\[sklearn\]'$"):
+        data.load("digits")
+
+
+def test_the_package_itself_needs_no_extra(tmp_path):
+    """A training from a table, its prediction and its check, where no extra is installed."""
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(60)))
+    run, out = tmp_path / "run", tmp_path / "predicted.csv"
     code = (
-        "import sys; sys.modules['plotly'] = sys.modules['matplotlib'] = None; "
-        "import zetaclip, zetaclip.cli.train, zetaclip.training, zetaclip.experiments.session; "
-        "zetaclip.PrivacyEngine, zetaclip.Budget"
+        "import sys; sys.modules.update(dict.fromkeys(['plotly', 'matplotlib', 'sklearn'])); "
+        "import zetaclip, zetaclip.experiments.session; from zetaclip.cli import main; "
+        "zetaclip.PrivacyEngine, zetaclip.Budget; "
+        f"train = ['train', '--data', {str(table)!r}, '--target', 'y', '--epsilon', '3']; "
+        f"assert main([*train, '--steps', '3', '--out', {str(run)!r}]) == 0; "
+        f"assert main(['predict', {str(run)!r}, {str(table)!r}, '--out', {str(out)!r}]) == 0; "
+        f"assert main(['verify', {str(run)!r}]) == 0"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -342,14 +342,20 @@ def test_a_checkpoint_of_a_replay_is_replayed(tmp_path, name, stops):
     assert torch.equal(flat(module), whole) and len(engine.ledger) == spent
 
 
-def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
-    """Whatever the configuration did not show: the journal knows what was released."""
+def replaying(tmp_path):
+    """A run that went one step beyond its checkpoint, loaded again to replay that step."""
     engine, module, optimizer, loader = build()
     train(module, optimizer, loader, steps=1)
     engine.save(tmp_path / "run.pt")
     train(module, optimizer, loader, steps=1)
-    other, twin, opt, their = build(seed=None)
+    other, *again = build(seed=None)
     other.load(tmp_path / "run.pt", replay=True)
+    return again
+
+
+def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
+    """Whatever the configuration did not show: the journal knows what was released."""
+    twin, opt, their = replaying(tmp_path)
     (row,) = opt._loop.log.expected.values()
     opt._loop.log.expected[row.key] = dataclasses.replace(
         row, noise_multiplier=2.0, noise_std=2.0 * row.sensitivity
@@ -362,12 +368,7 @@ def test_a_replay_that_is_not_exact_is_stopped(tmp_path):
 
 def test_a_replay_by_another_loop_is_stopped_before_it_releases(tmp_path):
     """The engine can't see the user's loss, but it sees that another gradient comes out."""
-    engine, module, optimizer, loader = build()
-    train(module, optimizer, loader, steps=1)
-    engine.save(tmp_path / "run.pt")
-    train(module, optimizer, loader, steps=1)
-    other, twin, opt, their = build(seed=None)
-    other.load(tmp_path / "run.pt", replay=True)
+    twin, opt, their = replaying(tmp_path)
     before = flat(twin)
     with pytest.raises(RuntimeError, match="another gradient than the run that it replays"):
         train(twin, opt, their, lambda m, b: -mean_loss(m, b), steps=1)

@@ -129,26 +129,32 @@ def flat(module):
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
+def by_hand(**terms):
+    """Two epochs of an ordinary loop with the seed 5: the network, and its engine."""
+    from zetaclip import PrivacyEngine
+
+    net, engine = Net(), PrivacyEngine(accountant="rdp", seed=5)
+    _, optimizer, private = engine.make_private(
+        module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.5),
+        data_loader=loader(), noise_multiplier=1.0, clipping=1.0, **terms,
+    )  # fmt: skip
+    for _ in range(2):
+        for x, y in private:
+            optimizer.zero_grad()
+            F.cross_entropy(net.body(x), y).backward()
+            optimizer.step()
+    return net, engine
+
+
 # -- privacy ---------------------------------------------------------------------------------------
 
 
 def test_it_is_the_engines_own_training(tmp_path):
     """Bit for bit what the loop by hand with the same seed gives."""
-    from zetaclip import PrivacyEngine
-
     net, told = Net(), privacy(seed=5)
     trainer(tmp_path, told).fit(net, loader())
-    by_hand, engine = Net(), PrivacyEngine(accountant="rdp", seed=5)
-    _, optimizer, private = engine.make_private(
-        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.5),
-        data_loader=loader(), noise_multiplier=1.0, clipping=1.0, num_examples=N,
-    )  # fmt: skip
-    for _ in range(2):
-        for x, y in private:
-            optimizer.zero_grad()
-            F.cross_entropy(by_hand.body(x), y).backward()
-            optimizer.step()
-    assert torch.equal(flat(net), flat(by_hand))
+    other, engine = by_hand(num_examples=N)
+    assert torch.equal(flat(net), flat(other))
     assert told.engine.ledger.events() == engine.ledger.events()
     assert told.engine.get_epsilon(1e-5) == epsilon(engine.ledger.events(), 1e-5, "rdp")
 
@@ -736,22 +742,10 @@ def test_a_step_of_units_adds_each_unit_clipped_once(tmp_path, physical):
 
 
 def test_units_train_as_by_hand_and_epsilon_is_for_one(tmp_path):
-    from zetaclip import PrivacyEngine
-
     net, told = Net(), of_units(seed=5)
     trainer(tmp_path, told).fit(net, loader())
-    by_hand, engine = Net(), PrivacyEngine(accountant="rdp", seed=5)
-    _, optimizer, private = engine.make_private(
-        module=by_hand, optimizer=torch.optim.SGD(by_hand.parameters(), lr=0.5),
-        data_loader=loader(), noise_multiplier=1.0, clipping=1.0, num_examples=23,
-        units=OWNERS, rows_per_unit=3,
-    )  # fmt: skip
-    for _ in range(2):
-        for x, y in private:
-            optimizer.zero_grad()
-            F.cross_entropy(by_hand.body(x), y).backward()
-            optimizer.step()
-    assert torch.equal(flat(net), flat(by_hand))
+    other, _ = by_hand(num_examples=23, units=OWNERS, rows_per_unit=3)
+    assert torch.equal(flat(net), flat(other))
     assert told.engine.updates == 2 * 3  # ceil(23 / 8) batches of units
     assert told.engine.get_epsilon(1e-5) == epsilon([Event(8 / 23, 1.0, 6)], 1e-5, "rdp")
     assert "unit" in told.engine.ledger.header.adjacency

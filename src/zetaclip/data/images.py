@@ -101,8 +101,16 @@ def digits(*, scaling: str = "symmetric", seed: int = 0) -> Dataset:
 
     Returns:
         A classification with ten classes.
+
+    Raises:
+        InputError: scikit-learn is not installed.
     """
-    from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError(
+            "the data set digits comes with scikit-learn: pip install 'zetaclip[sklearn]'"
+        ) from error
 
     bunch = load_digits()
     x = bunch.images.astype(np.float32)[:, None]

@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
+
+try:
+    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+except ImportError as problem:
+    raise ImportError(
+        "zetaclip.sklearn needs scikit-learn: pip install 'zetaclip[sklearn]'"
+    ) from problem
 
 from ._estimator import Private
 from ._rows import declared

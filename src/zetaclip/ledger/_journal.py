@@ -233,7 +233,7 @@ class Journal:
                 pass
             # The file was replaced or removed: nobody would read what the old descriptor writes.
             self.close()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._descriptor = os.open(self.path, flags, 0o666)
         return self._descriptor
 
