@@ -207,14 +207,17 @@ def test_the_spread_is_found_and_the_noise_left_out():
     moments = Moments(
         beta1=0.999, beta2=0.998, high=1e9, low=-1e9, cap=False
     )  # no clamp: the mean itself is tested
-    state = {"mean": torch.zeros(600).double(), "variance": torch.full((600,), 1e-3).double()}
+    state = moments.start(spread, 1000)
     for _ in range(2000):
         scale = moments.scale(state["variance"].clamp_min(1e-12), None)
         gradient = spread / batch**0.5 * torch.randn(600, generator=generator, dtype=torch.float64)
         gradient += noise * scale * torch.randn(600, generator=generator, dtype=torch.float64)
         one = Released(0, 0, 1.0, 1.0, noise, gradient, {})
         state = moments.update(
-            one, {**state, "variance": state["variance"].clamp_min(1e-12)}, batch, None
+            one,
+            {**state, "scale": scale, "variance": state["variance"].clamp_min(1e-12)},
+            batch,
+            None,
         )
     found = state["variance"].view(200, 3).mean(0).sqrt()
     torch.testing.assert_close(found, spread[:3], rtol=0.1, atol=0.02)

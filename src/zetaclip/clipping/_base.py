@@ -61,12 +61,17 @@ class Affine:
         Raises:
             ValueError: A number of it is not finite, for example where a scale is zero.
         """
-        multiplier = torch.ones(numel, dtype=torch.float64, device=device)
+        # Converted one by one: mixed types and masked_fill_ take a few times as long.
+        if self.scale is None:
+            multiplier = torch.ones(numel, dtype=torch.float64, device=device)
+        else:
+            multiplier = self.scale.double().reciprocal()
         if self.mask is not None:
-            multiplier *= self.mask.double()  # a few times faster than masked_fill_
-        if self.scale is not None:
-            multiplier /= self.scale
-        subtracted = torch.zeros_like(multiplier) if self.shift is None else multiplier * self.shift
+            multiplier *= self.mask.double()
+        if self.shift is None:
+            subtracted = torch.zeros_like(multiplier)
+        else:
+            subtracted = multiplier * self.shift.double()
         if not math.isfinite(float(multiplier.sum() + subtracted.sum())):
             raise ValueError(
                 "the map of a clip rule must be finite, and its scale not zero, in all coordinates"

@@ -45,7 +45,11 @@ class Moments:
 
     def start(self, like: Tensor, kept: int) -> dict[str, Tensor]:
         """No shift, and s = C / √kept everywhere: b = 1."""
-        return {"mean": torch.zeros_like(like), "variance": torch.full_like(like, 1.0 / kept)}
+        return {
+            "mean": torch.zeros_like(like),
+            "variance": torch.full_like(like, 1.0 / kept),
+            "scale": torch.ones_like(like),
+        }
 
     def scale(self, variance: Tensor, mask: Tensor | None) -> Tensor:
         """b in units of C."""
@@ -55,20 +59,23 @@ class Moments:
         if self.cap:
             total = float(torch.linalg.vector_norm(spread))
             spread /= max(1.0, total)
-        return spread.mul_(spread.sum()).sqrt_().clamp_min_(SMALLEST_SCALE)
+        # The root of a zero takes ten times as long as that of another number.
+        return spread.mul_(spread.sum()).clamp_min_(SMALLEST_SCALE**2).sqrt_()
 
     def update(
         self, released: Released, state: dict[str, Any], batch: float, mask: Tensor | None
     ) -> dict[str, Tensor]:
         clip, gradient = released.clip, released.gradient
-        mean, variance = state["mean"], state["variance"]
+        mean = state["mean"]
         # In place where it can be: with many parameters this is a good part of a step.
-        noise = self.scale(variance, mask).mul_(released.noise_std)
+        noise = state["scale"] * released.noise_std
         seen = (gradient - mean).square_().sub_(noise.square_()).mul_(batch)
         seen.clamp_(self.low, self.high).div_(clip**2)
+        variance = (state["variance"] * self.beta2).add_(seen, alpha=1 - self.beta2)
         return {
             "mean": (mean * self.beta1).add_(gradient, alpha=1 - self.beta1),
-            "variance": (variance * self.beta2).add_(seen, alpha=1 - self.beta2),
+            "variance": variance,
+            "scale": self.scale(variance, mask),
         }
 
 
@@ -111,7 +118,7 @@ class Whitened(_Clipped):
 
     def transform(self, state: dict[str, Any]) -> Affine | None:
         # Nothing was released yet: a = 0 and b = 1, which needs no map.
-        return Affine(state["mean"], self.moments.scale(state["variance"], None)) if state else None
+        return Affine(state["mean"], state["scale"]) if state else None
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,4 @@ class Important(_Clipped):
             return None
         if not self.whiten:
             return Affine(mask=state["mask"])
-        return Affine(
-            state["mean"], self.moments.scale(state["variance"], state["mask"]), state["mask"]
-        )
+        return Affine(state["mean"], state["scale"], state["mask"])

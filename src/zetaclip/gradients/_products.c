@@ -15,6 +15,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,11 @@
 #define NR 3          /* vectors of a tile */
 #define BLOCK 6       /* vectors, and panels of outputs, whose sums stay in the cache */
 #define PANELS 2
-#define DEPTH 128     /* records of one turn of add_outer, inputs of one of mapped_outer */
-#define GROUP 6       /* panels of records of one turn of mapped_outer */
+#define DEPTH 128     /* records of one turn of add_outer */
+#define GROUP 6       /* panels of records of one turn of add_mapped */
+#define SHORT 128     /* products that add_mapped adds up in float32 */
+#define ROUNDED ((SHORT + 8) * 0x1p-24)
+#define HIDDEN 0x1p-124
 #define ALIGNED 64
 #define UNIT 16       /* channels of an image are read as vectors if they are a multiple of this */
 
@@ -45,6 +49,22 @@ typedef struct {
     size_t row_step, spread, *to;      /* in a sum: from row to row, from lane to lane, of vectors */
     size_t kept_spread, *kept;         /* the same where gradients are stored */
 } job;
+
+static size_t up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+static double inverse(double value) { return value > 0 ? 1 / value : 0.0; }
+
+/* The length of a vector; eight sums, for instructions on vectors. */
+static double length(const float *values, size_t count)
+{
+    double part[8] = {0}, total = 0.0;
+    size_t k = 0;
+    for (; k + 8 <= count; k += 8)
+        for (int n = 0; n < 8; n++) part[n] += (double)values[k + n] * values[k + n];
+    for (; k < count; k++) part[0] += (double)values[k] * values[k];
+    for (int n = 0; n < 8; n++) total += part[n];
+    return sqrt(total);
+}
 
 #define JOIN(a, b) a##b
 #ifdef __clang__
@@ -98,13 +118,18 @@ typedef struct {
     void (*add_panels)(const job *, const float *, const float *, size_t, const double *, size_t,
                        size_t, size_t, double *);
     void (*add_outer)(const double *, const double *, size_t, double *, size_t, size_t, size_t);
+    void (*add_mapped)(const float *, const float *, const double *, const double *, double, double,
+                       double, size_t, size_t, size_t, size_t, double *, double *);
 } kernels;
 
 static const kernels all[] = {
-    {"128", 4, 4, one_record_128, add_panels_128, add_outer_128},
+    {"128", 4, 4, one_record_128, add_panels_128, add_outer_128,
+     add_mapped_128},
 #ifdef HAS_X86
-    {"256", 8, 4, one_record_256, add_panels_256, add_outer_256},
-    {"512", 16, 8, one_record_512, add_panels_512, add_outer_512},
+    {"256", 8, 4, one_record_256, add_panels_256, add_outer_256,
+     add_mapped_256},
+    {"512", 16, 8, one_record_512, add_panels_512, add_outer_512,
+     add_mapped_512},
 #endif
 };
 
@@ -121,8 +146,6 @@ static void choose(void)
         chosen = all + 2;
 #endif
 }
-
-static size_t up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 static void *room(size_t bytes)
 {
@@ -523,89 +546,36 @@ static PyObject *add_outer(PyObject *self, PyObject *args)
     return result;
 }
 
-/* Squared lengths of multiplier * g_i x_i^T - shift, in parts: each record's sums of
- * (multiplier g x)^2 and of multiplier * shift * g * x, for records first to stop. Both are matrix
- * products with the records as vectors, DEPTH inputs and GROUP panels of records at a time. */
-static void mapped(const float *x, const float *g, const double *multiplier, const double *shift,
-                   double scale, size_t inputs, size_t outputs, size_t first, size_t stop,
-                   double *squares, double *middles, double *memory)
+static PyObject *add_mapped(PyObject *self, PyObject *args)
 {
-    const size_t rows = chosen->rows, width = NR * chosen->lanes / 2, most = GROUP * width;
-    const size_t deep = inputs < DEPTH ? inputs : DEPTH;
-    double *own[2], *panel[2], *sums[2];
-    for (int way = 0; way < 2; way++) {
-        own[way] = memory + way * rows * deep;
-        panel[way] = memory + 2 * rows * deep + way * most * deep;
-        sums[way] = memory + 2 * (rows + most) * deep + way * most * outputs;
-    }
-    for (size_t begin = first; begin < stop; begin += most) {
-        size_t count = stop - begin < most ? stop - begin : most;
-        memset(sums[0], 0, 2 * most * outputs * sizeof(double));
-        for (size_t k = 0; k < inputs; k += deep) {
-            size_t depth = inputs - k < deep ? inputs - k : deep;
-            for (size_t i = 0; i < up(count, width); i++) {
-                const float *from = x + (begin + i) * inputs + k;
-                size_t to = i / width * width * deep + i % width;
-                for (size_t d = 0; d < depth; d++, to += width) {
-                    double value = i < count ? from[d] : 0.0;
-                    panel[0][to] = value * value;
-                    panel[1][to] = value;
-                }
-            }
-            for (size_t o = 0; o < outputs; o += rows) {
-                size_t some = outputs - o < rows ? outputs - o : rows;
-                for (size_t m = 0; m < rows; m++)
-                    for (size_t d = 0; d < depth; d++) {
-                        size_t at = (o + m) * inputs + k + d;
-                        double value = m < some ? scale * multiplier[at] : 0.0;
-                        own[0][d * rows + m] = value * value;
-                        own[1][d * rows + m] = m < some ? value * shift[at] : 0.0;
-                    }
-                for (int way = 0; way < 2; way++)
-                    for (size_t i = 0; i < count; i += width)
-                        chosen->add_outer(own[way], panel[way] + i * deep, depth,
-                                          sums[way] + o * most + i, most, some, width);
-            }
-        }
-        for (size_t o = 0; o < outputs; o++)
-            for (size_t i = 0; i < count; i++) {
-                double value = g[(begin + i) * outputs + o];
-                squares[begin + i] += sums[0][o * most + i] * (value * value);
-                middles[begin + i] += sums[1][o * most + i] * value;
-            }
-    }
-}
-
-static PyObject *mapped_outer(PyObject *self, PyObject *args)
-{
-    /* x, g, multiplier, shift, squares, middles */
-    PyObject *given[6];
-    Py_buffer taken[6];
+    /* x, g, multiplier, shift, squares */
+    PyObject *given[5];
+    Py_buffer taken[5];
     Py_ssize_t records, inputs, outputs, first, stop;
-    double scale;
-    if (!PyArg_ParseTuple(args, "OOOOOOd(nnnnn)", given, given + 1, given + 2, given + 3, given + 4,
-                          given + 5, &scale, &records, &inputs, &outputs, &first, &stop))
+    double scale, long_map, long_shift;
+    if (!PyArg_ParseTuple(args, "OOOOO(ddd)(nnnnn)", given, given + 1, given + 2, given + 3,
+                          given + 4, &scale, &long_map, &long_shift, &records, &inputs, &outputs,
+                          &first, &stop))
         return NULL;
     if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > records) {
         PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
         return NULL;
     }
-    const size_t counts[6] = {records * inputs, records * outputs, inputs * outputs,
-                              inputs * outputs, records, records};
+    const size_t counts[5] = {records * inputs, records * outputs, inputs * outputs,
+                              inputs * outputs, records};
     PyObject *result = NULL;
     int held = 0;
-    while (held < 6 && take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
+    while (held < 5 && take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
         held++;
-    if (held == 6) {
-        const size_t most = GROUP * NR * chosen->lanes / 2;
-        const size_t deep = inputs < DEPTH ? inputs : DEPTH;
-        double *memory =
-            room(2 * ((chosen->rows + most) * deep + most * outputs) * sizeof(double));
+    if (held == 5) {
+        const size_t most = GROUP * NR * chosen->lanes;
+        double *memory = room((2 * outputs + 3) * most * sizeof(double) +
+                              2 * (chosen->rows + most) * SHORT * sizeof(float));
         if (memory == NULL) PyErr_NoMemory();
         else {
             Py_BEGIN_ALLOW_THREADS
-            mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale, inputs, outputs,
-                   first, stop, taken[4].buf, taken[5].buf, memory);
+            chosen->add_mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale, long_map,
+                   long_shift, inputs, outputs, first, stop, taken[4].buf, memory);
             Py_END_ALLOW_THREADS
             free(memory);
             result = Py_NewRef(Py_None);
@@ -642,11 +612,11 @@ static PyMethodDef methods[] = {
     {"add_outer", add_outer, METH_VARARGS,
      "add_outer(x, g, factors, total, (records, inputs, outputs, first, stop))\n\n"
      "total += factor_i * g_i x_i^T for all records, in float64, rows first to stop."},
-    {"mapped_outer", mapped_outer, METH_VARARGS,
-     "mapped_outer(x, g, multiplier, shift, squares, middles, scale,\n"
+    {"add_mapped", add_mapped, METH_VARARGS,
+     "add_mapped(x, g, multiplier, shift, squares, (scale, |multiplier|, |shift|),\n"
      "             (records, inputs, outputs, first, stop))\n\n"
-     "For G = scale * multiplier * g_i x_i^T of records first to stop, adds the sum of G * G to\n"
-     "squares[i] and that of G * shift to middles[i], in float64."},
+     "Adds an upper bound of |scale * multiplier * g_i x_i^T - shift|^2 to squares[i], for records\n"
+     "first to stop."},
     {"width", width, METH_VARARGS,
      "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},
     {NULL, NULL, 0, NULL},

@@ -7,14 +7,13 @@ def add(
     x: Any, g: Any, shape: tuple[int, ...], factors: Any, total: Any, first: int, stop: int, /
 ) -> None: ...
 def add_outer(x: Any, g: Any, factors: Any, total: Any, sizes: tuple[int, ...], /) -> None: ...
-def mapped_outer(
+def add_mapped(
     x: Any,
     g: Any,
     multiplier: Any,
     shift: Any,
     squares: Any,
-    middles: Any,
-    scale: float,
+    lengths: tuple[float, float, float],
     sizes: tuple[int, ...],
     /,
 ) -> None: ...

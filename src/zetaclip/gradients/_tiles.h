@@ -196,3 +196,103 @@ TARGET static void NAME(add_outer)(const double *restrict g, const double *restr
         for (size_t k = 0; k < width; k++) total[m * columns + k] += from[k];
     }
 }
+
+/* total[o][i] += sum over d of a[d][o] * x[d][i] in float32, from packed panels: MR values of a and
+ * NR vectors of x for each d. */
+TARGET static void NAME(add_dots)(const float *restrict a, const float *restrict x, size_t depth,
+                                  double *restrict total, size_t columns, size_t rows)
+{
+    NAME(vec) sum[MR][NR] = {0};
+    for (size_t d = 0; d < depth; d++, a += MR, x += NR * LANES) {
+        NAME(vec) v[NR];
+        for (int n = 0; n < NR; n++) v[n] = ((const NAME(vec) *)x)[n];
+        for (int m = 0; m < MR; m++)
+            for (int n = 0; n < NR; n++) sum[m][n] += v[n] * a[m];
+    }
+    NAME(vec) made[MR][NR];
+    for (int m = 0; m < MR; m++)
+        for (int n = 0; n < NR; n++) made[m][n] = sum[m][n];
+    for (size_t m = 0; m < rows; m++)
+        for (int n = 0; n < NR; n++) {
+            NAME(both) own = {made[m][n]};
+            NAME(wide) *to = (NAME(wide) *)(total + m * columns + n * LANES);
+            to[0] += WIDEN(own.halves[0]);
+            to[1] += WIDEN(own.halves[1]);
+        }
+}
+
+/* Adds upper bounds of the squared lengths of G - shift to squares, where G = scale * multiplier *
+ * g_i x_i^T, for records first to stop. With F = |G| and L = |shift| the square is
+ *
+ *     F^2 - 2 sum(G * shift) + L^2,
+ *
+ * and both sums over G are matrix products with the records as vectors. They are taken in float32,
+ * SHORT products at a time, which are added up in float64. What this can hide is added. By Cauchy
+ * and Schwarz no sum of the sizes of terms exceeds (F + L)^2; ROUNDED of that is enough for SHORT
+ * additions and the roundings of each term. Factors are divided by their lengths, so that none
+ * exceeds 1, and nothing overflows. Where one underflows, or is flushed to zero, at most 2^-126 of
+ * the product of all lengths is lost: HIDDEN for each number of G. */
+TARGET static void NAME(add_mapped)(const float *x, const float *g, const double *multiplier,
+                                    const double *shift, double scale, double long_map,
+                                    double long_shift, size_t inputs, size_t outputs, size_t first,
+                                    size_t stop, double *squares, double *memory)
+{
+    enum { rows = MR, width = NR * LANES, most = GROUP * width };
+    const double unit = inverse(long_map), unit_shift = inverse(long_shift);
+    double *sums[2] = {memory, memory + most * outputs}, *long_x = memory + 2 * most * outputs;
+    double *found = long_x + most;
+    float *own[2], *panel[2], *floats = (float *)(found + 2 * most);
+    for (int way = 0; way < 2; way++) {
+        panel[way] = floats + way * most * SHORT;
+        own[way] = floats + 2 * most * SHORT + way * rows * SHORT;
+    }
+    for (size_t begin = first; begin < stop; begin += most) {
+        size_t count = stop - begin < most ? stop - begin : most;
+        memset(sums[0], 0, 2 * most * outputs * sizeof(double));
+        for (size_t i = 0; i < count; i++) long_x[i] = length(x + (begin + i) * inputs, inputs);
+        for (size_t k = 0; k < inputs; k += SHORT) {
+            size_t depth = inputs - k < SHORT ? inputs - k : SHORT;
+            for (size_t i = 0; i < up(count, width); i++) {
+                const float *from = x + (begin + i) * inputs + k;
+                const double unit_x = i < count ? inverse(long_x[i]) : 0.0;
+                size_t to = i / width * width * SHORT + i % width;
+                for (size_t d = 0; d < depth; d++, to += width) {
+                    float value = i < count ? (float)(from[d] * unit_x) : 0.0f;
+                    panel[0][to] = value * value;
+                    panel[1][to] = value;
+                }
+            }
+            for (size_t o = 0; o < outputs; o += rows) {
+                size_t some = outputs - o < rows ? outputs - o : rows;
+                for (size_t m = 0; m < rows; m++)
+                    for (size_t d = 0; d < depth; d++) {
+                        size_t at = (o + m) * inputs + k + d;
+                        double value = m < some ? multiplier[at] * unit : 0.0;
+                        double away = m < some ? shift[at] * unit_shift : 0.0;
+                        own[0][d * rows + m] = (float)(value * value);
+                        own[1][d * rows + m] = (float)(value * away);
+                    }
+                for (int way = 0; way < 2; way++)
+                    for (size_t i = 0; i < count; i += width)
+                        NAME(add_dots)(own[way], panel[way] + i * SHORT, depth,
+                                       sums[way] + o * most + i, most, some);
+            }
+        }
+        double *square = found, *middle = found + most;
+        memset(found, 0, 2 * most * sizeof(double));
+        for (size_t o = 0; o < outputs; o++)
+            for (size_t i = 0; i < count; i++) {
+                double value = g[(begin + i) * outputs + o];
+                square[i] += sums[0][o * most + i] * (value * value);
+                middle[i] += sums[1][o * most + i] * value;
+            }
+        for (size_t i = 0; i < count; i++) {
+            const double all = scale * long_map * long_x[i];
+            const double of_g = all * sqrt(square[i]) + long_shift;
+            const double of_all = all * length(g + (begin + i) * outputs, outputs) + long_shift;
+            squares[begin + i] += all * all * square[i] - 2 * all * long_shift * middle[i] +
+                                  long_shift * long_shift + ROUNDED * of_g * of_g +
+                                  HIDDEN * inputs * outputs * of_all * of_all;
+        }
+    }
+}

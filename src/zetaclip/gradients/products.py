@@ -123,28 +123,31 @@ def add_outers(tasks: list[tuple[Any, Any, Any]], factors: Tensor) -> None:
         _deal(outputs, ROWS, records * inputs * outputs, call)
 
 
-def mapped_outer(
-    x: Tensor, g: Tensor, multiplier: Tensor, shift: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Σ G² and Σ G * shift of each record, where G = scale * multiplier * g_i x_iᵀ, in float64.
+def add_mapped(
+    found: Tensor, x: Tensor, g: Tensor, multiplier: Tensor, shift: Tensor, scale: float
+) -> None:
+    """Adds upper bounds of |scale * multiplier * g_i x_iᵀ - shift|².
+
+    The products are taken in float32. What rounding and underflow can hide is added, which is at
+    most 1e-5 of the square of |scale * multiplier * g_i x_iᵀ| + |shift|.
 
     Args:
+        found: One float64 number per record.
         x: (B, I) in float32.
         g: (B, O) in float32.
         multiplier: (O, I) in float64.
         shift: (O, I) in float64.
-        scale: A factor of every gradient.
+        scale: A factor of every gradient, 0 or more.
     """
-    found = torch.zeros(2, len(x), dtype=torch.float64)
-    given = [_array(values) for values in (x, g, multiplier, shift, *found)]
+    given = [_array(values) for values in (x, g, multiplier, shift, found)]
+    lengths = scale, *(float(torch.linalg.vector_norm(side)) for side in (multiplier, shift))
     sizes = (len(x), x.shape[1], g.shape[1])
     _deal(
         len(x),
         1,
         2 * sizes[0] * sizes[1] * sizes[2],
-        lambda first, stop: compiled.mapped_outer(*given, scale, (*sizes, first, stop)),
+        lambda first, stop: compiled.add_mapped(*given, lengths, (*sizes, first, stop)),
     )
-    return found[0], found[1]
 
 
 def _array(values: Any) -> Any:

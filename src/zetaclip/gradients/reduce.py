@@ -151,7 +151,7 @@ class Chunk:
             own, away = multiplier.as_strided(*place), shift.as_strided(*place)
             for part in parts:
                 block = slice(None) if part.block is None else part.block
-                squares += mapped.squares(part, own[block], away[block], self.scale)
+                mapped.add_squares(squares, part, own[block], away[block], self.scale)
             if not parts or parts[0].block is not None:
                 left = away.clone()  # where no part has a gradient, it is zero
                 for part in parts:
