@@ -1,4 +1,4 @@
-"""Differentially private PyTorch training whose clipping threshold tunes itself.
+"""Train PyTorch models with differential privacy, with nothing to tune.
 
 Names are loaded when they are first used: ``zetaclip --help`` must not wait for torch.
 """

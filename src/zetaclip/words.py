@@ -11,6 +11,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def grouped(phrases: Iterable[str]) -> str:
+    """Phrases in one line: "type of a", "type of b" and "task" are "type of a, b; task"."""
+    groups: dict[str, list[str]] = {}
+    for phrase in phrases:
+        head, of, name = phrase.partition(" of ")
+        groups.setdefault(head + of, []).append(name)
+    return "; ".join(head + ", ".join(names) for head, names in groups.items())
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """What may have been meant: "did you mean 'gain'?", or all that there is."""
     there = list(known)

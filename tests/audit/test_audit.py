@@ -11,7 +11,7 @@ from zetaclip.audit import audit, audit_pair
 from zetaclip.audit._canaries import with_wrong_labels
 from zetaclip.cli import main
 from zetaclip.data import load
-from zetaclip.errors import ConfigError
+from zetaclip.errors import ConfigError, PrivacyLeakWarning
 from zetaclip.ledger import Event, Ledger
 from zetaclip.methods import names
 from zetaclip.training.config import Config
@@ -207,3 +207,25 @@ def test_long_pairs_and_spectral_methods_are_refused_with_a_way_out(capsys):
     assert "--attacker transcript" in capsys.readouterr().err
     assert command(f"{pair} --method dp-sgd --steps 500") == 2
     assert "--steps 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_a_run_that_took_n_from_its_data_is_audited_at_its_own_epsilon(tmp_path, unit):
+    """Canaries must not count as records: N would be larger, and q and ε smaller than the run's."""
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "x,who,y\n" + "".join(f"{i % 7},{i // 2},{'ab'[i % 3 // 2]}\n" for i in range(400))
+    )
+    settings = {
+        "data": str(path),
+        "target": "y",
+        "unit": unit,
+        "epsilon": 3.0,
+        "steps": 2,
+        "seed": 1,
+    }
+    with pytest.warns(PrivacyLeakWarning):
+        found = audit(Config(**settings, method="dp-sgd", batch_size=50), canaries=400)
+    records = 160 if unit else 320  # about: a fifth is held out
+    assert found.sample_rate == pytest.approx(50 / records, rel=0.1)
+    assert found.epsilon_claimed == pytest.approx(3, rel=0.02)

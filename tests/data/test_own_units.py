@@ -81,7 +81,7 @@ def test_a_run_protects_people(visits, tmp_path):
 
 def test_without_a_unit_a_column_that_repeats_is_warned_of(visits):
     undeclared = pytest.warns(PrivacyLeakWarning, match="inferred from the data")
-    with pytest.warns(OwnerWarning, match="--unit patient"), undeclared:
+    with pytest.warns(OwnerWarning, match="unit=.patient. protects these"), undeclared:
         load(visits, target="ill")
 
 

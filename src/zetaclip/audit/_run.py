@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..training.evaluate import outputs_of
 from ..training.fixed import applied, frozen
 from ..training.progress import Display
 from ..training.recipe import build_method, build_model, resolve
-from ..training.records import load_data
+from ..training.records import load_data, nominal_size
 from ..training.steps import PrivateSteps
 from ._bounds import SURE, best_of_guesses, correct_guesses, f_dp, gaussian
 from ._canaries import TranscriptSteps, with_wrong_labels
@@ -133,6 +133,8 @@ def audit(
     dataset = load_data(config)
     method = build_method(config)
     config = resolve(config, dataset, method)
+    # N without canaries: a run that took N from its data is audited at its own q and ε.
+    config = replace(config, num_examples=nominal_size(config, dataset)[0])
     if not method.private:
         raise ConfigError(f"method {config.method!r} claims no ε, so there is nothing to audit")
     if attacker == "final" and dataset.owners is not None:

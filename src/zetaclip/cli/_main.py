@@ -35,7 +35,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zetaclip",
         description=(
-            "Differentially private PyTorch training whose clipping threshold tunes itself."
+            "Train PyTorch models with differential privacy, use them, and check their ε."
         ),
     )
     parser.add_argument("--version", action="version", version=_version())

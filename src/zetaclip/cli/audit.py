@@ -14,6 +14,7 @@ from ..files import replace_file
 from ..training.config import Config
 from ..training.layers import merge, read_file
 from ..training.names import check_names
+from .flags import in_flags
 from .train import add_settings, asked
 
 DESCRIPTION = (
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_names(config)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
-                f"warning: {message}", file=sys.stderr
+                f"warning: {in_flags(message)}", file=sys.stderr
             )
             display = Display(quiet=arguments.quiet or arguments.json)
             found = (
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                 else _one_run(config, arguments, display)
             )
     except (ConfigError, ValueError) as error:
-        raise CommandError(error) from error
+        raise CommandError(in_flags(error)) from error
     if arguments.folder is not None:
         with replace_file(Path(arguments.folder) / "audit.json") as file:
             file.write(json.dumps(found, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -99,11 +99,13 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from ..data.own import read_table
+    from ..data.reading import GUESSED, encoding_of, read_table
     from ..data.template import template
 
-    table, _ = read_table(Path(arguments.file))
-    print(template(table, arguments.target, arguments.values), end="")
+    path = Path(arguments.file)
+    table, _ = read_table(path)
+    encoding = GUESSED if encoding_of(path) == GUESSED else ""
+    print(template(table, arguments.target, arguments.values, encoding), end="")
     guessed = "types, bounds, values and classes are" if arguments.values else "the types are"
     print(
         f"warning: {guessed} guessed from the data, and ε does not cover what a guess reveals; go"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 
 from ..training.config import Config
 
@@ -27,7 +28,7 @@ _ANY = "|".join(sorted(_FLAGS, key=len, reverse=True))
 _LONG = "|".join(sorted((name for name in _FLAGS if "_" in name), key=len, reverse=True))
 _PATTERNS = (
     # accountant='pld'; num_examples=; `epochs`
-    re.compile(rf"(?<![\w./-])(?P<name>{_ANY})='(?P<value>[\w.-]+)'"),
+    re.compile(rf"(?<![\w./-])(?P<name>{_ANY})='(?P<value>[^']+)'"),
     re.compile(rf"(?<![\w./-])(?P<name>{_ANY})=(?!\w)"),
     re.compile(rf"`(?P<name>{_ANY})`"),
     # A name with an underscore is no English word, so it means the setting wherever it stands.
@@ -49,4 +50,4 @@ def in_flags(text: object) -> str:
 
 def _flag(match: re.Match[str]) -> str:
     value = match.groupdict().get("value")
-    return f"--{_FLAGS[match['name']]}" + (f" {value}" if value else "")
+    return f"--{_FLAGS[match['name']]}" + (f" {shlex.quote(value)}" if value else "")

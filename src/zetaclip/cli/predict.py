@@ -95,5 +95,10 @@ def _csv(answers: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(answers)
-    writer.writerows(zip(*(column.tolist() for column in answers.values()), strict=True))
+    writer.writerows(zip(*map(_written, answers.values()), strict=True))
     return text.getvalue()
+
+
+def _written(column: Any) -> list[Any]:
+    """Values as they stand in a CSV: numbers with seven digits, which is what float32 carries."""
+    return [f"{v:.7g}" if isinstance(v, float) else v for v in column.tolist()]

@@ -236,7 +236,7 @@ def _train(config: Config, arguments: argparse.Namespace, live: _LivePage) -> in
         raise CommandError(f"{error}. Continue with: {RunFolder(out).resume_command}") from error
     finally:
         trackers.close(result)
-    print(summary(result))
+    print(in_flags(summary(result)))
     print(f"folder: {out}")
     if not arguments.quiet:
         print(f"use it: zetaclip predict {out} NEW_RECORDS --out predictions.csv")

@@ -20,9 +20,16 @@ import numpy as np
 
 from ..errors import InputError
 from .text import Text
-from .written import ISO, moment, number, number_style
+from .written import ISO, moment, number, number_style, plain_number
 
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
+# Words that can be a category, and say among numbers or dates that there is none.
+_NO_VALUE = frozenset(
+    ("-", "--", "---", "–", "—", ".", "none", "nil", "missing", "unknown", "not known")
+    + ("not available", "n.a.", "n. a.", "nd", "n/d", "#n/a", "#na", "<na>", "nat", "k.a.", "k. a.")
+    + ("keine angabe", "unbekannt", "inconnu", "desconocido")
+)
+_OR_MISSING = "; if it means a missing value, declare it in the schema: missing_values = [...]"
 Lines = Sequence[int] | None
 
 
@@ -75,10 +82,18 @@ class Numeric:
         flag_missing: Add a column that is 1 where the value is missing.
         decimal: How the decimal mark is written.
         thousands: What separates thousands; empty for nothing.
+        missing_values: Further fields that mean a missing value, such as "999".
     """
 
     kind: ClassVar[str] = "numeric"
-    keys: ClassVar[tuple[str, ...]] = ("bounds", "log", "missing", "decimal", "thousands")
+    keys: ClassVar[tuple[str, ...]] = (
+        "bounds",
+        "log",
+        "missing",
+        "decimal",
+        "thousands",
+        "missing_values",
+    )
     needs: ClassVar[tuple[str, ...]] = ("bounds",)
     name: str
     low: float
@@ -87,6 +102,7 @@ class Numeric:
     flag_missing: bool = False
     decimal: str = "."
     thousands: str = ""
+    missing_values: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """See ``Column``."""
@@ -94,7 +110,9 @@ class Numeric:
 
     def encode(self, fields: Sequence[str], lines: Lines = None) -> np.ndarray:
         """See ``Column``."""
-        values = numbers(fields, self.name, lines, self.decimal, self.thousands)
+        fields = without(fields, self.missing_values)
+        marks = self.decimal, self.thousands
+        values = numbers(fields, self.name, lines, *marks, hint=_OR_MISSING)
         parts = [_scaled(values, self)]
         if self.flag_missing:
             parts.append(np.isnan(values).astype(np.float32))
@@ -109,6 +127,8 @@ class Numeric:
             more["decimal"] = self.decimal
         if self.thousands:
             more["thousands"] = self.thousands
+        if self.missing_values:
+            more["missing_values"] = list(self.missing_values)
         return {"type": self.kind, "bounds": [self.low, self.high], **more}
 
     @classmethod
@@ -123,6 +143,7 @@ class Numeric:
             entry.get("missing") == "flag",
             entry.get("decimal", "."),
             entry.get("thousands", ""),
+            tuple(entry.get("missing_values", ())),
         )
 
 
@@ -176,16 +197,18 @@ class Date:
         last: The last day.
         form: How dates are written: "iso", or a format of ``datetime.strptime``.
         flag_missing: Add a column that is 1 where the date is missing.
+        missing_values: Further fields that mean a missing date.
     """
 
     kind: ClassVar[str] = "date"
-    keys: ClassVar[tuple[str, ...]] = ("bounds", "format", "missing")
+    keys: ClassVar[tuple[str, ...]] = ("bounds", "format", "missing", "missing_values")
     needs: ClassVar[tuple[str, ...]] = ("bounds",)
     name: str
     first: str
     last: str
     form: str = ISO
     flag_missing: bool = False
+    missing_values: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """See ``Column``."""
@@ -197,8 +220,8 @@ class Date:
         """See ``Column``."""
         low, high = days(self.first), days(self.last)
         found = np.zeros((len(fields), 5 + self.flag_missing), np.float32)
-        for i, field in enumerate(fields):
-            if is_missing(field):
+        for i, field in enumerate(without(fields, self.missing_values)):
+            if has_no_value(field):
                 found[i, 5:] = 1.0
                 continue
             when = moment(field, self.form) or moment(field, ISO)
@@ -206,7 +229,7 @@ class Date:
                 line = i + 1 if lines is None else lines[i]
                 raise InputError(
                     f"line {line}: {field.strip()!r} in column {self.name} is not a date written as"
-                    f" {self.form}"
+                    f" {self.form}{_OR_MISSING}"
                 )
             day = when.toordinal() + (when.hour + when.minute / 60) / 24
             year = 2 * math.pi * (day - datetime(when.year, 1, 1).toordinal()) / 365.25
@@ -220,13 +243,17 @@ class Date:
         more: dict[str, Any] = {} if self.form == ISO else {"format": self.form}
         if self.flag_missing:
             more["missing"] = "flag"
+        if self.missing_values:
+            more["missing_values"] = list(self.missing_values)
         return {"type": self.kind, "bounds": [self.first, self.last], **more}
 
     @classmethod
     def from_entry(cls, name: str, entry: Mapping[str, Any]) -> Date:
         """The column that ``entry`` describes."""
         first, last = (str(bound) for bound in entry["bounds"])
-        return cls(name, first, last, entry.get("format", ISO), entry.get("missing") == "flag")
+        flagged = entry.get("missing") == "flag"
+        words = tuple(entry.get("missing_values", ()))
+        return cls(name, first, last, entry.get("format", ISO), flagged, words)
 
 
 # The types by the word that a schema uses.
@@ -241,6 +268,16 @@ def days(text: str) -> float:
 def is_missing(text: str) -> bool:
     """Whether a field has no value: empty, ?, NA, N/A, NaN or null, in upper or lower case."""
     return text.strip().lower() in _MISSING
+
+
+def has_no_value(text: str) -> bool:
+    """Whether a field among numbers or dates has none: it is missing, or "-", unknown, none, ..."""
+    return is_missing(text) or text.strip().lower() in _NO_VALUE
+
+
+def without(fields: Sequence[str], words: Sequence[str]) -> Sequence[str]:
+    """Fields, empty where they are one of the words for a missing value."""
+    return ["" if field.strip() in words else field for field in fields] if words else fields
 
 
 def encode(
@@ -270,16 +307,22 @@ def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
 def positions(fields: Sequence[str], values: Sequence[str]) -> np.ndarray:
     """The place of each field in a vocabulary; -1 where it is missing or unknown."""
     places = {value: i for i, value in enumerate(values)}
-    numeric = {number(value): i for value, i in places.items() if math.isfinite(number(value))}
+    known = {plain_number(value): i for value, i in places.items()}
+    numeric = {value: i for value, i in known.items() if math.isfinite(value)}
     found = np.empty(len(fields), np.int64)
     for i, field in enumerate(fields):
         word = field.strip()
-        found[i] = places[word] if word in places else numeric.get(number(word), -1)
+        found[i] = places[word] if word in places else numeric.get(plain_number(word), -1)
     return found
 
 
 def numbers(
-    fields: Sequence[str], name: str, lines: Lines = None, decimal: str = ".", thousands: str = ""
+    fields: Sequence[str],
+    name: str,
+    lines: Lines = None,
+    decimal: str = ".",
+    thousands: str = "",
+    hint: str = "",
 ) -> np.ndarray:
     """Fields as numbers.
 
@@ -289,6 +332,7 @@ def numbers(
         lines: The line of each record in its file, for error messages.
         decimal: How the decimal mark is written.
         thousands: What separates thousands.
+        hint: What may help if a field is no number, for error messages.
 
     Returns:
         A float64 array, NaN where a field is missing.
@@ -298,17 +342,17 @@ def numbers(
     """
     values = np.array([number(field, decimal, thousands) for field in fields], dtype=np.float64)
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
-        if not is_missing(fields[i]):
+        if not has_no_value(fields[i]):
             line = i + 1 if lines is None else lines[i]
             style = number_style([fields[i]])
-            hint = (
+            help_ = (
                 f"; if it is written with the decimal mark {style[0]!r} and {style[1]!r} between"
                 " thousands, declare decimal and thousands in the schema"
                 if style
-                else ""
+                else hint
             )
             raise InputError(
-                f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number{hint}"
+                f"line {line}: {fields[i].strip()!r} in column {name} is not a finite number{help_}"
             )
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 import math
@@ -23,6 +24,7 @@ _KEYS = (
     "target_bounds",
     "target_decimal",
     "target_thousands",
+    "encoding",
     "columns",
 )
 _TASKS = ("classification", "binary", "regression")
@@ -57,6 +59,7 @@ def read_schema(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str,
     if "target_bounds" in declared:
         declared["target_bounds"] = _bounds(declared["target_bounds"], "target_bounds", wrong)
     _marks(declared, "target_", "the target", wrong)
+    _encoding(declared.get("encoding", "utf-8"), wrong)
     columns = declared.get("columns", {})
     if not isinstance(columns, Mapping):
         wrong.append("columns must be a table with one entry per column")
@@ -124,6 +127,9 @@ def _column(name: str, entry: Any, wrong: list[str]) -> dict[str, Any]:
         checked["bounds"] = read(entry["bounds"], f"bounds of {name!r}", wrong)
     if "values" in entry and "values" in known:
         checked["values"] = _vocabulary(entry["values"], f"values of {name!r}", wrong)
+    if "missing_values" in entry and "missing_values" in known:
+        words = entry["missing_values"]
+        checked["missing_values"] = _words(words, f"missing_values of {name!r}", wrong)
     if not isinstance(entry.get("log", False), bool):
         wrong.append(f"log of {name!r} must be true or false")
     if entry.get("missing", "middle") not in ("middle", "flag"):
@@ -154,6 +160,13 @@ def _marks(entry: Mapping[str, Any], prefix: str, what: str, wrong: list[str]) -
         )
 
 
+def _encoding(name: Any, wrong: list[str]) -> None:
+    try:
+        codecs.lookup(name)
+    except (LookupError, TypeError):
+        wrong.append(f"encoding must be a name such as utf-8 or cp1252, not {name!r}")
+
+
 def _bounds(value: Any, what: str, wrong: list[str]) -> tuple[float, float]:
     good = isinstance(value, list | tuple) and len(value) == 2
     good = good and all(
@@ -179,14 +192,20 @@ def _days(value: Any, what: str, wrong: list[str]) -> tuple[str, str]:
     return first, last
 
 
-def _vocabulary(value: Any, what: str, wrong: list[str]) -> tuple[str, ...]:
+def _words(value: Any, what: str, wrong: list[str]) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
         wrong.append(f"{what} must be a list, not {value!r}")
         return ()
     if any(not isinstance(v, str | int | float) or isinstance(v, bool) for v in value):
         wrong.append(f"{what} must be words or numbers, written as in the data")
         return ()
-    words = tuple(str(v) for v in value)
+    return tuple(str(v) for v in value)
+
+
+def _vocabulary(value: Any, what: str, wrong: list[str]) -> tuple[str, ...]:
+    words = _words(value, what, wrong)
+    if not words:
+        return ()
     if len(set(words)) < max(2, len(words)):
         wrong.append(f"{what} must be at least two different ones")
     return words

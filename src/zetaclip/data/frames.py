@@ -22,7 +22,7 @@ def is_frame(source: Any) -> bool:
 
 
 def table_of(source: Any) -> tuple[Table, list[int]]:
-    """A table in memory as ``own.read_table`` would give it.
+    """A table in memory as ``reading.read_table`` would give it.
 
     Args:
         source: A DataFrame, a mapping of columns, or a list of mappings, one per row.

@@ -5,11 +5,12 @@ A guess is a statistic of the data, without noise: whoever uses it lists it as i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .columns import TYPES, is_missing
+from .columns import has_no_value, is_missing
 from .written import ISO, date_style, moment, number, number_style
 
 # A column of single words with more different ones is treated as an identifier and left out.
@@ -17,6 +18,12 @@ _LARGEST_VOCABULARY = 100
 # A target of integers with more different values is treated as a quantity.
 _MOST_CLASSES = 20
 _WORDS = 3.0  # free text has at least so many words on average, and hardly repeats
+_NUMBERS = 0.9  # a column with this share of numbers is numeric, if few words stand beside them
+_MOST_ODD_WORDS = 10
+# Names of columns that say whose row it is, or which.
+_IDENTIFIER = re.compile(
+    r"(^|_|\b)(id|uuid|guid|patient|user|customer|client|person|subject|member|vehicle)$", re.I
+)
 _MARKS = {".": "points", ",": "commas", " ": "spaces", "'": "apostrophes"}
 
 
@@ -29,14 +36,18 @@ class Guess:
         decimal: Decimal mark of numbers.
         thousands: Mark between thousands.
         form: How dates are written.
+        words: Words of the data that stand for a missing number.
         said: What was made of it, in words; empty if there is nothing to say.
+        is_identifier: Left out because it seems to say whose row it is.
     """
 
     kind: str
     decimal: str = "."
     thousands: str = ""
     form: str = ISO
+    words: tuple[str, ...] = ()
     said: str = ""
+    is_identifier: bool = False
 
     def entry(self) -> dict[str, str]:
         """The part of a schema's entry that was guessed: type and form, no value of the data."""
@@ -61,30 +72,73 @@ def guess(name: str, fields: Sequence[str]) -> Guess:
     different = list(dict.fromkeys(present))
     if not different:
         return Guess("ignore", said=f"column {name} was left out: it is empty")
-    style = number_style(different)
-    if style is not None:
-        return _numeric(name, different, *style)
-    form = date_style(different)
-    if form is not None and len(different) > 1:
-        return Guess("date", form=form, said=f"column {name} holds dates{_order(different, form)}")
-    words = {field.strip() for field in different}
-    if _is_text(present, words):
-        if "text" in TYPES:
-            return Guess("text", said=f"column {name} holds free text")
-        return Guess("ignore", said=f"column {name} was left out: it is free text")
-    if 2 <= len(words) <= _LARGEST_VOCABULARY:
-        return Guess("categorical")
-    why = "constant" if len(words) == 1 else "text that hardly repeats, like a name or a number"
-    return Guess("ignore", said=f"column {name} was left out: it is {why}")
+    values = [field for field in different if not has_no_value(field)]
+    return (
+        _numeric(name, values, _odd_words(values, present))
+        or _date(name, values)
+        or _words(name, present)
+    )
 
 
-def _numeric(name: str, different: Sequence[str], decimal: str, thousands: str) -> Guess:
-    if len({number(field, decimal, thousands) for field in different}) == 1:
+def is_identifier(name: str) -> bool:
+    """Whether the name of a column says whose row it is, or which."""
+    return bool(_IDENTIFIER.search(name))
+
+
+def _numeric(name: str, values: Sequence[str], odd: tuple[str, ...]) -> Guess | None:
+    """A column of numbers; None if it is none."""
+    written = [field for field in values if field.strip() not in odd]
+    style = number_style(written) if written else None
+    if style is None:
+        return None
+    if is_identifier(name) and len(written) > _LARGEST_VOCABULARY:
+        return _identifier(name)
+    if len({number(field, *style) for field in written}) == 1:
         return Guess("ignore", said=f"column {name} was left out: it is constant")
+    decimal, thousands = style
     marks = ["a decimal comma"] if decimal == "," else []
     marks += [f"{_MARKS[thousands]} between thousands"] if thousands else []
     said = f"column {name} holds numbers with {' and '.join(marks)}" if marks else ""
-    return Guess("numeric", decimal, thousands, said=said)
+    if odd:
+        said = (said or f"column {name} holds numbers") + "; words among them count as missing"
+    return Guess("numeric", decimal, thousands, words=odd, said=said)
+
+
+def _odd_words(values: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
+    """The few words that stand among many numbers; empty if it is not so."""
+    odd: dict[str, None] = {}
+    for field in values:
+        if number_style([field]) is None:
+            odd[field.strip()] = None
+            if len(odd) > _MOST_ODD_WORDS:
+                return ()
+    numbers = sum(field.strip() not in odd for field in present)
+    return tuple(odd) if numbers >= _NUMBERS * len(present) else ()
+
+
+def _date(name: str, values: Sequence[str]) -> Guess | None:
+    """A column of dates; None if it is none."""
+    form = date_style(values)
+    if form is None or len(values) < 2:
+        return None
+    return Guess("date", form=form, said=f"column {name} holds dates{_order(values, form)}")
+
+
+def _words(name: str, present: Sequence[str]) -> Guess:
+    """A column of categories, of free text, or one that is left out."""
+    words = {field.strip() for field in present}
+    if _is_text(present, words):
+        return Guess("text", said=f"column {name} holds free text")
+    if 2 <= len(words) <= _LARGEST_VOCABULARY:
+        return Guess("categorical")
+    if len(words) == 1:
+        return Guess("ignore", said=f"column {name} was left out: it is constant")
+    return _identifier(name)
+
+
+def _identifier(name: str) -> Guess:
+    why = f"it has more than {_LARGEST_VOCABULARY} different values, as names and identifiers do"
+    return Guess("ignore", said=f"column {name} was left out: {why}", is_identifier=True)
 
 
 def _order(different: Sequence[str], form: str) -> str:
@@ -104,12 +158,17 @@ def _is_text(present: Sequence[str], words: set[str]) -> bool:
 
 def is_quantity(fields: Sequence[str]) -> bool:
     """Whether a target looks like a quantity: it has fractions, or many different numbers."""
-    present = list({field for field in fields if not is_missing(field)})
+    present = list({field for field in fields if not has_no_value(field)})
     style = number_style(present)
     if style is None:
         return False
     values = {number(field, *style) for field in present}
     return len(values) > _MOST_CLASSES or any(value != round(value) for value in values)
+
+
+def marks_of(fields: Sequence[str]) -> tuple[str, str]:
+    """The decimal mark and the mark of thousands of numbers, as they are written."""
+    return number_style(list({field for field in fields if not has_no_value(field)})) or (".", "")
 
 
 def distinct(fields: Sequence[str]) -> tuple[str, ...]:
@@ -127,7 +186,7 @@ def number_range(
     Raises:
         InputError: They are not numbers, or all the same.
     """
-    values = [number(field, decimal, thousands) for field in fields if not is_missing(field)]
+    values = [number(field, decimal, thousands) for field in fields if not has_no_value(field)]
     if not values or not all(abs(value) < float("inf") for value in values):
         raise InputError(f"column {name} is not a column of finite numbers")
     if min(values) == max(values):
@@ -141,7 +200,8 @@ def day_range(fields: Sequence[str], name: str, form: str) -> tuple[str, str]:
     Raises:
         InputError: They are not dates, or all the same.
     """
-    found = [moment(field, form) or moment(field, ISO) for field in fields if not is_missing(field)]
+    written = [field for field in fields if not has_no_value(field)]
+    found = [moment(field, form) or moment(field, ISO) for field in written]
     days = [day.strftime("%Y-%m-%d") for day in found if day is not None]
     if not days or len(days) < len(found):
         raise InputError(f"column {name} is not a column of dates written as {form}")

@@ -1,38 +1,31 @@
-"""The user's own tables: .csv, .csv.gz or .parquet."""
+"""The user's own tables: a file, or a table in memory, and a schema -> a ``Dataset``."""
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
-import re
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, OwnerWarning, PrivacyLeakWarning
-from .columns import encode, feature_names, is_missing, numbers, positions
+from ..words import counted, grouped
+from .columns import encode, feature_names, has_no_value, is_missing, numbers, positions
 from .dataset import Dataset, Split
 from .declared import read_schema
-from .frames import as_text, table_of
+from .frames import table_of
+from .guess import guess, is_identifier
 from .holdout import held_out, held_out_owners, owner_numbers
 from .inputs import TableInput
+from .reading import GUESSED, check_size, encoding_of, read_table
 from .schema import Schema, complete, with_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_DELIMITERS = ",;\t|"
-_FEWEST = 10
 _ROWS_PER_UNIT = 10
-# Names of columns that say whose row it is.
-_IDENTIFIER = re.compile(
-    r"(^|_|\b)(id|uuid|guid|patient|user|customer|client|person|subject|member|vehicle)$", re.I
-)
 
 
 def own_table(
@@ -69,21 +62,26 @@ def own_table(
         The data.
 
     Raises:
-        InputError: The file cannot be read or does not fit the schema. For a missing target, an
-            undeclared class, text where a number is expected, or a wrong number of fields, the
-            message gives the line.
+        InputError: The file cannot be read or does not fit the schema. For an undeclared class,
+            text where a number is expected, or a wrong number of fields, the message gives the
+            line.
 
     **Edge cases.** A number outside its bounds is clipped to them; a missing one is the middle of
-    its range; a missing or unknown category is a group of zeros.
+    its range; a missing or unknown category is a group of zeros. A row without a target is left
+    out, with an ``OwnerWarning``; that depends on this row alone, so ε holds.
     """
     if isinstance(test_share, bool) or not 0 <= test_share < 1:
         raise InputError(f"test_share must be at least 0 and below 1, not {test_share!r}")
+    declared: Mapping[str, Any] = read_schema(schema) if schema is not None else {}
+    inferred: tuple[str, ...] = ()
     if isinstance(source, Path):
-        (table, lines), name = read_table(source, delimiter), source.name
+        encoding = declared.get("encoding") or encoding_of(source)
+        (table, lines), name = read_table(source, delimiter, encoding=encoding), source.name
+        if encoding == GUESSED and "encoding" not in declared:
+            inferred = (f"encoding of the file ({GUESSED}, because it is not UTF-8)",)
     else:
         (table, lines), name = table_of(source), "table"
-        _check_size(lines, "the table", _FEWEST)
-    declared: Mapping[str, Any] = read_schema(schema) if schema is not None else {}
+        check_size(lines, "the table")
     owners = None
     if unit is not None:
         owners, declared = _owners(table, lines, unit, declared)
@@ -93,16 +91,18 @@ def own_table(
         declared = with_text(declared, text, table)
     meaning = complete(table, declared, target, task)
     if unit is None:
-        _warn_of_identifiers(table, meaning.target)
-    if meaning.inferred:
+        _warn_of_identifiers(table, meaning.target, declared)
+    inferred = (*meaning.inferred, *inferred)
+    if inferred:
         warnings.warn(
-            f"{name}: inferred from the data, which ε does not cover: "
-            f"{'; '.join(meaning.inferred)}. Declare them in a schema "
-            "(`zetaclip data schema FILE` writes a template)"
-            + (f". What was made of it: {'; '.join(meaning.notes)}" if meaning.notes else ""),
+            f"{name}: inferred from the data, which ε does not cover: {grouped(inferred)}. Declare"
+            " them in a schema (`zetaclip data schema FILE` writes a template)"
+            + "".join(f"\n- {note}" for note in meaning.notes),
             PrivacyLeakWarning,
             stacklevel=3,
         )
+    table, lines, owners = _with_target(table, lines, owners, meaning)
+    check_size(lines, f"{name}, without the rows that have no {meaning.target},")
     x = encode(meaning.columns, table, lines)
     y = _targets(table[meaning.target], meaning, lines)
     train, test, kept = _parts(x, y, test_share, seed, owners)
@@ -116,7 +116,7 @@ def own_table(
         classes=meaning.classes,
         public=False,
         notes=(*_treatments(meaning, test_share, seed, unit), *meaning.notes),
-        private_statistics=meaning.inferred,
+        private_statistics=inferred,
         target_range=meaning.target_range,
         features=feature_names(meaning.columns),
         target=meaning.target,
@@ -128,113 +128,30 @@ def own_table(
     )
 
 
-def read_table(
-    path: Path, delimiter: str | None = None, fewest: int = _FEWEST
-) -> tuple[dict[str, list[str]], list[int]]:
-    """Reads a table as text.
-
-    Args:
-        path: The file.
-        delimiter: Field separator of a text file; guessed from the first line if not given.
-        fewest: The least number of records.
-
-    Returns:
-        The fields by column, and the line of each record.
-
-    Raises:
-        InputError: The file cannot be read, or has too few records.
-    """
-    names = "".join(path.suffixes[-2:]).lower()
-    if names.endswith((".parquet", ".pq")):
-        table = _parquet(path)
-        lines = list(range(1, len(next(iter(table.values()), [])) + 1))
-    elif names.endswith((".csv", ".csv.gz", ".tsv", ".txt")):
-        table, lines = _csv(path, delimiter)
-    else:
-        raise InputError(f"{path} is not a .csv, .csv.gz, .tsv, .txt or .parquet file")
-    _check_size(lines, str(path), fewest)
-    return table, lines
-
-
-def _check_size(lines: Sequence[int], where: str, fewest: int) -> None:
-    if not lines:
-        raise InputError(f"{where} has no records")
-    if len(lines) < fewest:
-        raise InputError(f"{where} has {len(lines)} records; at least {fewest} are needed")
-
-
-def _csv(path: Path, delimiter: str | None) -> tuple[dict[str, list[str]], list[int]]:
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    try:
-        with _open(path) as file:
-            first = file.readline()
-            file.seek(0)
-            mark = delimiter or max(_DELIMITERS, key=first.count)
-            reader = csv.reader(file, delimiter=mark, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
-            for row in reader:
-                if not row:
-                    continue  # an empty line
-                if len(row) != len(header):
-                    raise InputError(
-                        f"{path}, line {reader.line_num}: {len(row)} fields, "
-                        f"but the header has {len(header)}"
-                    )
-                rows.append(row)
-                lines.append(reader.line_num)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}") from error
-    except (OSError, EOFError, zlib.error, csv.Error, TypeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines
-
-
-def _open(path: Path) -> IO[str]:
-    options: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
-    return gzip.open(path, "rt", **options) if path.suffix == ".gz" else open(path, **options)
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    if not any(header):
-        raise InputError(f"{path} is empty: the first line must name the columns")
-    for i, name in enumerate(header):
-        if not name:
-            raise InputError(
-                f"{path}: column {i + 1} has no name. If it is a row number, "
-                "name it or write the file without it"
-            )
-        if name in header[:i]:
-            raise InputError(f"{path}: two columns are called {name!r}")
-
-
-def _parquet(path: Path) -> dict[str, list[str]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(
-            "reading .parquet needs pyarrow: pip install 'zetaclip[parquet]'"
-        ) from error
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    _check_header(path, table.column_names)
-    return {
-        name: [as_text(value) for value in table.column(name).to_pylist()]
-        for name in table.column_names
-    }
+def _with_target(
+    table: dict[str, list[str]], lines: list[int], owners: np.ndarray | None, meaning: Schema
+) -> tuple[dict[str, list[str]], list[int], np.ndarray | None]:
+    """The rows that have a target, with their lines and owners."""
+    missing = is_missing if meaning.target_range is None else has_no_value
+    known = set(meaning.classes)
+    kept = [
+        i
+        for i, field in enumerate(table[meaning.target])
+        if not missing(field) or field.strip() in known
+    ]
+    if len(kept) == len(lines):
+        return table, lines, owners
+    warnings.warn(
+        f"{counted(len(lines) - len(kept), 'row')} without {meaning.target} left out. The number is"
+        " private; no file of the run has it",
+        OwnerWarning,
+        stacklevel=4,
+    )
+    table = {name: [fields[i] for i in kept] for name, fields in table.items()}
+    return table, [lines[i] for i in kept], None if owners is None else owners[kept]
 
 
 def _targets(fields: Sequence[str], meaning: Schema, lines: Sequence[int]) -> np.ndarray:
-    for field, line in zip(fields, lines, strict=True):
-        if is_missing(field) and field.strip() not in meaning.classes:
-            raise InputError(
-                f"line {line}: the target {meaning.target} is missing; "
-                "remove such rows, or fill them in"
-            )
     if meaning.target_range is not None:
         values = numbers(fields, meaning.target, lines, *meaning.target_marks)
         return np.clip(values, *meaning.target_range).astype(np.float32)
@@ -299,15 +216,23 @@ def _owners(
     }
 
 
-def _warn_of_identifiers(table: dict[str, list[str]], target: str) -> None:
+def _warn_of_identifiers(
+    table: dict[str, list[str]], target: str, declared: Mapping[str, Any]
+) -> None:
     """Tells the owner if rows seem to belong to the same people."""
+    entries = declared.get("columns", {})
     for name, fields in table.items():
+        if name == target or entries.get(name, {}).get("type") == "ignore":
+            continue
         repeats = len(fields) - len(set(fields))
-        if name != target and _IDENTIFIER.search(name) and repeats > len(fields) // 10:
+        if repeats <= len(fields) // 10:
+            continue
+        unnamed = name not in entries and guess(name, fields).is_identifier
+        if is_identifier(name) or unnamed:
             warnings.warn(
                 f"column {name!r} looks like an identifier, and its values repeat. ε is for one row"
-                f" then, not for one {name} with all its rows: `unit` (--unit {name}) protects"
-                " these. To protect rows, leave the column out with a schema",
+                f" then, not for one {name} with all its rows: unit={name!r} protects these. To"
+                ' protect rows, declare the column in a schema with type = "ignore"',
                 OwnerWarning,
                 stacklevel=4,
             )
@@ -317,11 +242,14 @@ def _treatments(meaning: Schema, share: float, seed: int, unit: str | None) -> t
     """How unusual values are treated. The text is the same for all data: counts are private."""
     notes = [
         "numbers are clipped to their bounds, a missing one is the middle of them; "
-        "a missing or unknown category is a group of zeros"
+        "a missing or unknown category is a group of zeros; a row without a target is left out"
     ]
     if meaning.target_range is not None:
         low, high = meaning.target_range
-        notes.append(f"the target is clipped to {low:g} to {high:g}")
+        # Inferred bounds are the targets of two records: a note would publish them.
+        inferred = any(what.startswith("bounds of the target") for what in meaning.inferred)
+        bounds = "its inferred bounds" if inferred else f"{low:g} to {high:g}"
+        notes.append(f"the target is clipped to {bounds}")
     if share:
         notes.append(
             f"about a share of {share:g} is held out for testing, "

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
-from .columns import TYPES, Column, is_missing
+from .columns import TYPES, Column, has_no_value, is_missing, without
 from .declared import raise_all
-from .guess import Guess, day_range, distinct, guess, is_quantity, number_range
-from .written import ISO, number_style
+from .guess import Guess, day_range, distinct, guess, is_quantity, marks_of, number_range
+from .written import ISO
 
 Table = Mapping[str, Sequence[str]]
 
@@ -169,7 +169,10 @@ def _column(
         found.inferred.append(f"type of {name}")
         if seen.said:
             found.notes.append(seen.said)
-        if seen.kind in ("numeric", "date") and any(is_missing(field) for field in fields):
+        if seen.words:
+            found.inferred.append(f"words for a missing value of {name}")
+            entry["missing_values"] = seen.words
+        if seen.kind in ("numeric", "date") and (seen.words or any(map(has_no_value, fields))):
             entry["missing"] = "flag"
     else:
         entry = dict(declared)
@@ -186,6 +189,7 @@ def _column(
             )
     if kind in ("numeric", "date") and "bounds" not in entry:
         found.inferred.append(f"bounds of {name}")
+        fields = without(fields, entry.get("missing_values", ()))
         if kind == "date":
             entry["bounds"] = day_range(fields, name, entry.get("format", ISO))
         else:
@@ -234,8 +238,7 @@ def _target_marks(fields: Sequence[str], declared: Mapping[str, Any]) -> tuple[s
         return declared.get("target_decimal", "."), declared.get("target_thousands", "")
     if declared:
         return ".", ""
-    style = number_style(list({field for field in fields if not is_missing(field)}))
-    return style or (".", "")
+    return marks_of(fields)
 
 
 def _check_classes(name: str, fields: Sequence[str], classes: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .guess import Guess, day_range, distinct, is_quantity, number_range
+from .columns import without
+from .guess import Guess, day_range, distinct, is_quantity, marks_of, number_range
 from .schema import Table, guesses
-from .written import number_style
 
 _OPEN = """\
 # A guess from the data: the types of columns, and how numbers and dates are written. Fill in bounds
@@ -23,7 +23,9 @@ _FILLED = """\
 """
 
 
-def template(table: Table, target: str | None = None, values: bool = False) -> str:
+def template(
+    table: Table, target: str | None = None, values: bool = False, encoding: str = ""
+) -> str:
     """A schema file to start from.
 
     Args:
@@ -31,6 +33,7 @@ def template(table: Table, target: str | None = None, values: bool = False) -> s
         target: The column to predict, if known.
         values: Fill in bounds, values and classes from the data, with a warning. Without it, no
             value of the data is in the text.
+        encoding: How letters are written in the file, if it must be declared.
 
     Returns:
         The text of a .toml file.
@@ -39,6 +42,7 @@ def template(table: Table, target: str | None = None, values: bool = False) -> s
         InputError: There is no such target.
     """
     lines = [_FILLED if values else _OPEN]
+    lines += [f"encoding = {_quoted(encoding)}"] if encoding else []
     lines += [f"target = {_quoted(target)}" if target else '# target = "COLUMN"']
     lines += _target(table[target], target, values) if target in table and target else _NO_TARGET
     for name, seen in guesses(table, target).items():
@@ -57,16 +61,22 @@ _NO_TARGET = [
 ]
 
 
+_WORDS = '# missing_values = ["..."]     # words among the numbers that mean a missing value'
+
+
 def _target(fields: Sequence[str], name: str, values: bool) -> list[str]:
-    if not values:
-        return list(_NO_TARGET)
     if not is_quantity(fields):
-        return [f"classes = {_list(distinct(fields))}"]
-    decimal, thousands = number_style([f for f in fields if f.strip()]) or (".", "")
+        if values:
+            return ['task = "classification"', f"classes = {_list(distinct(fields))}"]
+        return ['task = "classification"        # or "regression"', _NO_TARGET[1]]
+    decimal, thousands = marks_of(fields)
     marks = [f"target_decimal = {_quoted(decimal)}"] * (decimal != ".")
     marks += [f"target_thousands = {_quoted(thousands)}"] * bool(thousands)
-    low, high = _rounded(*number_range(fields, name, decimal, thousands))
-    return ['task = "regression"', f"target_bounds = [{low!r}, {high!r}]", *marks]
+    bounds = "# target_bounds = [0.0, 1.0]     # the range that the target can have"
+    if values:
+        low, high = _rounded(*number_range(fields, name, decimal, thousands))
+        bounds = f"target_bounds = [{low!r}, {high!r}]"
+    return ['task = "regression"', bounds, *marks]
 
 
 def _rest(name: str, fields: Sequence[str], seen: Guess, values: bool) -> list[str]:
@@ -75,9 +85,11 @@ def _rest(name: str, fields: Sequence[str], seen: Guess, values: bool) -> list[s
     if seen.kind == "numeric":
         bounds = "# bounds = [0.0, 1.0]"
         if values:
-            low, high = _rounded(*number_range(fields, name, seen.decimal, seen.thousands))
+            written = without(fields, seen.words)
+            low, high = _rounded(*number_range(written, name, seen.decimal, seen.thousands))
             bounds = f"bounds = [{low!r}, {high!r}]"
-        return [bounds, flag]
+        words = f"missing_values = {_list(seen.words)}" if values else _WORDS
+        return [bounds, flag, *([words] if seen.words else [])]
     if seen.kind == "date":
         bounds = "# bounds = [2000-01-01, 2030-12-31]"
         if values:

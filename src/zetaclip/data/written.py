@@ -17,6 +17,7 @@ _DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d", "%d.%m.%y",
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _DATES = (ISO, *(day + time for time in _TIMES for day in _DAYS))
 _SPACES = "\u00a0\u202f\u2009"  # that separate thousands in print
+_SIGN = re.compile(r"^([+-]?)\s*[$€£¥]\s*|\s*[$€£¥%]$")  # of a currency, or of percent
 
 
 class Plain(str):
@@ -33,15 +34,27 @@ def number(field: str, decimal: str = ".", thousands: str = "") -> float:
 
     Returns:
         The number; NaN if the field is missing, or not written this way.
+
+    **Edge cases.** The sign of a currency or of percent is left out: $5 and 5 % are 5.
     """
-    text = field.strip()
-    if isinstance(field, Plain) or (decimal == "." and not thousands):
-        return _float(text)
+    if isinstance(field, Plain):
+        return plain_number(field)
+    text = _SIGN.sub(r"\1", field.strip())
+    if decimal == "." and not thousands:
+        return plain_number(text)
     for space in _SPACES:
         text = text.replace(space, " ")
     if not _pattern(decimal, thousands).fullmatch(text):
         return math.nan
-    return _float(text.replace(thousands, "").replace(decimal, "."))
+    return plain_number(text.replace(thousands, "").replace(decimal, "."))
+
+
+def plain_number(text: str) -> float:
+    """A number as Python writes it; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def number_style(fields: Sequence[str]) -> tuple[str, str] | None:
@@ -95,13 +108,6 @@ def _plain_spaces(field: str) -> str:
     for space in _SPACES:
         text = text.replace(space, " ")
     return text
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 @cache

@@ -41,7 +41,7 @@ def prepared(
 
 def _table(source: TableInput, rows: Any) -> Tensor:
     if isinstance(rows, (str, os.PathLike)):
-        from ..data.own import read_table
+        from ..data.reading import read_table
 
         path = _existing(rows)
         if path.is_dir():

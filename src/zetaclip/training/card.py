@@ -243,7 +243,7 @@ def _training(description: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 def _use(description: Mapping[str, Any]) -> str:
     new = "pictures/" if _kind(description) == "images" else "new.csv"
     return (
-        f"With zetaclip {__version__} (`pip install zetaclip`):\n\n"
+        f"With zetaclip {__version__} installed:\n\n"
         "```python\n"
         "import zetaclip\n\n"
         'run = zetaclip.load_run("path/of/this/folder")\n'

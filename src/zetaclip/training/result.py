@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..accounting import ACCOUNTANTS, group_epsilon
 from ..errors import AccountingError
 from ..spectrum.outliers import outliers
-from ..words import counted
+from ..words import counted, grouped
 from .config import Config
 from .description import shown_features
 from .folder import RunFolder
@@ -229,7 +229,7 @@ def _notes(
 ) -> list[str]:
     notes = list(dict.fromkeys(steps.notes))
     if dataset.private_statistics:
-        looked = ", ".join(dataset.private_statistics)
+        looked = grouped(dataset.private_statistics)
         notes.append(f"preprocessing looked at private data, which ε does not cover: {looked}")
     if not dataset.public and not config.no_eval and dataset.test is not None:
         notes.append(
