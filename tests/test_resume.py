@@ -1,5 +1,6 @@
 """Checkpoints: exact replay, fresh keys, and what counts after a crash."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -695,6 +696,20 @@ def test_steps_from_every_folder_count(tmp_path):
         other, *_ = build(seed=None)
         other.load(tmp_path / name / "run.pt")
         assert other.ledger.steps == 5
+
+
+@pytest.mark.parametrize("left", "abc")
+def test_one_folder_that_is_left_knows_every_step(tmp_path, left):
+    """Each journal gets every row, so a checkpoint counts them whichever other folders are gone."""
+    own, _ = in_folders(tmp_path, "a", "b", "c")
+    train(*own, steps=2)
+    for name in set("abc") - {left}:
+        shutil.rmtree(tmp_path / name)
+    engine, *_ = build(seed=None)
+    elsewhere = pytest.warns(UserWarning, match="elsewhere, can't be counted")
+    with contextlib.nullcontext() if left == "a" else elsewhere:
+        engine.load(tmp_path / left / "run.pt")
+    assert engine.ledger.steps == 3
 
 
 def test_folders_can_be_moved_together_and_by_other_names(tmp_path):

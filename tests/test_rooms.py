@@ -1,9 +1,13 @@
 """The rooms of the house: each imports only rooms above it, and nothing imports in a circle."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import zetaclip
 
@@ -115,3 +119,54 @@ def test_nothing_imports_in_a_circle():
     graph = {name: others - {"__init__"} for name, others in GRAPH.items() if name != "__init__"}
     assert circles(graph) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c"]]  # the test can fail
+
+
+def crossings(work):
+    """The calls from one module of the package into another while ``work`` runs."""
+    known = {str(path): name for name, path in modules().items()}
+    found = []
+
+    def look(frame, event, arg):
+        here = known.get(frame.f_code.co_filename) if event == "call" else None
+        if here is None:
+            return
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename not in known:
+            caller = caller.f_back
+        origin = "user" if caller is None else known[caller.f_code.co_filename]
+        if origin != here:
+            found.append((origin, here, frame.f_code.co_name))
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_one_step_crosses_between_modules_60_times_or_less():
+    """As docs/architecture.md says. It is the path that a reader of the code has to follow."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = TensorDataset(torch.randn(400, 8), torch.randint(0, 3, (400,)))
+    model, optimizer, loader = zetaclip.PrivacyEngine(seed=0).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=40),
+        noise_multiplier=1.0,
+        clipping=zetaclip.Spectral(probe="0", period=1),
+        sample_rate=0.1,
+        num_examples=400,
+    )
+    batches = iter(loader)
+
+    def step():
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    step()
+    found = crossings(step)
+    assert 20 < len(found) <= 60, "\n".join(f"{a} -> {b}.{name}" for a, b, name in found)

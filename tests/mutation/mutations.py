@@ -623,6 +623,18 @@ _add(
     "pass",
     "test_resume.py::test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed",
 )
+for _which, _left in (
+    ("first", "self.journals[1:] or self.journals"),
+    ("second", "self.journals[:1] + self.journals[2:]"),
+    ("last", "self.journals[:1] + self.journals[1:-1]"),
+):
+    _add(
+        f"the {_which} of several journals is skipped",
+        "engine/_release_log.py",
+        "for journal in self.journals:",
+        f"for journal in {_left}:",
+        "test_resume.py::test_one_folder_that_is_left_knows_every_step",
+    )
 _add(
     "steps after a checkpoint are forgotten",
     "ledger/_journal.py",

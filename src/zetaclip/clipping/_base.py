@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -152,7 +153,7 @@ class ClipRule(ABC):
         """Whether it keeps a state from one release to the next."""
         return type(self).update is not ClipRule.update or type(self).init is not ClipRule.init
 
-    @property
+    @cached_property
     def counts(self) -> bool:
         """Whether it releases anything beside the gradient."""
         return type(self).extras is not ClipRule.extras

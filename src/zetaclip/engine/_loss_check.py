@@ -24,9 +24,10 @@ from torch.autograd.graph import GradientEdge
 
 from ..errors import LossError, OwnerWarning
 from ..gradients import CaptureBuffer
+from ..gradients.capture import HALF
 from ._loss_graph import layers_of, ways
 from ._loss_nodes import FEW, MEAN, SUM, Trail
-from ._loss_root import in_half, start
+from ._loss_root import start
 from ._settings import Settings
 
 _HOW = "See engine.validate, criterion= of make_private and zetaclip.losses"
@@ -205,7 +206,7 @@ class LossCheck:
         rows = self.due()
         if not rows:
             return
-        if in_half(roots, layers_of(self.recorder, newest)):
+        if self._in_half(newest, roots):
             self._half = self.recorder.short = True
         strict = self._decides and rows != self._unsure_at
         pairs = zip(roots, gradients, strict=True)
@@ -237,6 +238,23 @@ class LossCheck:
         self._paired_at = rows if paired else 0
         if any(doubts):
             self._tell(min(doubt for doubt in doubts if doubt))
+
+    def _in_half(self, newest: bool, roots: Sequence[Any]) -> bool:
+        """Whether a backward from here to private layers has gradients in half precision.
+
+        Also outside of those layers: a cast of their outputs, or a frozen part of the model.
+        """
+        todo = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+        met: set[Any] = set()
+        half = False
+        while todo:
+            node = todo.pop()
+            if node is None or node in met:
+                continue
+            met.add(node)
+            half |= any(result.dtype in HALF for result in getattr(node, "_input_metadata", ()))
+            todo += [below for below, _ in node.next_functions]
+        return half and any(map(layers_of(self.recorder, newest), met))
 
     def _changed(self, rows: int, trails: set[Trail]) -> str:
         """A doubt if the loss is divided by other numbers than at a look with other rows."""

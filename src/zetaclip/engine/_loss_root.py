@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ..errors import LossError
-from ..gradients.capture import HALF
 from ._loss_graph import dims_of, shape_of
 from ._loss_nodes import names
 
@@ -32,25 +31,6 @@ _SAME = names(
     "View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Alias Clone Add Sub Neg ToCopy"
 )
 _END = "torch::autograd::AccumulateGrad"
-
-
-def in_half(roots: Sequence[Any], ours: Callable[[Any], bool]) -> bool:
-    """Whether a backward from these roots to private layers has gradients in half precision.
-
-    Also outside of those layers: a cast of their outputs, or a frozen part of the model.
-    """
-    todo: list[Any] = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
-    met: set[Any] = {None}
-    half = leads = False
-    while todo:
-        node = todo.pop()
-        if node in met:
-            continue
-        met.add(node)
-        leads |= ours(node)
-        half |= any(result.dtype in HALF for result in getattr(node, "_input_metadata", ()))
-        todo += [below for below, _ in node.next_functions]
-    return half and leads
 
 
 def start(
