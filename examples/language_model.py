@@ -162,8 +162,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384, help="a multiple of 64")
     parser.add_argument("--tokens", type=int, default=128, help="of a record")
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--records", type=int, default=400, help="private passages at most")
-    parser.add_argument("--public-steps", type=int, default=100)
+    parser.add_argument("--records", type=int, default=1400, help="private passages at most")
+    parser.add_argument("--public-steps", type=int, default=300)
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
@@ -185,8 +185,8 @@ def main() -> None:
     before = held_out_loss(model, held_out)
 
     for title, one, rate in (
-        ("adapters of rank 8", model.adapted(8), 1e-3),
-        ("all weights", copy.deepcopy(model), 1e-4),
+        ("adapters of rank 8", model.adapted(8), 1e-2),
+        ("all weights", copy.deepcopy(model), 1e-3),
     ):
         wall, processor = time.perf_counter(), time.process_time()
         epsilon = private_training(one, private, options.epsilon, options.epochs, rate)

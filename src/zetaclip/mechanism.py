@@ -39,6 +39,9 @@ class ReleaseGroup(Protocol):
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
         """Adds ``flat`` up over all processes, in place, and returns the sum of ``extras``."""
 
+    def scatter(self, rows: Tensor, what: str) -> Tensor:
+        """The sum over all processes of this one's row."""
+
 
 @dataclass(frozen=True)
 class Receipt:
@@ -64,16 +67,17 @@ class Draw:
     divisor: float
     noise_key: bytes = field(repr=False)
     stream: str = ""  # the public name of the keys that the noise comes from
+    owner: str = ""  # the rank that owns this part of the vector; empty if it is not spread
 
     @property
     def coin_key(self) -> bytes:
         """Of the clip rule's coins."""
-        return subkey(self.noise_key, "coins")
+        return subkey(self.noise_key, f"coins{self.owner}")
 
     @property
     def sum_key(self) -> bytes:
-        """Of the noise on the sum, and on the columns that share its Gaussian."""
-        return subkey(self.noise_key, "sum")
+        """Of the noise on the sum, or on the part of it that this rank owns."""
+        return subkey(self.noise_key, f"sum{self.owner}")
 
     def extra_key(self, name: str) -> bytes:
         """Of the noise on one of the rule's own queries."""
@@ -165,7 +169,7 @@ class Room:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.sum = torch.empty(layout.numel, dtype=torch.float64, device=layout.device)
+        self.sum = torch.empty(layout.own, dtype=torch.float64, device=layout.device)
         self._kind = np.float64 if layout.dtype == torch.float64 else np.float32
         self._gradient: np.ndarray | None = None
 
@@ -209,6 +213,7 @@ class Mechanism:
         self._beside = rule.counts  # most rules release nothing beside the sum
         self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
+        self._waiting: list[tuple[Chunk, Tensor]] = []  # until the ranks meet
         # The map as (multiplier, subtracted). It is the same for all records, so it is applied to
         # their weighted sum, once, for which their weights are added up, too.
         self._map = None if affine is None else affine.coefficients(layout.numel, layout.device)
@@ -235,7 +240,33 @@ class Mechanism:
         else:
             factors = self._factors(chunk.mapped_norms(*self._map))
             self._weight += float(factors.sum())
-        chunk.add_weighted_sum(self._total(), factors)
+        if self.layout.shards is None:
+            chunk.add_weighted_sum(self._total(), factors)
+        else:
+            self._waiting.append((chunk, factors))
+
+    def deliver(self, group: ReleaseGroup) -> None:
+        """Adds what was absorbed to the sums of the ranks that own it, where these are spread.
+
+        Every rank calls it as often as the others, whether it has absorbed anything or not.
+        Float64 sums are added up as they are: each owner rounds its part once, in ``release``.
+        """
+        if self.layout.shards is None:
+            return
+        self._meet(group)
+        total = self._total()
+        for bucket in self.layout.shards.buckets:
+            flat = total.new_zeros(bucket.layout.numel)
+            for chunk, factors in self._waiting:
+                chunk.add_weighted_sum(flat, factors, bucket)
+            size = bucket.own.stop - bucket.own.start
+            total[bucket.own] += group.scatter(bucket.by_rank(flat), self._what)[:size]
+        self._waiting = []
+
+    def _meet(self, group: ReleaseGroup, refusal: str | None = None) -> None:
+        """All ranks are here; none goes on if one of them refuses."""
+        nothing = torch.zeros(0, dtype=torch.float64)
+        group.add_up(nothing, nothing, self._what, refusal)
 
     def _total(self) -> Tensor:
         """Where records are added up: in float64, in which no record is lost beside others."""
@@ -327,7 +358,8 @@ class Mechanism:
     def release(self, receipt: Receipt, group: ReleaseGroup, divisor: float) -> Released:
         """Adds noise and divides.
 
-        With several processes, the first brings the noise of all, before anything is added up.
+        With several processes, the first brings the noise of all, before anything is added up. If
+        the vector is spread, each brings that of its own part, and releases that part.
 
         Args:
             receipt: for the rows that ``declare`` gave, which stand in the ledger now.
@@ -344,9 +376,12 @@ class Mechanism:
                 "before noise is drawn, and each draw covers one sum"
             )
         self._main = None
+        spread = self.layout.shards is not None
+        if spread:
+            self._meet(group)  # the rows are written everywhere
         total = self._mapped(self._total()).cpu().numpy()
         self._sum = None
-        main.noised(draw.sum_key if group.first else None, total)
+        main.noised(draw.sum_key if spread or group.first else None, total)
         beside: dict[str, np.ndarray] = {}
         for name, values in self._extras.items():
             key = draw.extra_key(name) if group.first else None
@@ -373,7 +408,9 @@ class Mechanism:
 
         Whole numbers add up exactly, in whatever order.
         """
-        if group.count == 1:
+        if self.layout.shards is not None:
+            total = total[:0]  # it is added up already
+        if group.count == 1 or not (len(total) or extras):
             return extras
         flat = np.concatenate([*extras.values()]) if extras else np.zeros(0)
         summed = group.add_up(torch.from_numpy(total), torch.from_numpy(flat), self._what).numpy()
@@ -388,6 +425,10 @@ class Mechanism:
         Then nothing is released on any of them.
         """
         self._main = None
+        if self.layout.shards is not None:
+            self._waiting = []
+            self._meet(group, why)
+            return
         self._extras, self._kinds = {}, {}
         self._declare_extras()
         size = sum(len(values) for values in self._extras.values())

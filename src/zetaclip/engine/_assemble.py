@@ -21,6 +21,7 @@ from ._private_module import PrivateModule
 from ._release_log import ReleaseLog
 from ._seed import Seed
 from ._settings import Settings
+from ._sharding import check_method
 from ._state import RunState
 from ._units import Units
 from ._update import Update
@@ -45,6 +46,9 @@ def assemble(
     """
     with _claimed(model):
         layout, controller, rule = model.layout, method.controller, method.rule
+        spread = layout.shards is not None
+        if spread:
+            check_method(method)
         control = ControlLoop(controller, bound_probe(controller, model.module, model.named))
         log = ReleaseLog(ledger)
         state = RunState(
@@ -63,7 +67,9 @@ def assemble(
                 "rates": [float(part["lr"]) for part in optimizer.param_groups],
             }
             tensors = list(model.tensors().values())
-            state, log.name, digest = join(others, terms, dataset, units, tensors, state, log.name)
+            state, log.name, digest = join(
+                others, terms, dataset, units, tensors, state, log.name, spread
+            )
             group = others
         rereads = (
             method.remember is not None
@@ -82,7 +88,7 @@ def assemble(
             state=state,
         )
     loop.update.install()
-    model.attach()
+    model.attach(loop.group)
     return loop
 
 

@@ -56,7 +56,12 @@ class Batches:
         self._check_planned(state)
         drawn = self.draw(state)
         mechanism = self.mechanism(state, drawn, layout, room)
-        return OpenBatch(drawn, self.chunks(drawn.key), mechanism, self._moved(state))
+        chunks = self.chunks(drawn.key)
+        if layout.shards is not None:  # forward is a meeting of all ranks: as many for each of them
+            what = f"the start of update {state.step + 1}"
+            most = max(self.group.gather(len(chunks), what))
+            chunks += [chunks[0][:0]] * (most - len(chunks))
+        return OpenBatch(drawn, chunks, mechanism, self._moved(state))
 
     def draw(self, state: RunState) -> Drawn:
         """The keys of the batch that follows a state."""
@@ -160,6 +165,7 @@ class Batches:
             divisor=settings.expected_batch_size,
             noise_key=self._key_of_try(drawn, state.tries),
             stream=state.stream,
+            owner="" if layout.shards is None else self.group.suffix,
         )
         rule = self._method.rule
         affine = rule.transform(state.rule) if self._maps else None

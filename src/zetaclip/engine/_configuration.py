@@ -34,7 +34,7 @@ def configuration(
         "optimizer": type(optimizer).__name__,
         "noise_multipliers": multipliers,
         "parameters": list(layout.names),
-        "noise_source": noise_source(),
+        "noise_source": noise_source() + ("" if layout.shards is None else ", for each shard"),
         "rows_source": rows.source(),
         "products_source": f"{products.source()}, {matmul.source()}",
     }

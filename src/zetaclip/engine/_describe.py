@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from ..gradients import LayerCapture
+from ..gradients.rules import layer_type
 from ._private_module import PrivateModule
 
 
@@ -37,14 +36,14 @@ class Description(tuple[LayerPath, ...]):
 
 def described_paths(model: PrivateModule) -> Description:
     """One line for each trained parameter."""
-    found: dict[nn.Parameter, list[LayerCapture]] = {}
+    found: dict[int, list[LayerCapture]] = {}
     for shadow in model.shadows:
-        for parameter in shadow.parameters.values():
-            found.setdefault(parameter, []).append(shadow)
+        for key in shadow.keys.values():
+            found.setdefault(key, []).append(shadow)
     lines = []
     for name, parameter in zip(model.layout.names, model.layout.parameters, strict=True):
-        shadows = found[parameter]
-        layers = ", ".join(f"{s.name} ({type(s.module).__name__})" for s in shadows)
+        shadows = found[id(parameter)]
+        layers = ", ".join(f"{s.name} ({layer_type(s.module).__name__})" for s in shadows)
         paths = ", ".join(dict.fromkeys(s.path for s in shadows))
         lines.append(LayerPath(name, tuple(parameter.shape), layers, paths))
     return Description(lines)

@@ -23,6 +23,7 @@ from ..gradients import CaptureBuffer, LayerCapture, Layout
 from ..gradients.capture import OLD_HOOK, old_hook
 from . import _order as order
 from ._order import OrderError
+from ._sharding import Sharding, local
 
 # Some writes leave no trace in a tensor's version (``.data``, a few kernels). On the CPU, contents
 # up to so many bytes are compared at every step; all others, which would take longer than that is
@@ -52,7 +53,9 @@ class Guard:
         layout: Layout,
         recorder: CaptureBuffer,
         shadows: list[LayerCapture],
+        sharding: Sharding | None = None,
     ) -> None:
+        self._sharding = sharding
         self.module, self.optimizer = module, optimizer
         self.layout, self.recorder, self.shadows = layout, recorder, shadows
         trained = {id(p) for p in layout.parameters}
@@ -94,6 +97,8 @@ class Guard:
 
     def before_batch(self) -> None:
         """The module is the one that was made private."""
+        if self._sharding is not None:
+            self._sharding.rest()
         self._check_structure()
         self._check_rewritten()
         for shadow in self.shadows:
@@ -184,15 +189,16 @@ class Guard:
         for _, held, key in self._buffers:
             buffer = held.get(key)
             yield buffer, -1 if buffer is None else buffer._version
-        for _, frozen in self._frozen:
-            yield frozen, frozen._version
-        for trained in self.layout.parameters:
-            yield trained, trained._version
+        for parameter in chain((p for _, p in self._frozen), self.layout.parameters):
+            own = local(parameter)  # what is spread over ranks counts writes of either kind
+            yield own, own._version if own is parameter else own._version + parameter._version
 
     # -- before a release
 
     def before_release(self) -> None:
         """Nothing has reached the weights by another way."""
+        if self._sharding is not None:
+            self._sharding.rest()
         # Also what this batch's forward did: the next batch would be too late, and may never come.
         self._check_structure()
         self._check_trainable()

@@ -22,6 +22,7 @@ def join(
     tensors: list[Tensor],
     state: RunState,
     name: str,
+    spread: bool = False,
 ) -> tuple[RunState, str, str | None]:
     """Compares what the ranks train, deals the records out, and sends rank 0's keys and weights.
 
@@ -37,18 +38,21 @@ def join(
         tensors: parameters and buffers, which become rank 0's.
         state: this rank's, before the first batch.
         name: this rank's name of the run.
+        spread: whether each rank draws noise, for its part of the parameters: then all of them get
+            the key that theirs are derived from.
 
     Returns:
-        The state, with rank 0's sampling stream, and noise on rank 0 alone; the name of the run;
-        and a digest of the data, if two looks at it give the same.
+        The state, with rank 0's sampling stream, and noise on rank 0 alone unless it is spread;
+        the name of the run; and a digest of the data, if two looks at it give the same.
 
     Raises:
         RankError: the ranks differ; the message says in what.
     """
     own = {key: _text(value) for key, value in terms.items()} | {"records": str(units.count)}
     data, owners = stable_digest(dataset), units.digest()
-    there, other, others_owners, stream, name, seed, root = ranks.send(
-        (own, data, owners, state.stream, name, deal_seed(), state.sampling), "make_private"
+    keys = state.sampling, state.noise if spread else None
+    there, other, others_owners, stream, name, seed, (root, noise) = ranks.send(
+        (own, data, owners, state.stream, name, deal_seed(), keys), "make_private"
     )
     differing = [
         f"{key} ({there.get(key)} there, {own[key]} here)"
@@ -68,7 +72,7 @@ def join(
     )
     ranks.take_share(units.count, seed)
     ranks.send_tensors(tensors)
-    noise = state.noise if ranks.first else None
+    noise = state.noise if ranks.first else noise
     digest = data and data + owners
     return replace(state, sampling=root, noise=noise, stream=stream), name, digest
 

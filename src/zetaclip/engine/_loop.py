@@ -29,7 +29,7 @@ from ._group import Group
 from ._open_batch import OpenBatch, Stage
 from ._order import OrderError
 from ._private_module import PrivateModule
-from ._release_log import ReleaseLog
+from ._release_log import ReleaseLog, fingerprint
 from ._settings import Settings
 from ._state import RunState
 from ._terms import HALF_MEAN, HALF_MEAN_NOTE
@@ -218,6 +218,9 @@ class PrivateLoop:
                 self.group.total(0, f"update {self.state.step + 1}")
             self._refuse(batch, error)
             raise
+        if self.model.sharding is not None:
+            batch.stage = Stage.SPOILED
+            batch.mechanism.deliver(self.group)
         batch.stage, batch.done = Stage.ABSORBED, batch.done + 1
         return batch.done == len(batch.chunks)
 
@@ -247,10 +250,13 @@ class PrivateLoop:
         if self.group.count == 1:
             self._use(batch, released)
         else:
+            what, mark = f"the end of update {mechanism.draw.step + 1}", None
+            if self.model.sharding is not None:  # a replay must be one of every rank's part
+                mark = " ".join(self.group.gather(fingerprint(released), what))
             told = self.group.conclude(
-                lambda: self._use(batch, released),
+                lambda: self._use(batch, released, mark),
                 lambda: (self.clip, self.control.rate(self.state.control)),
-                f"the end of update {mechanism.draw.step + 1}",
+                what,
             )
             if told is not None:
                 self.state = replace(self.state, control=told)
@@ -260,9 +266,9 @@ class PrivateLoop:
                 f"after {self.state.step} updates",
             )
 
-    def _use(self, batch: OpenBatch, released: Released) -> None:
+    def _use(self, batch: OpenBatch, released: Released, mark: str | None = None) -> None:
         if self.log.home is not None:  # else nothing was ever saved that could be replayed
-            self.log.confirm(batch.mechanism.draw, released)
+            self.log.confirm(batch.mechanism.draw, released, mark)
         self._close(batch)
         if self.state.phase:
             self.state = replace(self.state, releases=(*self.state.releases, released))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..gradients import CaptureBuffer, Chunk, Layout, make_shadows
+from ..gradients.layout import spread
 from ..gradients.units import by_unit
 from ..mechanism import Room
 from ..randomness._forward import ForwardRng
+from ._group import Group, Ranks
 from ._guard import Guard
 from ._loss_check import LossCheck
 from ._power import PowerIterations
 from ._settings import Settings
+from ._sharding import Sharding, is_spread
 from ._validation import (
     claim,
     raise_refusals,
@@ -50,18 +54,33 @@ class PrivateModule:
         self._rng = ForwardRng(device)
 
     def _look(self) -> None:
+        sharding = self.sharding = Sharding.of(self.module)  # None if each rank has all weights
+        if sharding is not None:
+            sharding.rest()
         named = trained_parameters(self.module, self._optimizer)
-        shadows, refusals = make_shadows(self.module, set(named.values()), self.recorder)
-        raise_refusals(list(structural_refusals(self.module)) + refusals)
-        self.named, self.layout, self.shadows = named, Layout.of(named), shadows
-        self.guard = Guard(self.module, self._optimizer, self.layout, self.recorder, shadows)
+        trained = set(named.values())
+        shadows, refusals = make_shadows(self.module, trained, self.recorder)
+        if sharding is None:
+            raise_refusals([*structural_refusals(self.module), *refusals])
+            layout = Layout.of(named)
+        else:
+            known = structural_refusals(self.module, sharding.held())
+            raise_refusals([*known, *refusals, *sharding.refusals(self.module, trained, shadows)])
+            layout = spread(Layout.of(named), dist.get_rank(), dist.get_world_size())
+        self.named, self.layout, self.shadows = named, layout, shadows
+        self.guard = Guard(
+            self.module, self._optimizer, self.layout, self.recorder, shadows, sharding
+        )
         self.weights = Weights(self.layout, self.module)
         self.room = Room(self.layout)
 
-    def attach(self) -> None:
+    def attach(self, group: Group) -> None:
         """From now on the module's layers record what their parameters do to each record's loss."""
         if self.power is not None:
             self.power.iterate()  # for the first batch; later ones follow an update
+        if self.sharding is not None:
+            assert isinstance(group, Ranks)
+            self.sharding.attach(group, self.shadows)
         for shadow in self.shadows:
             shadow.attach()
 
@@ -89,6 +108,8 @@ class PrivateModule:
         release(self.layout.parameters)
         for shadow in self.shadows:
             shadow.detach()
+        if self.sharding is not None:
+            self.sharding.detach()
 
     def lend(self, rows: int, key: bytes) -> dict[str, Tensor]:
         """A chunk of so many records goes out; its dropout masks follow the key.
@@ -142,5 +163,6 @@ class PrivateModule:
             self.power.let_go()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every parameter and buffer, trained or not."""
-        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        """What every rank has alike: all parameters and buffers but those that are spread."""
+        every = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {name: tensor for name, tensor in every.items() if not is_spread(tensor)}

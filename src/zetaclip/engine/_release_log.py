@@ -51,23 +51,22 @@ class ReleaseLog:
                 self.ledger.append(row)
         return Receipt(rows)
 
-    def confirm(self, draw: Draw, released: Released) -> None:
+    def confirm(self, draw: Draw, released: Released, mark: str | None = None) -> None:
         """Lets a release out, and notes it for a later replay.
 
         Where it was made before, only if it is the same.
 
         Only the home journal is asked: others may lack releases of runs that continue elsewhere.
+
+        Args:
+            draw: the numbers of the batch.
+            released: what was released, or this rank's part of it.
+            mark: the fingerprints of all parts, where the ranks have one each.
         """
         if self.home is None:
             return
-        gradient = released.gradient
-        numbers = [
-            torch.linalg.vector_norm(gradient, dtype=torch.float64),
-            gradient.sum(dtype=torch.float64),
-        ]
-        numbers += [value.sum() for value in released.extras.values()]
-        fingerprint = " ".join(float(number).hex() for number in numbers)
-        if not self.home.confirm((draw.stream, draw.batch, draw.query), fingerprint):
+        mark = fingerprint(released) if mark is None else mark
+        if not self.home.confirm((draw.stream, draw.batch, draw.query), mark):
             raise OrderError(
                 f"the replay of step {released.step} gives another gradient than the run that it "
                 "replays: the loss, the learning rate or the loop has changed. The same noise on "
@@ -128,3 +127,14 @@ class ReleaseLog:
         """
         self.name, self.home = name, home
         self.expected = {row.key: row for row in expected}
+
+
+def fingerprint(released: Released) -> str:
+    """A few numbers of a release, by which a replay is told from another run."""
+    gradient = released.gradient
+    numbers = [
+        torch.linalg.vector_norm(gradient, dtype=torch.float64),
+        gradient.sum(dtype=torch.float64),
+    ]
+    numbers += [value.sum() for value in released.extras.values()]
+    return " ".join(float(number).hex() for number in numbers)

@@ -10,6 +10,7 @@ from ..control import Released
 from ..gradients import Layout
 from ..methods._updates import NoiseAware, scaled_rates
 from ._order import OWN_OPTIMIZER, OrderError
+from ._sharding import like
 
 
 class Update:
@@ -50,9 +51,11 @@ class Update:
         elif self._rereads:
             # Some optimizers write into .grad, and must not change what was released.
             gradient = gradient.clone()
-        for parameter, place in zip(layout.parameters, layout.places, strict=True):
+        places = layout.places if layout.shards is None else layout.shards.places
+        for parameter, place in zip(layout.parameters, places, strict=True):
             view = gradient.as_strided(*place)
-            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            view = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            parameter.grad = view if layout.shards is None else like(parameter, view)
         if self._told is not None:
             self._told.set_noise_std(std)
         self._open = True

@@ -6,7 +6,7 @@ Which parts can't be trained privately, and what to use instead.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ _WRAPPERS = {
     "clipped ones itself. Pass the module inside "
     "it: make_private(module=ddp.module, ...)",
     "DataParallel": "it splits the batch over replicas; pass the module inside it (model.module)",
-    "FullyShardedDataParallel": "sharded parameters are not supported; pass the module before "
-    "it is wrapped",
+    "FullyShardedDataParallel": "the first form of FSDP is not supported; call "
+    "torch.distributed.fsdp.fully_shard on the module before it is wrapped",
     "OptimizedModule": "torch.compile of a private module is not supported; pass the module "
     "inside it (model._orig_mod)",
 }
@@ -60,17 +60,17 @@ def check_module(module: Any) -> None:
                 "it was compiled in place (module.compile()), which is not supported; "
                 "build it without compiling"
             )
-        if reason is None and any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
-            reason = (
-                "it was sharded by fully_shard (FSDP2), which is not supported; make it "
-                "private unsharded"
-            )
         if reason is not None:
             raise ValidationError(f"{name or 'the module'} ({type(part).__name__}): {reason}")
 
 
-def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
-    """Layers that mix records or learn from them outside of the gradient."""
+def structural_refusals(module: nn.Module, sharded: Set[int] = frozenset()) -> Iterator[Refusal]:
+    """Layers that mix records or learn from them outside of the gradient.
+
+    Args:
+        module: The model.
+        sharded: Parameters that ``fully_shard`` takes care of, by id().
+    """
     for name, part in module.named_modules():
         kind = type(part).__name__
         if isinstance(part, _BatchNorm):
@@ -107,12 +107,12 @@ def structural_refusals(module: nn.Module) -> Iterator[Refusal]:
             yield Refusal(
                 name, "parameter", "it is on the meta device; materialise the module first"
             )
-        elif hasattr(parameter, "device_mesh"):
+        elif hasattr(parameter, "device_mesh") and id(parameter) not in sharded:
             yield Refusal(
                 name,
                 "parameter",
-                "it is sharded over a device mesh (DTensor: tensor parallel or FSDP2), which is "
-                "not supported",
+                "it is spread over a device mesh (DTensor), which make_private supports where "
+                "fully_shard did it, and nothing else does",
             )
         elif parameter.requires_grad and not parameter.is_floating_point():
             yield Refusal(

@@ -32,7 +32,8 @@ class Weights:
         self._spare: list[Tensor] | None = (
             None  # kept from one batch to the next: moved weights, or a copy of θ
         )
-        self._lent = _lendable(layout.parameters, module)
+        # Methods that move weights are refused where these are spread over ranks.
+        self._lent = layout.shards is None and _lendable(layout.parameters, module)
 
     def move(self, vector: Tensor, distance: float) -> None:
         """Goes so far along a flat vector.

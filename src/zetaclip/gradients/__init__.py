@@ -5,7 +5,8 @@ Only ``zetaclip.mechanism`` may read the contents of a ``Chunk``.
 
 from .attach import Refusal, make_shadows
 from .capture import CaptureBuffer, CaptureError, LayerCapture, is_private
-from .reduce import Chunk, Layout
+from .layout import Layout
+from .reduce import Chunk
 from .rules import LAYER_RULES, LayerRule, layer_rule
 
 __all__ = [

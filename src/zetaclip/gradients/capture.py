@@ -394,6 +394,15 @@ class LayerCapture:
         recorded: Tensor = _Record.apply(y, anchor, self, backward, *saved)
         return recorded
 
+    def gathered(self, whole: dict[int, nn.Parameter]) -> None:
+        """The layer is going to run with these in place of parameters that ranks hold parts of.
+
+        Args:
+            whole: What stands in a parameter's place during forward, by id() of the parameter.
+        """
+        self.parameters = {name: whole.get(id(p), p) for name, p in self.parameters.items()}
+        self.places = [(part, key, whole.get(id(p), p), ours) for part, key, p, ours in self.places]
+
     def attach(self) -> None:
         """Replaces the module's forward."""
         self.module.forward = self

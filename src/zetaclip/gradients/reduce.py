@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import mapped, products
 from . import rows as small
 from .combine import combine
 from .contributions import Contribution, Dense, Single, floor
+from .layout import Bucket, Layout
 
 # A norm of at least this counts as not finite: its factor would be a denormal number, which has too
 # little precision for a bound.
@@ -20,62 +20,6 @@ TOO_LONG = 1e150
 # megabytes stay in the cache between its passes: about five times faster than 64 megabytes on the
 # MLP of `bench/methods.py`.
 TRANSFORM_FLOATS = 1 << 19
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The position of each trained parameter in the flat vector that the mechanism works on.
-
-    Attributes:
-        names: Names of the parameters.
-        parameters: The parameters.
-        offsets: The first position of each.
-        places: (size, stride, offset) of each, the arguments of ``as_strided``, which is the
-            fastest way to make a view.
-        numel: Length of the flat vector.
-        dtype: float64 if a parameter is float64, otherwise float32.
-        device: The device of all parameters.
-    """
-
-    names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
-    offsets: tuple[int, ...]
-    places: tuple[tuple, ...]
-    numel: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(named: dict[str, nn.Parameter]) -> Layout:
-        """The layout of these parameters, in their order.
-
-        Raises:
-            ValueError: They are on several devices.
-        """
-        offsets, total = [], 0
-        for parameter in named.values():
-            offsets.append(total)
-            total += parameter.numel()
-        parameters = tuple(named.values())
-        wide = any(p.dtype == torch.float64 for p in parameters)
-        devices = {p.device for p in parameters}
-        if len(devices) > 1:
-            raise ValueError(
-                "trained parameters lie on several devices "
-                f"({', '.join(sorted(map(str, devices)))}); put them on one"
-            )
-        dtype = torch.float64 if wide else torch.float32
-        shapes = [torch.empty(p.shape, device="meta") for p in parameters]
-        places = tuple(
-            (s.shape, s.stride(), offset) for s, offset in zip(shapes, offsets, strict=True)
-        )
-        return Layout(
-            tuple(named), parameters, tuple(offsets), places, total, dtype, parameters[0].device
-        )
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's part of the flat vector, in the parameter's shape."""
-        return [flat.as_strided(*place) for place in self.places]
 
 
 class Chunk:
@@ -202,9 +146,17 @@ class Chunk:
                 where.copy_(value.view_as(where))
         return flat.mul_(self.scale)
 
-    def add_weighted_sum(self, total: Tensor, factors: Tensor) -> None:
-        """``total += Σ_i factors[i] * gradient_i``, all in float64."""
-        layout, rows = self.layout, self.rows
+    def add_weighted_sum(
+        self, total: Tensor, factors: Tensor, bucket: Bucket | None = None
+    ) -> None:
+        """``total += Σ_i factors[i] * gradient_i``, all in float64.
+
+        Args:
+            total: Of all parameters, or of those of the bucket.
+            factors: One per example.
+            bucket: Some of the parameters; None for all of them.
+        """
+        layout, rows = self.layout if bucket is None else bucket.layout, self.rows
         scaled = factors * self.scale
         whole = scaled.dtype is torch.float64 and scaled.shape == (rows,) and total.is_cpu
         memory = total.numpy() if whole else None
@@ -227,8 +179,9 @@ class Chunk:
             small.weigh(sums, scaled)
         if outers:
             products.add_outers(outers, scaled)
+        begin = 0 if bucket is None else bucket.begin
         for row, gradient in self.rescued.items():
-            total.add_(gradient * factors[row])
+            total.add_(gradient[begin : begin + layout.numel] * factors[row])
 
     def pieces(self) -> Iterator[Tensor]:
         """The gradients as (examples, numel), a few examples at a time; zero if not finite."""

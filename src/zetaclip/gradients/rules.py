@@ -302,13 +302,24 @@ def find_rule(module: nn.Module) -> LayerRule | None:
     A rule is not used if the layer may compute something else than its class does: with a
     ``forward`` on the instance, a reparametrization, or parameters of other names.
     """
-    rule = LAYER_RULES.get(type(module))
+    rule = LAYER_RULES.get(layer_type(module))
     if rule is None or not _runs_its_own_forward(module) or rule.skip(module):
         return None
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     # A rule would return the contribution of a tied parameter under a name that is not used.
     tied = len(names) > len(list(module.parameters()))
     return rule if rule.names.issuperset(names) and not tied else None
+
+
+def layer_type(module: nn.Module) -> type[nn.Module]:
+    """The class of a module; that which it had before ``fully_shard`` put one of its own over it.
+
+    Such a class adds hooks around ``forward`` and leaves it alone.
+    """
+    kind = type(module)
+    if len(kind.__bases__) == 2 and kind.__bases__[0].__name__ == "FSDPModule":
+        return kind.__bases__[1]
+    return kind
 
 
 def _runs_its_own_forward(module: nn.Module) -> bool:
@@ -321,5 +332,5 @@ def _runs_its_own_forward(module: nn.Module) -> bool:
 
 def refusal(module: nn.Module) -> str | None:
     """Why this layer cannot be trained privately in its present configuration, or None."""
-    rule = LAYER_RULES.get(type(module))
+    rule = LAYER_RULES.get(layer_type(module))
     return rule.refuse(module) if rule is not None else None

@@ -53,6 +53,9 @@ class Group(Protocol):
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
         """Adds ``flat`` up over the processes, in place, and returns the sum of ``extras``."""
 
+    def scatter(self, rows: Tensor, what: str) -> Tensor:
+        """This process's row, summed over all processes; there is a row for each of them."""
+
     def conclude(
         self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
     ) -> ToldClip | None:

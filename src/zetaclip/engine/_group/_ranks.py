@@ -168,7 +168,7 @@ class Ranks:
         tail = torch.cat((extras, own.flatten())).to(flat.device)
         if refusal is not None:
             self._here.store.set(f"{self._name}/refusal/{self._serial + 1}", refusal)
-        parts = [*flat.split(BUCKET), tail]
+        parts = [*(flat.split(BUCKET) if len(flat) else ()), tail]
         self._wait([dist.all_reduce(part, async_op=True) for part in parts], what, flat.is_cuda)
         self.payload += sum(part.numel() * part.element_size() for part in parts)
         size = len(extras)
@@ -182,6 +182,24 @@ class Ranks:
                 f"rank {rank} stopped at {what}, so nothing was released: {text}", told=True
             )
         return back[:size]
+
+    def scatter(self, rows: Tensor, what: str) -> Tensor:
+        """This rank's row, summed over the ranks."""
+        own = torch.empty_like(rows[0])
+        # torch has renamed it.
+        reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        self._wait([reduce(own, rows.flatten(), async_op=True)], what, rows.is_cuda)
+        self.payload += rows.numel() * rows.element_size()
+        return own
+
+    def gather_weights(self, whole: Tensor, own: Tensor, group: Any) -> None:
+        """Every rank's part of some weights, on every rank; the ranks of ``group`` are all ranks.
+
+        A rank that is lost becomes a ``RankError`` here, too.
+        """
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(whole, own, group=group, async_op=True)
+        self._wait([work], "gathering the weights of a layer", whole.is_cuda)
 
     def total(self, number: int, what: str) -> int:
         """The sum of the ranks' numbers."""

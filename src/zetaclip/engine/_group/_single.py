@@ -39,6 +39,9 @@ class SingleProcess:
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
         return extras
 
+    def scatter(self, rows: Tensor, what: str) -> Tensor:
+        return rows[0]
+
     def conclude(
         self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
     ) -> ToldClip | None:

@@ -1,0 +1,247 @@
+"""A module whose parameters are spread over the ranks by ``torch.distributed.fsdp.fully_shard``.
+
+Between forwards a parameter is a ``DTensor`` that holds this rank's part of it. torch gathers the
+whole of it, another object, for the forward and the backward of the part of the module that it
+belongs to. A record is on one rank, which runs every layer on it, so the rank has the whole norm of
+its own records; the sums are added up by their owners (``Mechanism.deliver``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..control import Constant, Schedule
+from ..gradients import LayerCapture, Refusal
+from ..methods import Method
+from ._group import Ranks
+from ._power import PowerIterations
+
+
+class Sharding:
+    """The sharded parts of one module.
+
+    **Guarantee.** After ``rest`` every parameter in the module is the one that the optimizer holds,
+    and nothing that was gathered before an update is used after it.
+    """
+
+    def __init__(self, parts: list[tuple[str, Any]]) -> None:
+        self._parts = parts
+        self._usual: list[Any] = []  # how torch gathers weights by itself
+
+    @staticmethod
+    def of(module: nn.Module) -> Sharding | None:
+        """The sharding of this module; None if it is not sharded."""
+        parts = [(name, part) for name, part in module.named_modules() if is_sharded(part)]
+        return Sharding(parts) if parts else None
+
+    def held(self) -> set[int]:
+        """The parameters that ``fully_shard`` takes care of, by id()."""
+        return {id(p) for _, part in self._parts for p in _own_parameters(part)}
+
+    def rest(self) -> None:
+        """Gives back what was gathered: parameters are those that the optimizer holds."""
+        for _, part in self._parts:
+            part.reshard()
+
+    def refusals(
+        self, module: nn.Module, trained: set[nn.Parameter], shadows: list[LayerCapture]
+    ) -> Iterator[Refusal]:
+        """What is spread in another way than the one that is supported."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            yield Refusal(
+                "",
+                "FSDP2",
+                "it is sharded, but there is only one process; train it as "
+                "it was before fully_shard",
+            )
+            return
+        if PowerIterations.of(module) is not None:
+            yield Refusal(
+                "",
+                "spectral norm",
+                "it reads whole weights, of which each rank has a "
+                "part; leave it out, or train the module as it was before fully_shard",
+            )
+        for name, part in self._parts:
+            reason = _group_refusal(part)
+            if reason is not None:
+                yield Refusal(name, type(part).__name__, reason)
+        for name, parameter in module.named_parameters():
+            if parameter in trained and not is_spread(parameter):
+                yield Refusal(
+                    name,
+                    "parameter",
+                    "it is not sharded, and others are; call fully_shard(module) on the whole "
+                    "module last, without ignored_params",
+                )
+
+        yield from self._inside(shadows)
+
+    def _inside(self, shadows: list[LayerCapture]) -> Iterator[Refusal]:
+        """Parts that would be gathered in the middle of a unit."""
+        outer = {id(inner): shadow for shadow in shadows for inner in shadow.module.modules()}
+        for name, part in self._parts:
+            shadow = outer.get(id(part))
+            if shadow is not None and shadow.module is not part:
+                yield Refusal(
+                    name,
+                    type(part).__name__,
+                    f"it is sharded by itself inside of {shadow.name}, which is one unit here; "
+                    f"call fully_shard on {shadow.name} instead",
+                )
+
+    def attach(self, ranks: Ranks, shadows: list[LayerCapture]) -> None:
+        """Finds what stands for each parameter in forward; a rank that is lost is named there."""
+        whole: dict[int, nn.Parameter] = {}
+        for _, part in self._parts:
+            for group in _groups(part):
+                self._usual.append((group, group._all_gather_comm))
+            part.set_custom_all_gather(_Gather(ranks))
+            names = {id(p): (inner, key) for p, inner, key in _places(part)}
+            part.unshard()
+            for old, (inner, key) in names.items():
+                found = inner._parameters[key]
+                assert found is not None
+                whole[old] = found
+            part.reshard()
+        for shadow in shadows:
+            shadow.gathered(whole)
+
+    def detach(self) -> None:
+        """torch gathers weights by itself again."""
+        for group, usual in self._usual:
+            group._all_gather_comm = usual
+        self._usual = []
+
+
+class _Gather:
+    """Gathers weights for ``fully_shard``, and finds out if a rank is lost."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        self._ranks.gather_weights(output_tensor, input_tensor, group)
+
+
+def is_sharded(part: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on this very part."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is spread over ranks; others as they are."""
+    return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether ranks hold parts of this tensor (a ``DTensor``)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def like(parameter: Tensor, own: Tensor) -> Tensor:
+    """A tensor that is spread as the parameter is, of which this rank has ``own``."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        own,
+        parameter.device_mesh,  # type: ignore[attr-defined]
+        parameter.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def check_method(method: Method) -> None:
+    """Refuses what reads, keeps or moves the whole vector, of which each rank has a part.
+
+    Raises:
+        ValueError: The method does.
+    """
+    rule, controller = method.rule, method.controller
+    reads = controller.reads_gradient if controller.probe is None else True
+    needs = {
+        "its clip rule maps gradients by what it remembers of every coordinate": rule.maps,
+        "its clip rule remembers releases": rule.remembers,
+        "it remembers releases": method.remember is not None,
+        "it takes several gradients per update": len(method.passes) > 1,
+        "it moves the weights before the gradient": method.passes[0].perturb is not None,
+        f"{type(controller).__name__} reads whole weights or gradients": reads
+        and not isinstance(controller, Constant | Schedule),
+    }
+    found = [text for text, holds in needs.items() if holds]
+    if found:
+        raise ValueError(
+            f"method {method.name!r} can't train parameters that are spread over ranks "
+            f"(fully_shard): {found[0]}. Train the module as it was before fully_shard, or use a "
+            "fixed clipping norm"
+        )
+
+
+def _groups(part: Any) -> list[Any]:
+    state = part._get_fsdp_state()
+    found = getattr(state, "_fsdp_param_groups", None)
+    return [g for g in (state._fsdp_param_group,) if g is not None] if found is None else found
+
+
+def _own_parameters(part: Any) -> list[nn.Parameter]:
+    return [one.sharded_param for group in _groups(part) for one in group.fsdp_params]
+
+
+def _places(part: Any) -> Iterator[tuple[nn.Parameter, nn.Module, str]]:
+    """Where the parameters are that are gathered together with this part."""
+    own = {id(p) for p in _own_parameters(part)}
+    for inner in part.modules():
+        for key, parameter in inner._parameters.items():
+            if id(parameter) in own:
+                yield parameter, inner, key
+
+
+def _group_refusal(part: Any) -> str | None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+    from torch.distributed.tensor import Shard
+
+    groups = _groups(part)
+    if not hasattr(part, "set_custom_all_gather"):
+        return f"fully_shard of torch {torch.__version__} is too old; use torch 2.13 or newer"
+    if len(groups) > 1:
+        return "its parameters are on several meshes (shard_placement_fn); use one for all"
+    for group in groups:
+        if group.mp_policy != MixedPrecisionPolicy():
+            return (
+                "it has a mixed precision policy (mp_policy=), which is not supported; leave it "
+                "out, and use torch.autocast or a bfloat16 module"
+            )
+        if isinstance(group.offload_policy, CPUOffloadPolicy):
+            return "it is offloaded (offload_policy=), which is not supported; leave that out"
+        after = group.post_forward_mesh_info
+        if after is not None and after.shard_mesh_size != dist.get_world_size():
+            return (
+                "reshard_after_forward is a number, which keeps parts of another size after "
+                "forward; use True or False"
+            )
+        for one in group.fsdp_params:
+            parameter = one.sharded_param
+            mesh = parameter.device_mesh
+            if mesh.ndim != 1 or mesh.mesh.tolist() != list(range(dist.get_world_size())):
+                return (
+                    "its mesh is not the line of all ranks (HSDP, tensor parallelism, or some of "
+                    'the ranks); use init_device_mesh("cpu", (dist.get_world_size(),))'
+                )
+            if tuple(parameter.placements) != (Shard(0),):
+                return (
+                    f"a parameter is spread as {parameter.placements}, not along its first "
+                    "dimension; leave shard_placement_fn out"
+                )
+    return None
