@@ -46,13 +46,16 @@ def make(
     options=None,
     lr=None,
     dataset=None,
+    shard=None,
     **more,
 ):
-    """(engine, module, optimizer, loader)"""
+    """(engine, module, optimizer, loader); ``shard`` spreads the parameters over the ranks."""
     if method == "auto":  # a network has no gain that is known by itself
         options = {"gain": 2.0, **(options or {})}
     chosen = methods.get(method, **(options or {})) if isinstance(method, str) else method
     module = network() if module is None else module
+    if shard is not None:
+        spread(module, shard)
     dataset = data(size) if dataset is None else dataset
     engine = PrivacyEngine(accountant="rdp", seed=seed)
     per_epoch = max(1, round(1 / q))
@@ -85,8 +88,32 @@ def loop(module, optimizer, loader, steps, chunks=None):
                 return
 
 
+def spread(module, how="parts"):
+    """By fully_shard: every part that has parameters and then the rest, or all of it at once."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if not dist.is_initialized():  # the one process to compare with
+        return module
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if how == "parts":
+        for part in module.children():
+            if any(True for _ in part.parameters()):
+                fully_shard(part, mesh=mesh)
+    elif how == "together":
+        fully_shard([module[0], module[3]], mesh=mesh)
+    elif how == "kept":
+        fully_shard(module[0], mesh=mesh, reshard_after_forward=False)
+    return fully_shard(module, mesh=mesh)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def flat(module):
-    return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+    return torch.cat([whole(p.detach()).flatten() for p in module.parameters()]).clone()
 
 
 def finish(engine):
@@ -128,7 +155,7 @@ def watched(rank, steps, more):
             F.cross_entropy(module(x), y).backward()
             optimizer.step()
             if optimizer.stepped:
-                gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).clone()
+                gradient = torch.cat([whole(p.grad).flatten() for p in module.parameters()]).clone()
                 found.append({"chunks": chunks, "gradient": gradient, "weights": before})
                 done += 1
                 if done >= steps:
@@ -177,7 +204,7 @@ def counted_collectives(rank, physical):
     }
 
 
-def wrong_on_one_rank(rank, what):
+def wrong_on_one_rank(rank, what, **more):
     """Rank 1 is not as rank 0; every rank should hear of it."""
     if what == "sigma":
         make(sigma=1.0 + rank)
@@ -207,13 +234,13 @@ def wrong_on_one_rank(rank, what):
                 with torch.no_grad():
                     module[3].weight[0, 0] += 1e-6
     elif what == "rule":
-        engine, module, optimizer, loader = make(_Liar(rank == 1))
+        engine, module, optimizer, loader = make(_Liar(rank == 1), **more)
         try:
             loop(module, optimizer, loader, 1)
         finally:
             engine.detach()
     elif what == "grad":
-        engine, module, optimizer, loader = make()
+        engine, module, optimizer, loader = make(**more)
         for x, y in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(module(x), y)
@@ -302,10 +329,6 @@ def refused(rank, kind):
     module = network()
     if kind == "ddp":
         module = nn.parallel.DistributedDataParallel(module)
-    elif kind == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
     elif kind == "tensor-parallel":
         from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -409,7 +432,7 @@ def replays(rank, path):
     return flat(module), finish(engine)
 
 
-def replays_another_loop(rank, path, early):
+def replays_another_loop(rank, path, early, shard=None):
     """A replay whose loss is another one than the run's; ``early`` if it was loaded before the run
     went on.
 
@@ -424,15 +447,15 @@ def replays_another_loop(rank, path, early):
             optimizer.step()
             return
 
-    first, whole, own, batches = make(seed=None)
-    loop(whole, own, batches, 1)
+    first, other, own, batches = make(seed=None, shard=shard)
+    loop(other, own, batches, 1)
     first.save(path)
     if not early:
-        loop(whole, own, batches, 1)
-    engine, module, optimizer, loader = make(seed=None)
+        loop(other, own, batches, 1)
+    engine, module, optimizer, loader = make(seed=None, shard=shard)
     engine.load(path, replay=True)
     if early:
-        loop(whole, own, batches, 1)
+        loop(other, own, batches, 1)
     before, said = flat(module), ""
     try:
         other_loss()
@@ -479,11 +502,11 @@ def comes_late(rank, late):
         presence.POLL, presence.SILENT = poll, silent
 
 
-def trains_forever(rank, pipe_path):
+def trains_forever(rank, pipe_path, shard=None):
     from zetaclip.engine._group import _presence as presence
 
     presence.GONE, presence.POLL, presence.BEAT = 1.5, 0.3, 0.2
-    _, module, optimizer, loader = make(steps=10**6)
+    _, module, optimizer, loader = make(steps=10**6, shard=shard)
     with open(f"{pipe_path}.{rank}", "w") as file:
         file.write("running")
     loop(module, optimizer, loader, 10**6)

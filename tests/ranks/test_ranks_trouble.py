@@ -57,7 +57,6 @@ def test_everybody_starts_with_the_weights_of_rank_0(two):
     ("kind", "said"),
     [
         ("ddp", r"DistributedDataParallel.*make_private\(module=ddp.module, ...\)"),
-        ("fsdp2", "fully_shard"),
         ("tensor-parallel", "0.weight.*device mesh"),
     ],
 )

@@ -189,9 +189,12 @@ class Guard:
         for _, held, key in self._buffers:
             buffer = held.get(key)
             yield buffer, -1 if buffer is None else buffer._version
+        sharding = self._sharding
         for parameter in chain((p for _, p in self._frozen), self.layout.parameters):
-            own = local(parameter)  # what is spread over ranks counts writes of either kind
-            yield own, own._version if own is parameter else own._version + parameter._version
+            if sharding is None:
+                yield parameter, parameter._version
+            else:
+                yield local(parameter), sharding.version(parameter)
 
     # -- before a release
 

@@ -250,11 +250,12 @@ class PrivateLoop:
         if self.group.count == 1:
             self._use(batch, released)
         else:
-            what, mark = f"the end of update {mechanism.draw.step + 1}", None
-            if self.model.sharding is not None:  # a replay must be one of every rank's part
-                mark = " ".join(self.group.gather(fingerprint(released), what))
+            what = f"the end of update {mechanism.draw.step + 1}"
+            spread = self.model.sharding is not None
+            if spread:
+                self._use_parts(batch, released, what)
             told = self.group.conclude(
-                lambda: self._use(batch, released, mark),
+                lambda: None if spread else self._use(batch, released),
                 lambda: (self.clip, self.control.rate(self.state.control)),
                 what,
             )
@@ -266,9 +267,18 @@ class PrivateLoop:
                 f"after {self.state.step} updates",
             )
 
-    def _use(self, batch: OpenBatch, released: Released, mark: str | None = None) -> None:
-        if self.log.home is not None:  # else nothing was ever saved that could be replayed
-            self.log.confirm(batch.mechanism.draw, released, mark)
+    def _use_parts(self, batch: OpenBatch, released: Released, what: str) -> None:
+        """All ranks use their parts of a release at the same time, or none of them does.
+
+        Their optimizers may have to meet.
+        """
+        draw, marks = batch.mechanism.draw, self.group.gather(fingerprint(released), what)
+        self.group.once(lambda: self.log.confirm(draw, released, " ".join(marks)), what)
+        self._use(batch, released, confirmed=True)
+
+    def _use(self, batch: OpenBatch, released: Released, confirmed: bool = False) -> None:
+        if self.log.home is not None and not confirmed:  # else nothing was saved to be replayed
+            self.log.confirm(batch.mechanism.draw, released)
         self._close(batch)
         if self.state.phase:
             self.state = replace(self.state, releases=(*self.state.releases, released))
@@ -359,6 +369,11 @@ class PrivateLoop:
         self._check_ours()
         if self.batch is not None or self.state.phase:
             raise OrderError(order.BATCH_OUT)
+        if self.model.sharding is not None:
+            raise OrderError(
+                "parameters can't be added where they are spread over ranks (fully_shard); give "
+                "all of them to the optimizer before make_private"
+            )
         if self.method.rule.remembers or self.state.memory:
             raise OrderError(
                 f"method {self.method.name!r} remembers something for every coordinate, so "

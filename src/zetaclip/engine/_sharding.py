@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..control import Constant, Schedule
 from ..gradients import LayerCapture, Refusal
+from ..gradients.layout import owned_rows
 from ..methods import Method
 from ._group import Ranks
 from ._power import PowerIterations
@@ -32,6 +33,7 @@ class Sharding:
     def __init__(self, parts: list[tuple[str, Any]]) -> None:
         self._parts = parts
         self._usual: list[Any] = []  # how torch gathers weights by itself
+        self._whole: dict[int, nn.Parameter] = {}  # by id() of what it is gathered from
 
     @staticmethod
     def of(module: nn.Module) -> Sharding | None:
@@ -97,7 +99,7 @@ class Sharding:
 
     def attach(self, ranks: Ranks, shadows: list[LayerCapture]) -> None:
         """Finds what stands for each parameter in forward; a rank that is lost is named there."""
-        whole: dict[int, nn.Parameter] = {}
+        whole = self._whole
         for _, part in self._parts:
             for group in _groups(part):
                 self._usual.append((group, group._all_gather_comm))
@@ -111,6 +113,15 @@ class Sharding:
             part.reshard()
         for shadow in shadows:
             shadow.gathered(whole)
+
+    def version(self, parameter: nn.Parameter) -> int:
+        """Counts what was written to a parameter, to this rank's part, or to what was gathered.
+
+        torch does not count what it writes there itself.
+        """
+        whole = self._whole.get(id(parameter))
+        own = local(parameter)
+        return parameter._version + own._version + (0 if whole is None else whole._version)
 
     def detach(self) -> None:
         """torch gathers weights by itself again."""
@@ -161,6 +172,27 @@ def like(parameter: Tensor, own: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def gathered(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The whole of a tensor that is spread along its first dimension; a meeting of all ranks."""
+    own, rows = local(tensor), tensor.shape[0]
+    each = -(-rows // ranks.count)
+    filled = own.new_zeros(each, *tensor.shape[1:])
+    filled[: len(own)] = own
+    whole = own.new_empty(ranks.count * each, *tensor.shape[1:])
+    ranks.gather_weights(whole, filled, None)
+    return whole[:rows]
+
+
+def own_part_of(value: Any, parameter: Any) -> Any:
+    """This rank's part of a whole tensor, spread as the parameter is; other values unchanged."""
+    if not (isinstance(parameter, Tensor) and is_spread(parameter) and isinstance(value, Tensor)):
+        return value
+    if value.shape != parameter.shape:  # a counter of an optimizer, say
+        return value
+    first, last = owned_rows(value.shape[0], dist.get_rank(), dist.get_world_size())
+    return like(parameter, value[first:last].clone())
 
 
 def check_method(method: Method) -> None:

@@ -264,6 +264,7 @@ class LayerCapture:
             if parameter is not None
         ]
         self.narrower: dict[frozenset[str], LayerCapture] = {}
+        self.spread = False  # whether its parameters are gathered for each forward
         self.shadowed = module.__dict__.get("forward")
         self.inner: Callable[..., Any] = module.forward
 
@@ -400,6 +401,7 @@ class LayerCapture:
         Args:
             whole: What stands in a parameter's place during forward, by id() of the parameter.
         """
+        self.spread = True
         self.parameters = {name: whole.get(id(p), p) for name, p in self.parameters.items()}
         self.places = [(part, key, whole.get(id(p), p), ours) for part, key, p, ours in self.places]
 

@@ -315,9 +315,10 @@ def _vectorised(
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             _check_single(shadow, leaf.shape[1:], 0)
-    return tree_unflatten(
-        [leaf.squeeze(1) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
-    )
+    rows = [leaf.squeeze(1) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    if shadow.spread:  # an in-place change of a view would undo the hook that gathers the weights
+        rows = [row.clone() if isinstance(row, Tensor) else row for row in rows]
+    return tree_unflatten(rows, structure)
 
 
 def _check_single(shadow: LayerCapture, shape: torch.Size, dim: int) -> None:

@@ -20,6 +20,7 @@ from ._errors import CheckpointError, Remedy
 from ._format import check_version, collect, joined, own_part, state_from, surroundings
 from ._replay import Found, examined, place_of_home
 from ._secrets import private_path, read_private, write_private
+from ._shards import own_states, whole_states
 
 
 def save(
@@ -31,7 +32,8 @@ def save(
     """See ``PrivacyEngine.save``."""
     what = f"save() after {loop.state.step} updates"
     parts = loop.group.gather(own_part(loop), what)
-    loop.group.once(lambda: _save(loop, Path(path), extra, private, parts), what)
+    states = whole_states(loop)
+    loop.group.once(lambda: _save(loop, Path(path), extra, private, parts, states), what)
 
 
 def _save(
@@ -40,10 +42,11 @@ def _save(
     extra: dict[str, Any] | None,
     private: str | os.PathLike[str] | None,
     parts: list[dict[str, Any]],
+    states: tuple[Any, Any] | None,
 ) -> None:
     hidden = private_path(path, private)
     with loop.model.weights.restored():
-        public, secret = collect(loop, path.parent, extra, parts)
+        public, secret = collect(loop, path.parent, extra, parts, states)
         identity = public["identity"]
         # First the secrets of both the old checkpoint and the new, then the checkpoint, then only
         # the new: a crash in between leaves a checkpoint whose secrets are there.
@@ -67,10 +70,12 @@ def load(
     """
     path = Path(path)
     hidden = private_path(path, private)
-    noise: list[bytes] = []  # stays on the process that reads it
+    noise: list[bytes] = []  # stays on the process that reads it, unless each rank draws noise
     parts = loop.group.gather(surroundings(loop), "load()")
     found = loop.group.once(lambda: _read(loop, path, hidden, replay, parts, noise), "load()")
     public = _unpack(found.checkpoint, loop.model.layout.device)
+    if loop.model.sharding is not None:
+        noise = loop.group.once(lambda: noise, "load()")
     return _take(loop, public, path.parent, replay, found, noise)
 
 
@@ -180,8 +185,9 @@ def _load_weights(loop: PrivateLoop, public: dict[str, Any]) -> None:
     module = loop.model.module
     before = copy.deepcopy(module.state_dict())
     try:
-        module.load_state_dict(public["module"])
-        loop.update.optimizer.load_state_dict(public["optimizer"])
+        weights, states = own_states(loop, public)
+        module.load_state_dict(weights)
+        loop.update.optimizer.load_state_dict(states)
     except Exception as problem:
         module.load_state_dict(before)
         raise CheckpointError(f"the checkpoint does not fit: {problem}") from None

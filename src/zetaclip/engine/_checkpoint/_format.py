@@ -37,6 +37,7 @@ def collect(
     folder: Path | None,
     extra: dict[str, Any] | None = None,
     parts: list[dict[str, Any]] | None = None,
+    states: tuple[Any, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The public and the secret half of a checkpoint.
 
@@ -48,19 +49,27 @@ def collect(
             ``loop.log.home_from`` into the public half later.
         extra: the user's own values.
         parts: what the processes have for themselves; None with one process.
+        states: of module and optimizer, where the ranks have put them together.
 
     Returns:
         Both halves, to be kept apart wherever they are written. The public one's ``identity``
         names the secret that belongs to it.
     """
     loop.check_home()  # the owner would continue without a journal beside it
+    if states is None:
+        if loop.model.sharding is not None:
+            raise CheckpointError(
+                "parameters that are spread over ranks (fully_shard) are saved by engine.save, "
+                "which every rank calls, and not inside another framework's checkpoint"
+            )
+        states = loop.model.module.state_dict(), loop.update.optimizer.state_dict()
     parts = [own_part(loop)] if parts is None else parts
     state, log = loop.state, loop.log
     public = {
         "zetaclip_checkpoint": _FORMAT,
         "identity": secrets.token_hex(16),
-        "module": loop.model.module.state_dict(),
-        "optimizer": loop.update.optimizer.state_dict(),
+        "module": states[0],
+        "optimizer": states[1],
         "configuration": loop.configuration(),
         "control": dataclasses.asdict(state.control),
         "rule": state.rule,
