@@ -425,11 +425,11 @@ class Mechanism:
         Then nothing is released on any of them.
         """
         self._main = None
+        self._extras, self._kinds = {}, {}
+        self._waiting = []
         if self.layout.shards is not None:
-            self._waiting = []
             self._meet(group, why)
             return
-        self._extras, self._kinds = {}, {}
         self._declare_extras()
         size = sum(len(values) for values in self._extras.values())
         nothing = torch.zeros(self.layout.numel + size, dtype=torch.float64)

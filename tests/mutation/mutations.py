@@ -173,8 +173,8 @@ _add(
 _add(
     "a receipt serves two releases",
     "mechanism.py",
-    "        self._main = None\n        total = ",
-    "        total = ",
+    "        self._main = None\n        spread = ",
+    "        spread = ",
     "test_private_loop.py::test_a_receipt_serves_one_release",
 )
 _add(
@@ -210,7 +210,7 @@ _add(
 _add(
     "the sums of the ranks are not added up",
     "mechanism.py",
-    "if group.count == 1:",
+    "if group.count == 1 or not (len(total) or extras):",
     "if True:",
     "ranks/test_ranks_sums.py",
 )
@@ -287,8 +287,8 @@ _add(
 _add(
     "the sum is taken in float32",
     "mechanism.py",
-    "torch.empty(layout.numel, dtype=torch.float64,",
-    "torch.empty(layout.numel, dtype=torch.float32,",
+    "torch.empty(layout.own, dtype=torch.float64,",
+    "torch.empty(layout.own, dtype=torch.float32,",
     "test_neighbours.py::test_many_small_records_are_not_lost_beside_many_large_ones",
 )
 _add(
@@ -301,9 +301,47 @@ _add(
 _add(
     "every rank draws the noise",
     "mechanism.py",
-    "draw.sum_key if group.first else None",
+    "draw.sum_key if spread or group.first else None",
     "draw.sum_key",
     "ranks/test_ranks_sums.py::test_the_noise_is_drawn_once",
+)
+_add(
+    "only the first rank draws noise for its part of the parameters",
+    "mechanism.py",
+    "draw.sum_key if spread or group.first else None",
+    "draw.sum_key if group.first else None",
+    "ranks/test_ranks_shards.py::test_every_rank_adds_the_noise_of_its_own_key_to_its_own_part_on_"
+    "one_grid",
+)
+_add(
+    "the parts of two ranks share noise",
+    "mechanism.py",
+    'subkey(self.noise_key, f"sum{self.owner}")',
+    'subkey(self.noise_key, "sum")',
+    "ranks/test_ranks_shards.py::test_no_two_parts_share_noise_and_each_has_the_declared_one",
+)
+_add(
+    "ranks that have parts of the parameters toss the same coins",
+    "mechanism.py",
+    'subkey(self.noise_key, f"coins{self.owner}")',
+    'subkey(self.noise_key, "coins")',
+    "ranks/test_ranks_shards.py::test_every_rank_adds_the_noise_of_its_own_key_to_its_own_part_on_"
+    "one_grid",
+)
+_add(
+    "a rank's grid is that of its own part",
+    "mechanism.py",
+    "draw, coordinates, own = self.draw, self.layout.numel, {}",
+    "draw, coordinates, own = self.draw, self.layout.own, {}",
+    "ranks/test_ranks_shards.py::test_every_rank_adds_the_noise_of_its_own_key_to_its_own_part_on_"
+    "one_grid",
+)
+_add(
+    "weights that were gathered may be written in forward",
+    "engine/_sharding.py",
+    "(0 if whole is None else whole._version)",
+    "0",
+    "ranks/test_ranks_shards.py::test_a_rank_that_refuses_its_batch_stops_all_of_them",
 )
 
 # -- clipping --------------------------------------------------------------------------------------
@@ -423,8 +461,8 @@ _add(
 _add(
     "the coins have the key of the sum",
     "mechanism.py",
-    'subkey(self.noise_key, "coins")',
-    'subkey(self.noise_key, "sum")',
+    'subkey(self.noise_key, f"coins{self.owner}")',
+    'subkey(self.noise_key, f"sum{self.owner}")',
     "test_randomness.py::test_every_use_of_a_batch_has_a_key_of_its_own",
 )
 _add(
@@ -661,7 +699,7 @@ _add(
 _add(
     "a replay is not asked to confirm",
     ENGINE,
-    "if not self.home.confirm((draw.stream, draw.batch, draw.query), fingerprint):",
+    "if not self.home.confirm((draw.stream, draw.batch, draw.query), mark):",
     "if False:",
     "test_resume.py::test_a_replay_by_another_loop_is_stopped_before_it_releases",
 )

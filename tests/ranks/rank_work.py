@@ -16,15 +16,15 @@ from zetaclip.engine._data_digest import stable_digest
 SIZE, INPUTS, CLASSES = 40, 12, 4
 
 
-def network(dropout=0.0):
+def network(dropout=0.0, width=24):
     torch.manual_seed(5)
     return nn.Sequential(
-        nn.Linear(INPUTS, 24),
+        nn.Linear(INPUTS, width),
         nn.Tanh(),
         nn.Dropout(dropout),
-        nn.Linear(24, 24),
+        nn.Linear(width, width),
         nn.Tanh(),
-        nn.Linear(24, CLASSES),
+        nn.Linear(width, CLASSES),
     )
 
 

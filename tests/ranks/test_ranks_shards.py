@@ -88,7 +88,7 @@ def test_the_clipped_sum_is_over_all_ranks_records_however_many_chunks_each_has(
 
 def _clipped_sum():
     """Σ of all records' clipped gradients by autograd, one at a time, in float64."""
-    module = rank_work.network().double()
+    module = rank_work.network(width=shard_work.WIDTH).double()
     x, y = rank_work.data().tensors
     total = [torch.zeros_like(p) for p in module.parameters()]
     for row in range(len(x)):
@@ -105,7 +105,8 @@ def test_every_rank_adds_the_noise_of_its_own_key_to_its_own_part_on_one_grid(re
     pool = request.getfixturevalue({2: "two", 3: "three"}[count])
     found = pool.run(shard_work.one_release, {"sigma": 0.9} | SHARDED)
     alone = shard_work.one_release(0, {"sigma": 0.9})
-    assert len({one["key"] for one in found} | {alone["key"]}) == count + 1
+    keys = {one[name] for one in (*found, alone) for name in ("key", "coins")}
+    assert len(keys) == 2 * (count + 1)
     expected = _clipped_sum()
     for rank, one in enumerate(found):
         # The grid and the noise are those of the whole vector, whatever part a rank has.

@@ -22,7 +22,8 @@ class RunState:
 
     Attributes:
         sampling: key of the stream that draws records.
-        noise: key of the stream that draws noise; None on all processes but the first.
+        noise: key of the stream that draws noise; None on all processes but the first, unless
+            each draws the noise of its part of the parameters.
         stream: public name of both keys, which every ledger row carries.
         control: state of the controller.
         same_batch: key of the last batch's records, for a pass that takes the same records again.

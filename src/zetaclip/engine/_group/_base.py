@@ -20,8 +20,8 @@ class ToldClip:
 class Group(Protocol):
     """The processes of one run.
 
-    **Guarantee.** Every record is drawn by one process, noise is drawn by the first one alone, and
-    a release is used by all processes or by none.
+    **Guarantee.** Every record is drawn by one process, noise is drawn by the first one alone (or
+    by each for its part of the parameters), and a release is used by all processes or by none.
     **Edge cases.** All methods but ``own_rows`` and ``take_share`` are collective:
     every process calls them, in the same order. ``what`` names the call in an error.
     """

@@ -7,8 +7,9 @@ added up once per logical batch.
     rank r:   Σ own clipped ─────────┴─ all-reduce ─▶ one noisy sum ─▶ one update, everywhere
 
 Rank 0 owns the noise, the controller and the files. No collective runs in forward or backward, so
-ranks may have any number of physical batches. gloo is what is tested; nccl takes the same code and
-is untested.
+ranks may have any number of physical batches. Where ``fully_shard`` has spread the parameters,
+forward and backward gather weights, and each rank owns the sum and the noise of its own part. gloo
+is what is tested; nccl takes the same code and is untested.
 """
 
 from __future__ import annotations
