@@ -103,8 +103,8 @@ def _clipped_sum():
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_rank_adds_the_noise_of_its_own_key_to_its_own_part_on_one_grid(request, count):
     pool = request.getfixturevalue({2: "two", 3: "three"}[count])
-    found = pool.run(shard_work.one_release, {"sigma": 0.9} | SHARDED)
-    alone = shard_work.one_release(0, {"sigma": 0.9})
+    found = pool.run(shard_work.one_release, {"sigma": 4.0} | SHARDED)
+    alone = shard_work.one_release(0, {"sigma": 4.0})
     keys = {one[name] for one in (*found, alone) for name in ("key", "coins")}
     assert len(keys) == 2 * (count + 1)
     expected = _clipped_sum()
