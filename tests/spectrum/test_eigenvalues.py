@@ -1,4 +1,4 @@
-"""Eigenvalues against the SVD, on both routes, and what odd tensors give."""
+"""Eigenvalues and their tails against the SVD, and what odd tensors give."""
 
 import importlib
 import math
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from zetaclip.spectrum import as_matrix, eigenvalues
+from zetaclip.spectrum import as_matrix, eigenvalues, fit_tail
 
 # the package exports the function under the name of its file, so the file is reached this way
 code = importlib.import_module("zetaclip.spectrum.eigenvalues")
@@ -98,23 +98,6 @@ def test_svd_takes_over_where_lapack_gives_up(monkeypatch, routine):
     torch.testing.assert_close(eigenvalues(weight), by_svd(weight), rtol=1e-12, atol=0)
 
 
-def conditioned(smallest, count=200):
-    """A matrix with known singular values: most near 1, the last four at ``smallest``."""
-    left = torch.linalg.qr(gaussian(count, count, seed=1).double()).Q
-    right = torch.linalg.qr(gaussian(count, count, seed=2).double()).Q
-    values = torch.linspace(1.0, 0.5, count, dtype=torch.float64)
-    values[-4:] = smallest * torch.tensor([4.0, 3.0, 2.0, 1.0])
-    return left @ torch.diag(values) @ right.T, values.square()
-
-
-def test_svd_takes_over_where_the_gram_matrix_loses_accuracy(monkeypatch):
-    weight, truth = conditioned(smallest=3e-6)  # λ down to 9e-12, just above the floor
-    torch.testing.assert_close(eigenvalues(weight), truth, rtol=1e-7, atol=0)
-    # without the second route the small ones are wrong: the test sees the difference
-    monkeypatch.setattr(code, "_GRAM_LIMIT", 0.0)
-    assert ((eigenvalues(weight) - truth).abs() / truth).max() > 1e-6
-
-
 def test_a_convolution_is_read_one_filter_per_row():
     kernel = gaussian(8, 3, 5, 5)
     torch.testing.assert_close(
@@ -153,16 +136,26 @@ def test_the_weight_and_its_graph_are_left_alone():
     assert torch.equal(weight, before)
 
 
-@pytest.mark.parametrize("few", [1, 3])
-def test_a_few_tiny_values_of_a_square_matrix_need_no_svd(few, monkeypatch):
-    """A Gaussian matrix, with some singular values so small that its Gram matrix loses them."""
-    left, values, right = torch.linalg.svd(gaussian(300, 300).double())
-    values[-few:] = values[0] * 3e-6 * torch.arange(few, 0, -1)
-    weight = left * values @ right
-    truth = by_svd(weight)
-    from_gram = code._from_gram(weight)
-    assert ((from_gram - truth).abs() / truth).max() > 1e-7  # what is lost without care
-    whole, asked = torch.linalg.svdvals, []
-    monkeypatch.setattr(torch.linalg, "svdvals", lambda m: (asked.append(m.shape), whole(m))[1])
-    torch.testing.assert_close(eigenvalues(weight), truth, rtol=1e-8, atol=0)
-    assert all(shape[1] < 300 for shape in asked)
+def ill_conditioned(name):
+    """Square matrices whose Gram matrix loses digits of the smallest singular values."""
+    if name == "gaussian":  # its smallest λ is 4e-10 of the largest
+        return gaussian(256, 256, seed=64).double()
+    left, values, right = torch.linalg.svd(gaussian(200, 200).double())
+    if name == "decaying":  # a quarter of all λ is below 1e-9
+        return left * torch.logspace(0, -5.9, 200).double() @ right
+    values[-4:] = values[0] * 1e-6 * torch.tensor([4.0, 3.0, 2.0, 1.2])  # down to 1.4e-12
+    return left * values @ right
+
+
+@pytest.mark.parametrize("name", ["gaussian", "decaying", "near the floor"])
+def test_the_tail_needs_no_digits_of_the_smallest_values(name):
+    weight = ill_conditioned(name)
+    found, truth = eigenvalues(weight), by_svd(weight)
+    kept = truth > code.FLOOR * truth[0]
+    off = (found - truth).abs()
+    assert float((off[kept] / truth[kept]).max()) > 1e-8  # digits are lost
+    assert float(off.max()) <= 1e-14 * float(truth[0])
+    for method in ("rank", "hill", "ks"):
+        own, exact = fit_tail(found, method), fit_tail(truth, method)
+        assert own.ok and own.n_tail == exact.n_tail
+        assert own.zeta == pytest.approx(exact.zeta, rel=1e-6)
