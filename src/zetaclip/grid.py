@@ -63,7 +63,13 @@ def spacing(bound: float, noise_multiplier: float, coordinates: int) -> float:
 def widened_and_spacing(
     bound: float, noise_multiplier: float, coordinates: int
 ) -> tuple[float, float]:
-    """``widened`` and ``spacing`` of one Gaussian."""
+    """``widened`` and ``spacing`` of one Gaussian.
+
+    Args:
+        bound: The largest length of what one record adds.
+        noise_multiplier: σ.
+        coordinates: How many numbers are released.
+    """
     return widened(bound), spacing(bound, noise_multiplier, coordinates)
 
 
@@ -71,6 +77,12 @@ def fits(sensitivity: float, grid: float, bound: float, noise_multiplier: float)
     """Whether a row's sensitivity and grid are those of its bound and its noise.
 
     The sensitivity may differ by a rounding to float32.
+
+    Args:
+        sensitivity: Of the row.
+        grid: Of the row.
+        bound: The largest length of what one record adds.
+        noise_multiplier: σ.
     """
     return abs(sensitivity - widened(bound)) <= ROUNDED * sensitivity and on_grid(
         grid, bound, noise_multiplier

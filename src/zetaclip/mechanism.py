@@ -37,7 +37,14 @@ class ReleaseGroup(Protocol):
         """Whether this process owns the noise."""
 
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
-        """Adds ``flat`` up over all processes, in place, and returns the sum of ``extras``."""
+        """Adds ``flat`` up over all processes, in place, and returns the sum of ``extras``.
+
+        Args:
+            flat: The sum of this process, which becomes the sum of all.
+            extras: A few more numbers of this process.
+            what: What the sum is for, for messages.
+            refusal: Why this process refuses the batch; None if it does not.
+        """
 
     def scatter(self, rows: Tensor, what: str) -> Tensor:
         """The sum over all processes of this one's row."""
@@ -55,6 +62,18 @@ class Draw:
     """The numbers of one logical batch, each read once.
 
     The same C scales the clip and the noise.
+
+    Args:
+        step: Updates before this one.
+        phase: Which pass of the update.
+        query: The name of the sum, for the ledger.
+        batch: The number of the batch.
+        clip: C.
+        noise_multiplier: σ.
+        sample_rate: q.
+        divisor: The declared L.
+        noise_key: The secret key of the noise.
+        stream: The public name of the keys that the noise comes from.
     """
 
     step: int
@@ -185,6 +204,13 @@ class Room:
 
 class Mechanism:
     """Collects one logical batch and releases it.
+
+    Args:
+        layout: Where each parameter is in the flat vector.
+        rule: From norms to factors.
+        draw: The numbers of the batch.
+        affine: A map of each gradient before its norm; None for none.
+        room: Memory of the batch before, to use again.
 
     **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 +
     2^-9), where S is ``rule.sensitivity(clip)``, and every own query of the rule by as much of its

@@ -613,14 +613,14 @@ _add(
 
 _add(
     "two passes over one batch are planned as the larger",
-    "methods/_composition.py",
+    "methods/_noise_plan.py",
     "batches[-1] += cost",
     "batches[-1] = max(batches[-1], cost)",
     "methods/test_methods_plans.py::test_passes_over_one_batch_cost_both_together",
 )
 _add(
     "a rule's own query is not planned",
-    "methods/_composition.py",
+    "methods/_noise_plan.py",
     "for s in (at(schedule, step), beside)",
     "for s in (at(schedule, step),)",
     "methods/test_methods_plans.py",

@@ -170,6 +170,15 @@ def gaussian(correct: int, guesses: int, delta: float, confidence: float = 0.95)
     Under μ-GDP a guess of one coin is right with probability Φ(μ/2) at most. A one-sided
     Clopper-Pearson bound on that probability gives μ, and μ gives ε.
 
+    Args:
+        correct: The number of right guesses.
+        guesses: The number of guesses.
+        delta: δ of the claim.
+        confidence: How often the bound holds, at least, if the coins are tossed again.
+
+    Returns:
+        A lower bound of ε; 0 if nothing was learned.
+
     **Guarantee.** Holds if the guesses are right independently of each other, as they are for
     Gaussian noise on orthogonal canaries, and if the privacy loss of training is that of a Gaussian
     mechanism. The second is exact for one step at q = 1, and an approximation for many steps.

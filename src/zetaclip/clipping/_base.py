@@ -20,12 +20,16 @@ from ..control import Released
 
 @dataclass(frozen=True)
 class Extra:
-    """Columns that a rule releases beside the gradient, (examples, columns).
+    """Columns that a rule releases beside the gradient.
 
-    With ``sensitivity=None`` they are further coordinates of the same Gaussian: an example's factor
-    * norm and its columns together stay within the rule's sensitivity. Otherwise they are a query
-    of their own: each example's columns have at most that norm, and get noise of
-    ``noise_multiplier`` times it, composed with the sum's.
+    Args:
+        columns: A row per example.
+        sensitivity: None: the columns are further coordinates of the sum's own Gaussian. An
+            example's factor * norm and its columns together stay within the rule's sensitivity. A
+            number: they are a query of their own, and each example's columns have at most this
+            norm.
+        noise_multiplier: For a query of its own: its noise has this many times ``sensitivity`` as
+            standard deviation, and is composed with that of the sum.
     """
 
     columns: Tensor
@@ -35,11 +39,14 @@ class Extra:
 
 @dataclass(frozen=True)
 class Affine:
-    """A released map of each coordinate before the norm: g -> mask * (g - shift) / scale.
+    """A map of each coordinate before the norm, from released values: mask * (g - shift) / scale.
 
-    It works on the flat gradient.
+    Each part has one value per coordinate of the flat gradient.
 
-    ``mask`` is boolean; masked coordinates are neither summed nor noised. Each may be None.
+    Args:
+        shift: Subtracted from every gradient; None for nothing.
+        scale: Divides what is left; None for 1.
+        mask: Which coordinates are used; the others are neither summed nor noised. None for all.
     """
 
     shift: Tensor | None = None

@@ -80,11 +80,14 @@ class Thinned(ClipRule):
 class Counted(ClipRule):
     """Ordinary clipping that also counts the gradients shorter than τC.
 
-    The count is a query of its own.
+    The count is a query of its own. Each record adds +1/2 or -1/2, so its sensitivity is 1/2;
+    counting 0 and 1 would make it 1.
 
-    Each record adds +1/2 or -1/2, so the count's sensitivity is 1/2; counting 0 and 1 would make it
-    1. ``noise_multiplier`` is the count's, and comes from the plan. ``normalised`` divides the sum
-    by C: its sensitivity is then 1, and C moves no step size.
+    Args:
+        tau: Gradients shorter than ``tau`` times C are counted.
+        normalised: Divide the sum by C, so that its sensitivity is 1 and C moves no step size.
+        noise_multiplier: Of the count; the plan of the method gives it.
+        name: For messages and the ledger.
     """
 
     tau: float = 1.0

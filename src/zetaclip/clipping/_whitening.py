@@ -30,11 +30,16 @@ SMALLEST_SCALE = 1e-8
 
 @dataclass(frozen=True)
 class Moments:
-    """How the mean and the spread follow the releases.
+    """How the mean and the spread of each coordinate follow the releases.
 
-    ``cap`` keeps Σ s_j² <= C². Without it the estimate of a spread that is far below the noise
-    (ordinary for many parameters and small batches) is noise itself, b grows by it, and the next
-    noise with b.
+    Args:
+        beta1: Decay of the mean.
+        beta2: Decay of the variance.
+        low: Smallest variance that is read off a release.
+        high: Largest variance that is read off a release.
+        cap: Keep the sum of the variances at most C². Without it, a spread far below the noise
+            (ordinary for many parameters and small batches) is estimated as noise, which makes the
+            next noise larger.
     """
 
     beta1: float = 0.99
@@ -93,6 +98,12 @@ class _Clipped(ClipRule):
 class Whitened(_Clipped):
     """AdaCLiP: clip where every coordinate has been scaled by its own spread.
 
+    Args:
+        moments: How mean and spread follow the releases.
+        adapt: False: no map, which is DP-SGD.
+        batch: The expected batch size; the plan of the method gives it.
+        name: For messages and the ledger.
+
     **Guarantee.** One record moves the sum of mapped gradients by at most C, whatever a and b are;
     they are functions of releases.
     **Edge cases.** An empty batch releases a plus noise.
@@ -123,14 +134,21 @@ class Whitened(_Clipped):
 
 @dataclass(frozen=True)
 class Important(_Clipped):
-    """AdaDPIGU: after ``first`` updates only the largest coordinates go on, whitened.
+    """AdaDPIGU: after ``first`` updates only the largest coordinates are trained, whitened.
 
     The largest are those with the largest summed |G|.
 
+    Args:
+        keep: The share of coordinates that is trained after the first stage.
+        moments: How mean and spread follow the releases.
+        whiten: Scale the kept coordinates by their released spread.
+        batch: The expected batch size; the plan of the method gives it.
+        first: Updates of the first stage.
+        name: For messages and the ledger.
+
     **Guarantee.** The mask is a function of released gradients. Coordinates outside of it are
     neither summed nor noised, and don't count towards a record's norm.
-    **Edge cases.** Where noise dominates, the mask is as good as random: that is what the releases
-    say.
+    **Edge cases.** If noise dominates the releases, the mask is nearly random.
     """
 
     keep: float = 0.6

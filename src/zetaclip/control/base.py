@@ -18,11 +18,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Released:
-    """All that one private pass let out: safe to read, because it stands in the ledger.
+    """What one private pass has released: safe to read, because it is in the ledger.
 
-    ``gradient`` is the private mean gradient as one flat float tensor, before any decoupling;
-    ``extras`` holds, per name, the noisy sum of a clip rule's extra columns divided by the declared
-    batch size.
+    Args:
+        step: Updates before this one.
+        phase: Which pass of the update.
+        clip: C.
+        sensitivity: How far one record could move the sum.
+        noise_std: Standard deviation of the noise in the sum.
+        gradient: The private mean gradient as one flat tensor, before any decoupling.
+        extras: By name, the noisy sum of a clip rule's extra columns, divided by the declared batch
+            size.
     """
 
     step: int
@@ -143,7 +149,17 @@ def bound_probe(
 
 
 def check_inside(name: str, value: float, holds: bool, what: str) -> None:
-    """Refuses an option whose value ``holds`` says is outside of what it must be."""
+    """Refuses the value of an option that is out of its range.
+
+    Args:
+        name: The option.
+        value: Its value.
+        holds: Whether it can be used.
+        what: What it must be, in words.
+
+    Raises:
+        ValueError: ``holds`` is false.
+    """
     if not holds:
         raise ValueError(f"{name} must be {what}, not {value!r}")
 

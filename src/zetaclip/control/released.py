@@ -81,6 +81,12 @@ class Quantile(_ReadsReleases):
     """C follows the norm below which a ``target`` share of the gradients lies.
 
     C <- C exp(-gain (share - target)).
+
+    Args:
+        initial: The first C.
+        target: The share of gradients that shall be shorter than C.
+        gain: How fast C moves.
+        bounds: The smallest and the largest C.
     """
 
     initial: float = 0.1
@@ -107,11 +113,18 @@ class Quantile(_ReadsReleases):
 
 @dataclass(frozen=True)
 class Paced(_ReadsReleases):
-    """As ``Quantile`` with the target 1 - ``clip_rate``; the learning rate moves as well.
+    """As ``Quantile`` with the target 1 - ``clip_rate``; the learning rate follows the same share.
 
-    It follows the share of clipped gradients.
-
-    It rises by ``up`` while few gradients are clipped, and falls by ``down`` while many are.
+    Args:
+        initial: The first C.
+        clip_rate: The share of gradients that shall be clipped.
+        gain: How fast C moves.
+        bounds: The smallest and the largest C.
+        band: How far from ``clip_rate`` the share must be before the learning rate moves.
+        up: Factor on the rate while few gradients are clipped.
+        down: Factor on the rate while many are.
+        rate_bounds: The smallest and the largest factor on the rate in all.
+        smoothing: Decay of the average of the share.
     """
 
     initial: float = 3.0
@@ -162,6 +175,12 @@ class SlackControl(_ReadsReleases):
 
     p_j is the share of records whose norm is below the j-th bin. C rises while fewer than the
     target lie below the first.
+
+    Args:
+        initial: The first C.
+        beta: How far the target falls with the slack in the last bin; 0 keeps it at 1.
+        gain: How fast C moves.
+        bounds: The smallest and the largest C.
     """
 
     needs: ClassVar[str | None] = "slack"

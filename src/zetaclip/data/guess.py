@@ -183,6 +183,12 @@ def number_range(
 ) -> tuple[float, float]:
     """The smallest and the largest number of a column.
 
+    Args:
+        fields: The fields as they are written.
+        name: The column, for messages.
+        decimal: The decimal point.
+        thousands: What separates thousands; "" for nothing.
+
     Raises:
         InputError: They are not numbers, or all the same.
     """
@@ -196,6 +202,11 @@ def number_range(
 
 def day_range(fields: Sequence[str], name: str, form: str) -> tuple[str, str]:
     """The first and the last day of a column, as YYYY-MM-DD.
+
+    Args:
+        fields: The fields as they are written.
+        name: The column, for messages.
+        form: How dates are written, in ``strptime``'s notation.
 
     Raises:
         InputError: They are not dates, or all the same.

@@ -71,6 +71,11 @@ def encoding_of(path: Path) -> str:
 def check_size(lines: Sequence[int], where: str, fewest: int = FEWEST) -> None:
     """Refuses a table with too few records.
 
+    Args:
+        lines: The numbers of the lines that hold records.
+        where: The table, for messages.
+        fewest: How many there must be.
+
     Raises:
         InputError: It has fewer than ``fewest``.
     """

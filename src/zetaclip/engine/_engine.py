@@ -205,8 +205,22 @@ class PrivacyEngine(RunFacts):
     ) -> tuple[Any, PrivateOptimizer, PoissonLoader]:
         """``make_private`` with the smallest σ whose ε, by this accountant, is within the target.
 
-        The target is what ``epochs`` epochs cost; a longer run costs more, and
-        ``get_epsilon`` says so. The other arguments are those of ``make_private``.
+        Args:
+            module: As in ``make_private``.
+            optimizer: As in ``make_private``.
+            data_loader: As in ``make_private``.
+            target_epsilon: ε that ``epochs`` epochs may cost.
+            target_delta: δ of that ε.
+            epochs: Length of the planned run. A longer run costs more, and ``get_epsilon`` says so.
+            sample_rate: As in ``make_private``.
+            num_examples: As in ``make_private``.
+            options: Any other argument of ``make_private`` but ``noise_multiplier``.
+
+        Returns:
+            What ``make_private`` returns.
+
+        Raises:
+            TypeError: ``noise_multiplier`` was given, too.
         """
         if "noise_multiplier" in options:
             raise TypeError(
@@ -280,11 +294,18 @@ class PrivacyEngine(RunFacts):
     ) -> None:
         """Writes a checkpoint, and the secret streams to ``<path>.private``, each atomically.
 
-        Never publish the second file; ``private`` puts it elsewhere. ``extra`` (tensors and plain
-        values, nothing of the data) goes into the checkpoint and comes back from ``load``. A
-        checkpoint taken while a batch is out holds the state at that batch's start. From now on
-        each step is also noted, before it is executed, in a journal beside the checkpoint. With
-        several ranks every rank calls it, and rank 0 writes.
+        Never publish the secret file. From now on each step is also noted in a journal beside the
+        checkpoint, before it is executed. With several ranks every rank calls this, and rank 0
+        writes.
+
+        Args:
+            path: Where the public checkpoint goes.
+            extra: Tensors and plain values of your own, nothing of the data. They are kept in the
+                checkpoint, and ``load`` gives them back.
+            private: Where the secret file goes, if not to ``<path>.private``.
+
+        **Edge cases.** A checkpoint taken while a batch is out holds the state at the start of that
+        batch.
         """
         checkpoint.save(self._private(), path, extra, private)
 
@@ -295,11 +316,22 @@ class PrivacyEngine(RunFacts):
         *,
         private: str | PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
-        """Continues from a checkpoint, with fresh streams or the old ones; returns its ``extra``.
+        """Continues from a checkpoint, with fresh streams or the old ones.
 
-        Fresh: steps that were executed after the checkpoint stay in the ledger and count. Replay:
-        the same batches and noise come again bit for bit, so those steps count once; refused unless
-        configuration, data, device, thread count and number of ranks are what they were. With
-        several ranks every rank calls it, and rank 0 reads.
+        With several ranks every rank calls this, and rank 0 reads.
+
+        Args:
+            path: The public checkpoint.
+            replay: Whether the old streams go on, so that the same batches and noise come again bit
+                for bit. Steps that were executed after the checkpoint then count once. False takes
+                fresh streams, and those steps stay in the ledger and count.
+            private: The secret file, if it is not ``<path>.private``.
+
+        Returns:
+            ``extra`` as it was given to ``save``.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit this run. A replay also needs the same
+                configuration, data, device, number of threads and number of ranks.
         """
         return checkpoint.load(self._private(), path, replay, private)

@@ -59,20 +59,28 @@ def check_parity(
     *,
     collate_fn: Collate | None = None,
 ) -> Parity:
-    """Compares one-pass per-example gradients and their clipped sum with autograd.
+    """Checks that per-example gradients and their clipped sum are those of one example at a time.
 
-    Autograd takes one example at a time.
+    The reference is autograd. A loss that divides by something else than the rows of its batch
+    (``ignore_index``, class weights) is found here: pass such a loss as a sum.
 
-    ``loss_fn(module, batch)`` returns the loss of a batch; ``loss_reduction`` is what will be given
-    to ``make_private``. Works on a copy in evaluation mode, so that dropout does not blur the
-    comparison; the module is left alone. A loss that divides by something else than the rows of its
-    batch (``ignore_index``, class weights) shows up here: pass such a loss as a sum. Give records
-    that differ as your data do: on records of one class, class weights can't be seen.
+    Args:
+        module: The module. It is copied, and the copy is put into evaluation mode, because dropout
+            would hide differences.
+        batch: A few records that differ as your data do: class weights do not show on records of
+            one class. With ``collate_fn``, a list of a dozen records, short and long, as the data
+            set gives them.
+        loss_fn: ``loss_fn(module, batch)`` returns the loss of a batch.
+        loss_reduction: What you will give to ``make_private``, "mean" or "sum".
+        collate_fn: Makes a batch of records; it must do the same thing every time. Each record is
+            compared with itself collated alone, which also shows whether padding to the longest
+            record of a batch changes anything.
 
-    With ``collate_fn``, ``batch`` is a list of records as the data set gives them (a dozen, short
-    and long), and each one is compared with itself collated alone, so that padding to the longest
-    record of a batch shows up, too. A batch that is collated already has lost what would tell. All
-    records are used, and ``collate_fn`` must do the same thing every time.
+    Returns:
+        The largest differences, of each layer and of the sum.
+
+    Raises:
+        ValueError: Nothing in the module is trained, or it can't be trained privately.
     """
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")

@@ -6,7 +6,8 @@
 """
 
 from ._auto import Auto
-from ._composition import Method, NoiseBudget, NoiseSchedule, Pass, Plan, at, same_for_all
+from ._composition import Method
+from ._noise_plan import NoiseBudget, NoiseSchedule, Pass, Plan, at, same_for_all
 from ._table import get, names
 from ._updates import AdamBC, WeightAverage
 

@@ -1,4 +1,4 @@
-"""What a method is, and how a budget becomes noise.
+"""What a method is.
 
 A method is one frozen composition of clip rule, controller, passes and update.
 
@@ -8,9 +8,7 @@ Nothing here is an engine. The engine runs any composition; a new method is a ne
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,137 +19,46 @@ from torch.optim import Optimizer
 
 from ..clipping import ClipRule, Extra, Flat
 from ..control import Constant, Controller, Released
-from ..ledger import Event
+from ._noise_plan import NoiseBudget, Pass, Plan, at, same_for_all
 from ._updates import NoiseAware, build, check_family
 
-# σ at each update, public: a number, or a function of the number of updates done.
-NoiseSchedule = float | Callable[[int], float]
-
-
 _PUBLIC = {ClipRule: "zetaclip.ClipRule", Controller: "zetaclip.control.Controller"}
-
-
-def at(schedule: NoiseSchedule, step: int) -> float:
-    """The value of a schedule at a step."""
-    return float(schedule(step) if callable(schedule) else schedule)
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One private gradient of an update.
-
-    ``batch`` says where its records come from: "fresh" (a Poisson batch of its own) or "same" (the
-    records of the pass before). ``perturb(releases, memory)`` gives a flat vector and how far to go
-    along it with the weights while the batch is out, or None; it sees this update's releases so far
-    and what ``Method.remember`` kept.
-    """
-
-    name: str = "descent"
-    batch: str = "fresh"
-    perturb: (
-        Callable[[Sequence[Released], dict[str, Tensor]], tuple[Tensor, float] | None] | None
-    ) = None
-
-
-@dataclass(frozen=True)
-class NoiseBudget:
-    """What a method may spend, in DP-SGD's currency: T steps of (q, z).
-
-    ``expected_batch_size`` is L; ``steps`` and ``delta`` are None where the user did not say.
-    """
-
-    noise_multiplier: NoiseSchedule
-    sample_rate: float
-    steps: int | None = None
-    delta: float | None = None
-    accountant: str = "pld"
-    expected_batch_size: float | None = None
-    steps_per_epoch: int | None = None
-
-    def events(self) -> list[Event]:
-        """What DP-SGD would release."""
-        if self.steps is None:
-            raise ValueError("the number of steps is not known: give epochs=")
-        if not callable(self.noise_multiplier):
-            return [Event(self.sample_rate, float(self.noise_multiplier), self.steps)]
-        counts = Counter(at(self.noise_multiplier, step) for step in range(self.steps))
-        return [Event(self.sample_rate, noise, count) for noise, count in sorted(counts.items())]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a budget comes to: the noise multiplier of each pass's sum, in order.
-
-    ``steps`` is how many updates it holds for (None: any). ``rule`` is the clip rule with what it
-    takes from the budget (the noise of its own queries, L), and ``sample_rate`` another q than
-    DP-SGD's; None leaves them as they are.
-    """
-
-    noise_multipliers: tuple[NoiseSchedule, ...]
-    steps: int | None = None
-    rule: ClipRule | None = None
-    sample_rate: float | None = None
-
-    def check(self, name: str, steps: int | None) -> None:
-        """Nothing is trained with noise that can't be accounted."""
-        for schedule in self.noise_multipliers:
-            for step in range(steps or 1) if callable(schedule) else (0,):
-                value = at(schedule, step)
-                if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(
-                        f"method {name!r} would draw noise with multiplier {value} at step {step}"
-                    )
-
-    def events(
-        self, passes: Sequence[Pass], beside: float | None, rate: float, start: int, stop: int
-    ) -> list[Event]:
-        """What updates from ``start`` to ``stop`` will release.
-
-        A rule's own query, of multiplier ``beside``, counts with the sum that it stands beside;
-        passes over the same records count as one.
-        """
-        counts: Counter[float] = Counter()
-        moving = any(callable(schedule) for schedule in self.noise_multipliers)
-        for step in range(start, stop) if moving else range(start, min(start + 1, stop)):
-            batches: list[float] = []  # 1/s² of each batch
-            for part, schedule in zip(passes, self.noise_multipliers, strict=True):
-                cost = sum(
-                    math.inf if s == 0 else s**-2
-                    for s in (at(schedule, step), beside)
-                    if s is not None
-                )
-                if part.batch == "fresh":
-                    batches.append(cost)
-                else:
-                    batches[-1] += cost
-            counts.update(0.0 if cost == math.inf else cost**-0.5 for cost in batches)
-        each = 1 if moving else stop - start
-        return [Event(rate, multiplier, each * count) for multiplier, count in counts.items()]
-
-
-def same_for_all(budget: NoiseBudget) -> Plan:
-    """One pass a step at the budget's own multiplier."""
-    return Plan((budget.noise_multiplier,))
 
 
 @dataclass(frozen=True)
 class Method:
     """Everything that distinguishes a private method, as data.
 
-    The composition: ``plan(budget)`` turns what DP-SGD would draw into what this method draws; one
-    whose multipliers depend on the number of steps sets ``needs_steps``. ``remember(released)``
-    keeps released tensors for later perturbations; the optimizer and the user get gradients in
-    other memory than those. ``fixed`` names what ``clipping=`` may replace only by its own kind:
-    "rule", "controller", or both, with the reason where it is a mapping. A plan that completes the
-    rule has it as its keyword ``rule`` (``functools.partial``), where a replacement finds it.
-    ``family`` is the update that ``optimizer`` builds, with ``update`` as its options; other
-    families are refused unless ``any_update``. ``clip_by_update`` takes C from the optimizer's
-    ``clip_norm``, up to this number. ``unsound`` says why nothing is claimed, if nothing is.
-
-    The description: ``lr`` is the default rate for a decoupled step, ``paper_lr`` the one for the
-    published, coupled form (None: the literature gives none). ``options`` maps each option to
-    (default, meaning), ``chosen`` to its value. ``weight_average`` is the decay of the averaged
-    weights that the method evaluates, if it does.
+    Args:
+        name: Its name.
+        rule: From norms to factors.
+        controller: Moves C.
+        passes: The private gradients of one update.
+        plan: ``plan(budget)`` turns what DP-SGD would draw into what this method draws. One that
+            completes the rule has it as its keyword ``rule`` (``functools.partial``), where a
+            replacement finds it.
+        needs_steps: Whether the multipliers depend on the number of steps.
+        remember: ``remember(released)`` keeps released tensors for later perturbations; the
+            optimizer and the user get gradients in other memory.
+        fixed: What ``clipping=`` may replace only by its own kind: "rule", "controller", or both; a
+            mapping also gives the reasons.
+        family: The update that ``optimizer`` builds.
+        any_update: Whether other families are accepted.
+        clip_by_update: The largest C that is taken from the optimizer's ``clip_norm``; None takes
+            none.
+        update: Options of the update.
+        private: Whether it is private.
+        unsound: Why nothing is claimed, if nothing is.
+        lr: The default rate for a decoupled step.
+        paper_lr: The rate of the published, coupled form; None if the literature gives none.
+        weight_average: Decay of the averaged weights that the method evaluates; None for none.
+        summary: What it is, in one sentence.
+        reads: What it reads.
+        queries: What it releases.
+        noise: How much noise.
+        source: Where it was published.
+        options: (default, meaning) of each option.
+        chosen: The value of each option.
     """
 
     name: str = "dp-sgd"

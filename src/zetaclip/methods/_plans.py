@@ -17,7 +17,7 @@ from typing import Any
 from ..accounting import calibrate, epsilon
 from ..accounting._accounting import AccountingError
 from ..ledger import Event
-from ._composition import NoiseBudget, NoiseSchedule, Plan, at
+from ._noise_plan import NoiseBudget, NoiseSchedule, Plan, at
 
 
 def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSchedule:

@@ -25,7 +25,8 @@ from ..control.base import check_inside
 from ..words import near
 from . import _plans as plans
 from ._auto import CLIP_OF_GAIN, UNIT_GAIN
-from ._composition import Method, Pass, Plan
+from ._composition import Method
+from ._noise_plan import Pass, Plan
 from ._updates import AlongLast, Ascend, defaults
 
 MEANINGS = {

@@ -35,10 +35,19 @@ class AdamBC(Optimizer):
 
         θ <- (1 - lr * weight_decay) θ - lr * m̂ / sqrt(max(v̂ - Φ̂, floor))
 
-    Φ̂ is the moving average of the noise variance with the same β₂ and the same bias correction as
-    v̂, so it is right where C or σ moves. The engine tells the noise before each step
-    (``set_noise_std``). ``floor`` and ``lr`` are tied: a coordinate at the floor takes steps of lr
-    / sqrt(floor) times m̂.
+    Φ̂ is the moving average of the noise variance, with the same β₂ and bias correction as v̂, so it
+    is right if C or σ changes. The engine tells the noise before each step (``set_noise_std``).
+
+    Args:
+        params: What it trains.
+        lr: The learning rate.
+        betas: Decay of the first and of the second moment.
+        floor: Smallest second moment. It is tied to ``lr``: a coordinate at the floor moves by lr /
+            sqrt(floor) times m̂.
+        weight_decay: Decoupled weight decay.
+
+    Raises:
+        ValueError: A number is out of its range.
     """
 
     def __init__(
@@ -140,7 +149,17 @@ def defaults(family: str) -> dict[str, Any]:
 
 
 def build(family: str, params: Iterable[Any], lr: float, options: dict[str, Any]) -> Optimizer:
-    """The family's optimizer; an option that it has not is an error that names the near ones."""
+    """The family's optimizer.
+
+    Args:
+        family: A name of ``FAMILIES``.
+        params: What it trains.
+        lr: The learning rate.
+        options: Further arguments of the optimizer, by name.
+
+    Raises:
+        ValueError: The family has no such option; the message names similar ones.
+    """
     entry = FAMILIES[family]
     for name in options:
         if name not in entry.options:

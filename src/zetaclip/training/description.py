@@ -94,6 +94,11 @@ def shown_features(dataset: Dataset) -> dict[str, Any] | None:
 def write(folder: RunFolder, config: Config, dataset: Dataset) -> None:
     """Writes model.json, and private/input.json if something was inferred from private data.
 
+    Args:
+        folder: The run folder.
+        config: The settings, all of them chosen.
+        dataset: The data.
+
     **Guarantee.** model.json holds no value that comes from a private record.
     """
     whole, shown = describe(config, dataset), public(config, dataset)

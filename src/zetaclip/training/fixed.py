@@ -118,6 +118,11 @@ def applied(fixed: Fixed, dataset: Dataset, display: Display | None = None) -> D
     """The data set with features in place of its records, computed on all cores.
 
     They are kept in memory only: features of private records are private.
+
+    Args:
+        fixed: The features.
+        dataset: The data.
+        display: Shows the progress; None for nothing.
     """
     from ..features import precompute
 

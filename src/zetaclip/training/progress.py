@@ -58,7 +58,13 @@ class Display:
 
     @contextmanager
     def bar(self, done: int, total: int, unit: str = "step") -> Iterator[_Bar]:
-        """Shows a bar inside the block, if the stream is a terminal."""
+        """Shows a bar inside the block, if the stream is a terminal.
+
+        Args:
+            done: How far the work is.
+            total: How much there is.
+            unit: What is counted.
+        """
         if self._quiet or not self._stream.isatty():
             yield _Bar(None)
             return

@@ -130,6 +130,11 @@ def check_choices(config: Config, method: Method) -> None:
 def build_model(config: Config, dataset: Dataset, fixed: Fixed | None = None) -> nn.Module:
     """The network, on its device; a head if it gets fixed features.
 
+    Args:
+        config: The settings, all of them chosen.
+        dataset: The data.
+        fixed: The fixed features that the network gets; None for the records themselves.
+
     Raises:
         ConfigError: There is no such network, or it can't be built.
     """

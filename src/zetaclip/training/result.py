@@ -155,7 +155,16 @@ def _signal_in_words(found: dict[str, dict[str, Any]]) -> str:
 
 
 def no_better_than_constant(dataset: Dataset, metric: str, value: float | None) -> str | None:
-    """What to say of a model that a constant answer would equal on the held-out records."""
+    """What to say of a model that a constant answer would equal on the held-out records.
+
+    Args:
+        dataset: The data.
+        metric: The name of the metric.
+        value: Its value on held-out records; None if it was not evaluated.
+
+    Returns:
+        A sentence; None for a model that is better.
+    """
     if value is None or dataset.test is None:
         return None
     y = dataset.test.y

@@ -23,7 +23,16 @@ def close(a: float | None, b: float | None) -> bool:
 
 
 def check_probes(folder: RunFolder, result: dict[str, Any], config: Config) -> list[str]:
-    """Fits every tail again from its eigenvalues, and recomputes C with a new controller."""
+    """Fits every tail again from its eigenvalues, and recomputes C with a new controller.
+
+    Args:
+        folder: The run folder.
+        result: The content of result.json.
+        config: The settings.
+
+    Returns:
+        A sentence per problem.
+    """
     import torch
 
     from ..spectrum import Reading, fit_tail

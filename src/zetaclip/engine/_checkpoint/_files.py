@@ -29,7 +29,14 @@ def save(
     extra: dict[str, Any] | None = None,
     private: str | os.PathLike[str] | None = None,
 ) -> None:
-    """See ``PrivacyEngine.save``."""
+    """See ``PrivacyEngine.save``.
+
+    Args:
+        loop: The run.
+        path: Where the public file goes.
+        extra: The user's own values, kept in it.
+        private: Where the secret file goes, if not beside it.
+    """
     what = f"save() after {loop.state.step} updates"
     parts = loop.group.gather(own_part(loop), what)
     states = whole_states(loop)
@@ -67,6 +74,15 @@ def load(
     """See ``PrivacyEngine.load``.
 
     Everything is checked before anything is changed, by the first process for all.
+
+    Args:
+        loop: The run.
+        path: The public file.
+        replay: Whether the same batches and noise come again.
+        private: The secret file, if it is not beside the public one.
+
+    Returns:
+        The user's own values.
     """
     path = Path(path)
     hidden = private_path(path, private)
@@ -82,12 +98,22 @@ def load(
 def restore(
     loop: PrivateLoop, public: dict[str, Any], folder: Path, hidden: Path | None
 ) -> dict[str, Any] | None:
-    """Continues from the public part of a checkpoint in ``folder``.
+    """Continues from the public part of a checkpoint.
 
-    With the secrets in ``hidden``, exactly.
+    It is for frameworks that keep that part in their own file, and for one process. Everything is
+    checked before anything is changed.
 
-    For one process, and for frameworks that keep checkpoints their own way. Everything is checked
-    before anything is changed.
+    Args:
+        loop: The run.
+        public: The public part of the checkpoint.
+        folder: The checkpoint's folder, where journals are looked for.
+        hidden: The secret file, for an exact replay; None for fresh streams.
+
+    Returns:
+        The user's own values.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit this run, or there are several processes.
     """
     if loop.group.count > 1:
         raise CheckpointError(

@@ -51,7 +51,14 @@ class Group(Protocol):
         """The sum of the processes' numbers."""
 
     def add_up(self, flat: Tensor, extras: Tensor, what: str, refusal: str | None = None) -> Tensor:
-        """Adds ``flat`` up over the processes, in place, and returns the sum of ``extras``."""
+        """Adds ``flat`` up over the processes, in place, and returns the sum of ``extras``.
+
+        Args:
+            flat: The sum of this process, which becomes the sum of all.
+            extras: A few more numbers of this process.
+            what: What the sum is for, for messages.
+            refusal: Why this process refuses the batch; None if it does not.
+        """
 
     def scatter(self, rows: Tensor, what: str) -> Tensor:
         """This process's row, summed over all processes; there is a row for each of them."""

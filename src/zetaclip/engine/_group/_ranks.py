@@ -37,6 +37,12 @@ def deal(records: int, ranks: int, rank: int, seed: int) -> Tensor:
     """The records of one rank, in order. All ranks' shares together are all records, each once.
 
     The seed is public: which rank draws for a record has no influence on whether it is drawn.
+
+    Args:
+        records: How many there are.
+        ranks: How many ranks.
+        rank: Whose share.
+        seed: A public seed, the same on all ranks.
     """
     order = torch.randperm(records, generator=torch.Generator().manual_seed(seed))
     return order[rank::ranks].sort().values
@@ -163,6 +169,12 @@ class Ranks:
 
         The extras are few, and travel as float64. A rank that has to refuse the batch takes part
         with zeros and its ``refusal``, so that no rank waits in vain.
+
+        Args:
+            flat: The sum of this process, which becomes the sum of all.
+            extras: A few more numbers of this process.
+            what: What the sum is for, for messages.
+            refusal: Why this process refuses the batch; None if it does not.
         """
         own = torch.zeros(2, self.count, dtype=torch.float64)
         own[0, self.rank], own[1, self.rank] = refusal is not None, self.word
@@ -218,6 +230,14 @@ class Ranks:
         Rank 0 alone has journals. If the others did not wait for its word, a release that it
         refuses would have moved their weights. They need that message for the next batch anyway, so
         nothing more is sent.
+
+        Args:
+            use: Moves the weights by the release.
+            said: What rank 0 tells the others: the next C and rate.
+            what: What it is for, for messages.
+
+        Returns:
+            What rank 0 told; None on rank 0.
         """
         if not self.first:
             told = self._close(None, what)
