@@ -16,7 +16,7 @@ from networks import Model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-AUTOCAST = False  # whether forwards run in bfloat16, with the loss in float32
+HALF = ""  # bfloat16 by "autocast" or as the type of the "model"; the loss is in float32
 PEERS = ("hooks", "functorch", "ghost")
 Step = Callable[[], None]
 
@@ -26,16 +26,23 @@ def trained(network: nn.Module) -> list[nn.Parameter]:
     return [p for p in network.parameters() if p.requires_grad]
 
 
+def made(model: Model) -> nn.Module:
+    """A new network, in the type that is asked for."""
+    return model.make().bfloat16() if HALF == "model" else model.make()
+
+
 def answer(network: nn.Module, x: Tensor) -> Tensor:
     """The network's output, in float32."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
+    if HALF == "model" and x.is_floating_point():
+        x = x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=HALF == "autocast"):
         out: Tensor = network(x)
     return out.float()
 
 
 def plain(model: Model, x: Tensor, y: Tensor) -> Step:
     """A step without privacy."""
-    network = model.make()
+    network = made(model)
     optimizer = torch.optim.SGD(trained(network), lr=0.01)
 
     def step() -> None:
@@ -50,7 +57,7 @@ def ours(model: Model, x: Tensor, y: Tensor, physical: int | None = None, **opti
     """A step with zetaclip; ``options`` are for ``make_private``."""
     from zetaclip import PrivacyEngine
 
-    network = model.make()
+    network = made(model)
     network, optimizer, loader = PrivacyEngine(accountant="rdp", seed=0).make_private(
         module=network,
         optimizer=torch.optim.SGD(trained(network), lr=0.01),

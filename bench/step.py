@@ -149,13 +149,16 @@ def main() -> None:
         help="keep freed memory in the process (default), or leave that to glibc",
     )
     parser.add_argument(
-        "--autocast", action="store_true", help="forwards in bfloat16, of plain and zetaclip"
+        "--bfloat16",
+        choices=("autocast", "model"),
+        default="",
+        help="plain and zetaclip under autocast, or with weights in bfloat16",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     if options.heap == "kept":
         keep_freed_memory()
-    contenders.AUTOCAST = options.autocast
+    contenders.HALF = options.bfloat16
     kinds = ("plain", "ours", *(PEERS if options.peers else ()))
     results = {}
     for name in options.models:

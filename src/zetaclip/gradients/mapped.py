@@ -9,7 +9,7 @@ shift:
 
 **Guarantee.** A squared norm is never below its true value by more than rounding in float64 of a
 sum of squares. Where terms cancel, what rounding can have hidden is added: a record can't look
-shorter than it is, and is at worst clipped a little more (by 0.4 % of the shift if its gradient
+shorter than it is, and is at worst clipped a little more (by 0.6 % of the shift if its gradient
 equals the shift). Records whose form gives no such bound have their gradients made, the same
 numbers for the norm and for the sum.
 """
