@@ -104,10 +104,7 @@ class Draw:
 
 
 class Coins:
-    """Secret uniforms of one batch, in the order in which they are asked for.
-
-    Nothing of it is used twice.
-    """
+    """Secret uniforms of one batch, in the order in which they are asked for, each used once."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -143,12 +140,10 @@ class _Query:
         return self.multiplier * self.sensitivity
 
     def check(self, records: float) -> None:
-        """Raises where a sum of so many records could be too large for exact arithmetic.
+        """Raises if a sum of so many records could be too large for exact arithmetic in float64.
 
-        Beyond some size float64 can't tell whole numbers apart.
-
-        By the declared number, and with room for sixteen times as many: no error may depend on the
-        data.
+        The check is for sixteen times the declared number of records, not for the number that was
+        drawn: an error must not depend on the data.
         """
         if self.grid and 16 * records * self.bound / self.grid >= LARGEST:
             raise ValueError(
@@ -211,6 +206,7 @@ class Mechanism:
         draw: The numbers of the batch.
         affine: A map of each gradient before its norm; None for none.
         room: Memory of the batch before, to use again.
+        counts: Whether the rule releases anything beside the sum; None asks the rule.
 
     **Guarantee.** One record, added or removed, moves the sum on its grid by at most S' = S (1 +
     2^-9), where S is ``rule.sensitivity(clip)``, and every own query of the rule by as much of its
@@ -229,6 +225,7 @@ class Mechanism:
         draw: Draw,
         affine: Affine | None,
         room: Room | None = None,
+        counts: bool | None = None,
     ) -> None:
         self.layout = layout
         self.rule = rule
@@ -236,7 +233,7 @@ class Mechanism:
         self.affine = affine
         self.bound = float(rule.sensitivity(draw.clip))
         self._coins: Coins | None = None  # of this batch, for rules that toss them
-        self._beside = rule.counts  # most rules release nothing beside the sum
+        self._beside = rule.counts if counts is None else counts  # most rules: nothing
         self._room = Room(layout) if room is None else room
         self._sum: Tensor | None = None  # clipped gradients, in float64
         self._waiting: list[tuple[Chunk, Tensor]] = []  # until the ranks meet
@@ -430,9 +427,9 @@ class Mechanism:
     def _add_up(
         self, group: ReleaseGroup, total: np.ndarray, extras: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """One meeting of all processes; ``total`` in place.
+        """Adds up ``total`` over all processes, in place.
 
-        Whole numbers add up exactly, in whatever order.
+        Sums of whole numbers are exact in any order.
         """
         if self.layout.shards is not None:
             total = total[:0]  # it is added up already
@@ -446,9 +443,9 @@ class Mechanism:
         return dict(zip(extras, np.split(summed, ends[:-1]), strict=True))
 
     def refuse(self, group: ReleaseGroup, why: str) -> None:
-        """Meets the other processes with zeros and the reason.
+        """Tells the other processes that this one refuses the batch: none releases anything.
 
-        Then nothing is released on any of them.
+        It takes part in their sum with zeros, because they would wait for it otherwise.
         """
         self._main = None
         self._extras, self._kinds = {}, {}

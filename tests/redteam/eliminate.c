@@ -1,4 +1,5 @@
-/* Gaussian elimination over GF(2), eight columns at a time. Rows are `words` 64-bit words; the last bit is the right side. */
+/* Gaussian elimination over GF(2), eight columns at a time. Rows are `words` 64-bit words; the last
+ * bit is the right side. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +16,13 @@ long eliminate(uint64_t *matrix, long rows, long words, long columns, int32_t *p
     long rank = 0;
     for (long first = 0; first < columns && rank < rows; first += 8) {
         long start = first >> 6, found = 0;
-        for (long column = first; column < first + 8 && column < columns && rank + found < rows; column++) {
+        long end = first + 8 < columns ? first + 8 : columns;
+        for (long column = first; column < end && rank + found < rows; column++) {
             for (long i = rank + found; i < rows; i++) {
                 uint64_t *row = matrix + i * words;
                 for (long t = 0; t < found; t++)
-                    if (BIT(row, pivots[rank + t])) add(row, matrix + (rank + t) * words, start, words);
+                    if (BIT(row, pivots[rank + t]))
+                        add(row, matrix + (rank + t) * words, start, words);
                 if (!BIT(row, column)) continue;
                 uint64_t *home = matrix + (rank + found) * words;
                 if (home != row) {

@@ -1,8 +1,7 @@
-"""Forks a training whenever it is asked: the server of ``experiments/nursery.py``.
+"""Starts trainings as forks of one process that has already loaded all that they need.
 
-It has loaded what every training needs before the first one is asked for.
-
-``python -m zetaclip.cli.warm`` reads questions from its input and answers on its output; see there.
+It is the server of ``experiments/nursery.py``, which describes its messages: ``python -m
+zetaclip.cli.warm`` reads questions from its input and answers on its output.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,11 +102,9 @@ class Affine:
 class ClipRule(ABC):
     """How long each record's gradient may be.
 
-    Subclass it: ``factors`` and ``sensitivity`` are required.
-
-    The other methods have defaults that do nothing: release further columns (``extras``), keep a
-    state of released values (``init``, ``update``), or map gradients before the norm
-    (``transform``).
+    A subclass must have ``factors`` and ``sensitivity``. The other methods do nothing by default:
+    they release further columns (``extras``), keep a state of released values (``init``,
+    ``update``), or map gradients before the norm (``transform``).
 
     **Guarantee.** The mechanism checks at every step that ``factor * norm <= sensitivity``, and
     stops before anything is released if a rule breaks it.
@@ -128,7 +125,7 @@ class ClipRule(ABC):
 
     @abstractmethod
     def sensitivity(self, clip: float) -> float:
-        """S with ``factor * norm <= S`` for every norm, 0 or huge.
+        """S such that ``factor * norm <= S`` for every norm, also 0 and very large ones.
 
         Noise is scaled by 2^-9 more, for rounding and arithmetic.
         """
@@ -160,7 +157,7 @@ class ClipRule(ABC):
         """Whether it keeps a state from one release to the next."""
         return type(self).update is not ClipRule.update or type(self).init is not ClipRule.init
 
-    @cached_property
+    @property
     def counts(self) -> bool:
         """Whether it releases anything beside the gradient."""
         return type(self).extras is not ClipRule.extras

@@ -58,8 +58,8 @@ class Psac(ClipRule):
 class Thinned(ClipRule):
     """A record joins with probability min(1, norm / C) and then adds C times its direction.
 
-    **Guarantee.** A record that joins moves the sum by C, and none joins with more than the rate at
-    which candidates were drawn, so that rate is what is accounted.
+    **Guarantee.** A record that joins moves the sum by C. No record joins with a higher probability
+    than the rate at which candidates are drawn, and that rate is accounted.
     **Edge cases.** norm 0 never joins. The coins are drawn one per candidate in order, so chunks
     don't matter.
     """

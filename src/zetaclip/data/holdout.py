@@ -10,9 +10,9 @@ import numpy as np
 
 
 def owner_numbers(names: Iterable[object]) -> np.ndarray:
-    """A number for each name, by the name alone: another name in the data changes none.
+    """A number for each name that depends on this name only, not on the other names.
 
-    Spaces around a name are no part of it, as in every column of a table.
+    Spaces around a name are ignored, as in every column of a table.
     """
     digests = (
         hashlib.blake2b(str(name).strip().encode(), digest_size=8).digest() for name in names

@@ -46,7 +46,7 @@ class Batches:
     ) -> None:
         self.dataset, self.group, self.units = dataset, group, units
         self._settings, self._method, self._plan = settings, method, plan
-        self._maps = method.rule.maps
+        self._maps, self._counts = method.rule.maps, method.rule.counts
         # That the noise was chosen for: a plan may refuse any further one, other methods only warn.
         self.planned_steps = planned_steps if plan.steps is None else plan.steps
         self._digest = digest
@@ -169,16 +169,14 @@ class Batches:
         )
         rule = self._method.rule
         affine = rule.transform(state.rule) if self._maps else None
-        return Mechanism(layout, rule, draw, affine, room)
+        return Mechanism(layout, rule, draw, affine, room, self._counts)
 
     def _key_of_try(self, drawn: Drawn, tries: int) -> bytes:
-        """The key of this try's noise and coins.
+        """The key of this try's noise and coins; a process without noise has coins of its own.
 
-        Processes without noise toss coins of their own.
-
-        It is derived from the batch's one draw. If each try took a draw of the
-        stream, a replay with fewer tries would be out of step with it, and put noise that was
-        released with one batch on the sum of another.
+        It is derived from the one draw of the batch. If each try took a draw of the stream, a
+        replay with fewer tries would put noise that was released with one batch on the sum of
+        another.
         """
         if drawn.noise_key is None:
             own = f"coins of pass {drawn.phase}, try {tries}{self.group.suffix}"

@@ -21,9 +21,9 @@ _SAMPLED = 64
 
 
 def digest_of(dataset: Any) -> str:
-    """All of an in-memory data set; the size and some records of any other.
+    """A digest of the data: all of a data set in memory, the size and some records of any other.
 
-    Secret: it tells whether a guess is right.
+    It is secret, because with it a guess about the data can be checked.
     """
     digest = hashlib.blake2b(digest_size=32)
     digest.update(str(len(dataset)).encode())
@@ -73,12 +73,10 @@ def _update(digest: Any, leaf: Any) -> None:
 
 
 def stable_digest(dataset: Any) -> str | None:
-    """The digest, for comparison with another process.
+    """The digest of the data, for comparison with another process; None if it says nothing.
 
-    None where reading the same data twice gives two digests, or fails.
-
-    A data set that augments by a generator of its own looks different every time, and says nothing
-    about another process.
+    A data set that draws its own augmentation gives another digest every time it is read. So it is
+    read twice, and the result is None if the digests differ or reading fails.
     """
     try:
         found = digest_of(dataset)

@@ -26,11 +26,9 @@ def reduction_problems(
 ) -> Iterator[str]:
     """Whether loss and gradients of a batch are the mean (or sum) of those of its records.
 
-    In evaluation mode.
-
-    Both are looked at: a model that still says the same about every record has one loss for all of
-    them, however they are weighed. Of the gradients the norms are compared, which need no memory to
-    speak of.
+    The module is in evaluation mode. Both loss and gradients are compared: an untrained model may
+    have the same loss for every record, and then wrong weights do not show in the loss. Of the
+    gradients only the norms are compared, which takes little memory.
     """
     dtype = torch.float32
 
@@ -84,10 +82,7 @@ def reduction_problems(
 def misreduced(
     whole: float, own: list[float], reduction: str, cause: str = "", tolerance: float = 1e-3
 ) -> str:
-    """What is wrong with the loss of a batch, given those of its records alone.
-
-    Empty if nothing is.
-    """
+    """What is wrong with the loss of a batch, given the losses of its records; "" if nothing is."""
     forms = {"mean": sum(own) / len(own), "sum": sum(own)}
 
     def near(form: str) -> bool:
@@ -122,9 +117,9 @@ def dry_run(
     reduction: str,
     collate_fn: Collate | None = None,
 ) -> list[str]:
-    """One forward and backward of a private module on a few records; what went wrong, by name.
+    """Runs a private module forward and backward on a few records, and names what went wrong.
 
-    Leaves no trace.
+    The module is left as it was.
     """
     problems: list[str] = []
     examples = Examples(module, batch, collate_fn)
@@ -142,9 +137,9 @@ def dry_run(
 def _training_problems(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer, buffers: dict[str, Tensor]
 ) -> Iterator[str]:
-    """Gradients that are missing and buffers that moved after a step in training mode.
+    """Runs one forward and backward in training mode.
 
-    The step is one forward and one backward.
+    It names the parameters without a gradient and the buffers that have changed.
     """
     for name, parameter in zip(layout.names, layout.parameters, strict=True):
         used, came = (
@@ -177,11 +172,9 @@ def _training_problems(
 def without_trace(
     module: nn.Module, layout: Layout, recorder: CaptureBuffer
 ) -> Iterator[dict[str, Tensor]]:
-    """Lets a private module be run on any records.
+    """A context in which a private module can be run on any records.
 
-    Afterwards buffers and gradients are as before.
-
-    Gives copies of the buffers by name.
+    It gives copies of the buffers by name. At its end, buffers and gradients are as before.
     """
     held = [(part, dict(part._buffers)) for part in module.modules()]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}

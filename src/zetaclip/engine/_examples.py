@@ -62,7 +62,7 @@ def called(module: nn.Module, inputs: Any) -> Any:
 
 
 def unmistakable(module: nn.Module, batch: Any) -> Tensor:
-    """Indices of so many records that their number equals no other dimension in sight.
+    """Indices of records, so many that no other dimension of the model has the same size.
 
     Records are repeated if there are too few.
     """
@@ -82,9 +82,9 @@ def dimensions(module: nn.Module, batch: Any) -> set[int]:
 
 
 def _one_of_each(batch: Any) -> Tensor:
-    """All records, first one of each label.
+    """All records, beginning with one of each label.
 
-    On records of one class, a loss that weighs classes looks like any other.
+    Class weights do not show in a loss over records of one class.
     """
     rows = rows_of(batch)
     first: list[int] = []

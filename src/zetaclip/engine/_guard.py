@@ -1,8 +1,7 @@
-"""What must not change behind the engine's back, and must not happen between two of its steps.
+"""Checks that nothing has changed behind the engine's back.
 
-A private run is private for the module and the optimizer that ``make_private`` looked at. Anything
-that would let a record reach the weights by another way is an error here, before the release that
-it would spoil.
+A run is private for the module and the optimizer that ``make_private`` has checked. Anything that
+would let a record reach the weights in another way is an error, before the next release.
 """
 
 from __future__ import annotations
@@ -115,9 +114,10 @@ class Guard:
         self._check_trainable()
 
     def _look(self) -> tuple[list[int], list[int], list[str]]:
-        """The structure as flat lists, which are compared in a fraction of the time.
+        """The structure as flat lists, because these are compared quickly.
 
-        How much each part holds, what that is, and the names of buffers.
+        They hold how many children and parameters each part has, which ones, and the names of
+        buffers.
         """
         held: list[dict] = [
             some for part in self._parts for some in (part._modules, part._parameters)
@@ -294,9 +294,9 @@ class Guard:
 
 
 def _held(parts: Iterable[nn.Module]) -> list[tuple]:
-    """Identities of what each part is made of, children before parameters.
+    """Identities of the children and parameters of each part, and the names of its buffers.
 
-    Buffers may be replaced between batches, so of them only the names.
+    Buffers themselves may be replaced between batches.
     """
     return [
         (*map(id, p._modules.values()), None, *map(id, p._parameters.values()), None, *p._buffers)

@@ -135,14 +135,12 @@ class PrivateLoop:
         return opened.chunks
 
     def _begin_again(self, batch: OpenBatch) -> None:
-        """Starts the same records again from the first chunk.
+        """Starts the same records again from the first chunk, with new noise if the sum may differ.
 
-        With other noise wherever the sum could be another one.
-
-        That is so if a release was begun and cut off, or if torch's own streams have moved on, from
-        which the user's code may have drawn: one draw of noise must never cover two different sums.
-        (Dropout draws the same masks again.) The records are the same, so the batch number is, too,
-        and whatever was released from them composes as one Gaussian.
+        The sum may differ if a release was begun and cut off, or if torch's own streams have moved
+        on, because the user's code may draw from them. One draw of noise must never cover two
+        different sums. (Dropout draws the same masks again.) Records and batch number are the same,
+        so everything that was released from them composes as one Gaussian.
         """
         self.model.take_back()
         self.model.guard.before_batch()
@@ -336,7 +334,7 @@ class PrivateLoop:
         return {"run": self.log.name, **terms}
 
     def abandon(self) -> None:
-        """Puts the open batch back, unreleased.
+        """Gives the open batch up without a release.
 
         If its records come again, they get other noise.
         """

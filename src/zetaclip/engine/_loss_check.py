@@ -202,7 +202,7 @@ class LossCheck:
     def look(
         self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], newest: bool = True
     ) -> None:
-        """Before a backward of these roots, which may have nothing to do with this run."""
+        """Checks the graph of these roots before their backward; it may not lead to this run."""
         rows = self.due()
         if not rows:
             return
@@ -301,9 +301,9 @@ def _watch(check: LossCheck) -> None:
 
 
 def _looking(backward: Callable[..., None]) -> Callable[..., None]:
-    """torch's backward, after every run that asked for it has looked at the graph.
+    """torch's backward, in which every run that asked for it looks at the graph first.
 
-    Not inside another backward, where checkpointing runs its parts.
+    Backwards inside another backward (checkpointing) are not looked at.
     """
 
     @functools.wraps(backward)

@@ -32,9 +32,7 @@ def classified(
     ours: Callable[[Any], bool],
     factors: dict[float, int] | None = None,
 ) -> set[Trail]:
-    """All ways from the roots of a backward to nodes that are ``ours``.
-
-    Each comes with what reduces on it.
+    """All paths from the roots of a backward to nodes that are ``ours``, with their reductions.
 
     Args:
         roots: tensors that are run backward, each with the gradient that it starts with.
@@ -302,9 +300,9 @@ class _Graph:
         return trail
 
     def started(self, trail: Trail, shape: tuple[int, ...], gradient: Tensor | None) -> Trail:
-        """The same with the gradient that ``backward(gradient=...)`` starts with.
+        """The path together with the gradient that ``backward(gradient=...)`` starts with.
 
-        It adds up where a root has several values.
+        If a root has several values, such a gradient sums them.
         """
         if self.records(shape) is not None:
             trail = trail._replace(powers=trail.powers | {SUM})

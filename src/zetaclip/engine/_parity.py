@@ -148,7 +148,7 @@ def _one(module: nn.Module, example: Any, loss_fn: LossFn, layout: Layout) -> Te
 def _relative(found: Tensor, wanted: Tensor, everything: Tensor) -> float:
     """Error relative to the size of the gradient.
 
-    A layer that hardly matters is measured against a share of the whole.
+    For a layer with a very small gradient it is relative to a share of the whole gradient.
     """
     size = max(float(wanted.norm()), 1e-3 * float(everything.norm()))
     error = float((found - wanted).norm())

@@ -126,9 +126,9 @@ class PrivateModule:
         return public
 
     def take(self, counts: Tensor | None, records: int) -> Iterable[Chunk]:
-        """Takes the chunk back, with what it left, after the last look at what must not happen.
+        """Takes a chunk back with its contributions, after the last check of what must not happen.
 
-        Nothing for a chunk without records: its row of zeros is nobody's record.
+        A chunk without records gives nothing: its row of zeros is nobody's record.
 
         Args:
             counts: How many rows each unit has; None if each row is a unit of its own.

@@ -34,10 +34,7 @@ class ReleaseLog:
         self.expected: dict[Key, Row] = {}  # what an exact replay has yet to release again
 
     def write(self, rows: tuple[Row, ...]) -> Receipt:
-        """Writes the rows of a release that is about to be made.
-
-        Journals first, then the ledger.
-        """
+        """Writes the rows of a release before it is made: journals first, then the ledger."""
         for row in rows if self.expected else ():
             if self.expected.get(row.key, row) != row:
                 raise OrderError(
@@ -52,11 +49,10 @@ class ReleaseLog:
         return Receipt(rows)
 
     def confirm(self, draw: Draw, released: Released, mark: str | None = None) -> None:
-        """Lets a release out, and notes it for a later replay.
+        """Notes a release for a later replay; in a replay, it must be the same as before.
 
-        Where it was made before, only if it is the same.
-
-        Only the home journal is asked: others may lack releases of runs that continue elsewhere.
+        Only the home journal is asked. Other journals may lack releases of runs that continue
+        elsewhere.
 
         Args:
             draw: the numbers of the batch.
@@ -69,8 +65,8 @@ class ReleaseLog:
         if not self.home.confirm((draw.stream, draw.batch, draw.query), mark):
             raise OrderError(
                 f"the replay of step {released.step} gives another gradient than the run that it "
-                "replays: the loss, the learning rate or the loop has changed. The same noise on "
-                "another sum would cancel by subtraction, so nothing is released; "
+                "replays: the loss, the learning rate or the loop has changed. Two sums with the "
+                "same noise would reveal their difference, so nothing is released; "
                 "engine.load(path) goes on with fresh noise"
             )
 
@@ -85,10 +81,8 @@ class ReleaseLog:
     def watch(self, folder: Path) -> None:
         """From now on every release is also written to a journal in this folder.
 
-        A checkpoint of the run was saved there.
-
-        The journal in the first folder is the run's home: every run that continues from one of its
-        checkpoints writes there, too.
+        Call it when a checkpoint was saved there. The journal in the first such folder is the run's
+        home: every run that continues from one of its checkpoints writes there, too.
         """
         journal = self.journal_in(folder, self.name, whole=self.home is None)
         self.home = self.home or journal
@@ -110,20 +104,16 @@ class ReleaseLog:
     def home_from(self, folder: Path) -> str:
         """The folder of the home journal, as a path from a checkpoint's folder.
 
-        So a tree of folders can be moved as a whole.
-
-        A run that was never saved gets its home in that folder: call ``watch`` with it when the
-        checkpoint is written.
+        The path is relative, so that a tree of folders can be moved as a whole. A run that was
+        never saved gets its home in that folder: call ``watch`` when the checkpoint is written.
         """
         here = os.path.realpath(folder)
         return os.path.relpath(here if self.home is None else self.home.path.parent, here)
 
     def go_on_as(self, name: str, home: Journal | None, expected: Iterable[Row]) -> None:
-        """Makes this the log of a run that was loaded.
+        """Makes this the log of a run that was loaded: its name, its home, what it has to replay.
 
-        Its name, its home, and what a replay will release again.
-
-        Name and home change together: a replay would ask another home than a stream's own in vain.
+        Name and home change together, because only the home of a stream knows what it has released.
         """
         self.name, self.home = name, home
         self.expected = {row.key: row for row in expected}

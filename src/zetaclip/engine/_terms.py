@@ -101,9 +101,9 @@ def header(
 
 
 class DeltaCheck:
-    """The run's δ, if one was given. Warns once of a δ of 1/N or more.
+    """The run's δ, if one was given; warns once of a δ of 1/N or more.
 
-    It allows a mechanism that publishes one record as it is.
+    With such a δ, a mechanism may publish one record as it is.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""What can be said about a module before any batch.
+"""Which parts of a module can't be trained privately, and what to use instead.
 
-Which parts can't be trained privately, and what to use instead.
+All of it is found before the first batch.
 """
 
 from __future__ import annotations

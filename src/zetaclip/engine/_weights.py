@@ -36,9 +36,9 @@ class Weights:
         self._lent = layout.shards is None and _lendable(layout.parameters, module)
 
     def move(self, vector: Tensor, distance: float) -> None:
-        """Goes so far along a flat vector.
+        """Moves the weights so far along a flat vector.
 
-        One that has no direction, zero or not finite, moves nothing.
+        A vector that is zero or not finite moves nothing.
         """
         if vector.shape != (self._layout.numel,):
             raise ValueError(

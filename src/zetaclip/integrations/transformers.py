@@ -128,8 +128,9 @@ class PrivateTrainer(Trainer):
             self.args.max_grad_norm = 0.0
         if self.compute_loss_func is not None:
             raise ValueError(
-                "compute_loss_func sees a whole batch: override compute_loss in a subclass of"
-                " PrivateTrainer instead, as a mean over the rows, with each row's loss alone"
+                "compute_loss_func sees a whole batch, and could mix its records. Override"
+                " compute_loss in a subclass of PrivateTrainer instead: it returns the mean over"
+                " rows of each row's own loss"
             )
         self.add_callback(Epochs(self))
 

@@ -143,10 +143,7 @@ class Method:
         return completed, plan
 
     def multipliers(self, budget: NoiseBudget) -> dict[str, tuple[float, float]]:
-        """What each query would be noised with under this budget.
-
-        query -> multipliers at the first and last step.
-        """
+        """Noise multipliers of each query under this budget, at the first and the last step."""
         method, plan = self.planned(budget)
         last = max(0, (budget.steps or 1) - 1)
         found = {}
@@ -164,10 +161,7 @@ class Method:
         return self.rule.extras(nothing, float(self.controller.init().clip))
 
     def beside(self) -> float | None:
-        """The multiplier of all own queries of the rule together.
-
-        They stand beside each sum; None if the rule has none.
-        """
+        """The multiplier of all queries of the rule itself, taken together; None if it has none."""
         own = [
             e.noise_multiplier or 0.0 for e in self._extras().values() if e.sensitivity is not None
         ]
@@ -201,9 +195,9 @@ class Method:
                 )
 
     def check_budgeted(self, budget: NoiseBudget) -> None:
-        """Refuses a rule whose own query would come on top of the budget.
+        """Refuses a rule with a query of its own that the plan does not know of.
 
-        It would if the plan does not know of it.
+        Such a query would cost more than the budget.
         """
         own = [name for name, extra in self._extras().items() if extra.sensitivity is not None]
         if own and self.planned(budget)[1].rule is None:

@@ -31,10 +31,8 @@ def mapped(schedule: NoiseSchedule, change: Callable[[float], float]) -> NoiseSc
 def beside_count(budget: NoiseBudget, rule: Any, sigma_b: float | None = None) -> Plan:
     """A centred count (sensitivity 1/2, noise σ_b) beside the sum.
 
-    z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2).
-
-    Without ``sigma_b`` it is L/20, or 2z where that is more: the sum's noise then grows by at most
-    3.3 %.
+    The sum then has z_sum = (z⁻² - (2 σ_b)⁻²)^(-1/2). Without ``sigma_b``, σ_b is L/20 or 2z,
+    whichever is larger: the noise of the sum grows by at most 3.3 %.
     """
     assert budget.expected_batch_size is not None
     given = sigma_b is not None

@@ -258,15 +258,15 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes the present weights in; call it after each step that moved them."""
+        """Adds the present weights to the average; call it after each update."""
         torch._foreach_lerp_(self._sums, [p.detach() for p in self.parameters], 1 - self.decay)
         self.steps += 1
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The parameters hold the average inside.
+        """A context in which the parameters hold the average.
 
-        Before the first update they hold what they hold.
+        Before the first update they keep their values.
         """
         if not self.steps:
             yield

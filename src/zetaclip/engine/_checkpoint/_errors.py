@@ -19,8 +19,8 @@ class CheckpointError(ValueError):
     """The file can't be used here; the message says why, and nothing has been changed.
 
     Attributes:
-        reason: what is wrong, without advice: a command or a framework gives its own.
-        remedy: what helps.
+        reason: What is wrong, without advice; commands and frameworks add their own.
+        remedy: What helps.
     """
 
     def __init__(

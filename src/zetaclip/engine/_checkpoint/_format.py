@@ -21,10 +21,7 @@ _FORMAT = 4
 
 
 def own_part(loop: PrivateLoop) -> dict[str, Any]:
-    """What each process has for itself.
-
-    torch's public streams, and the settings that its sums depend on.
-    """
+    """What differs between processes: torch's public streams, and settings that change sums."""
     return {"public_streams": loop.public_streams(), **surroundings(loop)}
 
 

@@ -143,7 +143,7 @@ def _replayable(
     if changes:
         raise CheckpointError(
             f"an exact replay is not possible, because something else is different now: {changes}. "
-            "The same noise on another sum would cancel by subtraction",
+            "Two sums with the same noise would reveal their difference",
             Remedy.FRESH_STREAMS,
         )
     if not home.at_home(public["stream"]):
@@ -151,8 +151,8 @@ def _replayable(
             f"the folder looks like a copy: {home.path.name} {place} is not the file that the run "
             "began (its inode is another; a mounted bucket or drive may also number its files "
             "anew). What the run did in the original folder after it was copied, or will do, is "
-            "not noted here, so a replay could put the same noise on another sum, and it would "
-            "cancel by subtraction. Replay in the original folder (renaming it is fine)",
+            "not noted here, so a replay could put the same noise on another sum, which would "
+            "reveal their difference. Replay in the original folder (renaming it is fine)",
             Remedy.FRESH_STREAMS,
             ", or go on with fresh streams: load(path), or a framework's resume without "
             f"{hidden.name}",

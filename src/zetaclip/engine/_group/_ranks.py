@@ -95,7 +95,7 @@ class Ranks:
     def own_rows(self, key: bytes, sample_rate: float) -> Tensor:
         """This rank's part of a Poisson batch.
 
-        Coins of its own for records of its own, each with the declared rate.
+        The rank tosses its own coins for its own records, with the declared rate.
         """
         own = subkey(key, f"records{self.suffix}")
         return self.rows[poisson_indices(own, len(self.rows), sample_rate)]
@@ -223,13 +223,11 @@ class Ranks:
     def conclude(
         self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
     ) -> ToldClip | None:
-        """Rank 0 uses the release first; the others follow when it has said that it stands.
+        """Rank 0 uses the release first. The others wait for its message, and then use it too.
 
-        With that, rank 0 tells which C comes next.
-
-        Rank 0 alone has journals. If the others did not wait for its word, a release that it
-        refuses would have moved their weights. They need that message for the next batch anyway, so
-        nothing more is sent.
+        Only rank 0 has journals, so only rank 0 can refuse a release. If the others did not wait, a
+        release that it refuses would have moved their weights. The message also holds the next C,
+        so it costs nothing extra.
 
         Args:
             use: Moves the weights by the release.
@@ -252,9 +250,9 @@ class Ranks:
         return None
 
     def _close(self, said: tuple[float, float] | None, what: str) -> ToldClip:
-        """The end of a release: whether it stands, and the next C and learning rate factor.
+        """Sends or gets the message that ends a release: the next C and learning rate factor.
 
-        Rank 0 says so; None means that the release does not stand.
+        Rank 0 sends it; None means that the release was refused.
         """
         clip, rate = said or (0.0, 0.0)
         message = torch.tensor([float(said is not None), clip, rate], dtype=torch.float64)
