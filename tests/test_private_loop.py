@@ -1,6 +1,7 @@
 """The objects of a private run, each by the one thing that it promises."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -317,4 +318,16 @@ def test_a_kept_gradient_is_not_overwritten_and_memory_is_used_again():
     assert view.eq(3.0).all()
     again = room.gradient().ctypes.data
     assert room.gradient().ctypes.data == again  # nobody has held the second one
-    assert room.sum.data_ptr() not in (address, again)
+    assert room.zeros().data_ptr() not in (address, again)
+    kept = room.zeros().add_(1.0)
+    assert room.zeros().data_ptr() == kept.data_ptr() and not kept.any()
+
+
+def test_large_sums_and_gradients_are_given_back(monkeypatch):
+    monkeypatch.setattr(zetaclip.mechanism, "LARGE", LAYOUT.numel)
+    room = Room(LAYOUT)
+    total, gradient = room.zeros(), room.gradient()
+    given = weakref.ref(total), weakref.ref(gradient)
+    assert total.dtype == torch.float64 and not total.any() and len(gradient) == len(total)
+    del total, gradient
+    assert given[0]() is None and given[1]() is None

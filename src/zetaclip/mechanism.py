@@ -26,6 +26,9 @@ from .grid import widened, widened_and_spacing
 from .ledger import Row
 from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
 
+# From so many numbers on, sums and private gradients are not kept in memory between batches.
+LARGE = 1 << 20
+
 
 class ReleaseGroup(Protocol):
     """What a release asks of the processes that make it together; ``engine/_group`` has them."""
@@ -173,27 +176,41 @@ class _Query:
 
 
 class Room:
-    """Memory that batches use one after the other, which saves asking the system in every step.
+    """Memory for sums and private gradients.
 
-    Attributes:
-        sum: For the sum over a batch.
+    Small ones are kept from batch to batch, which saves asking the system in every step. Large ones
+    are given back, so that the next forward pass can use their memory.
 
     **Guarantee.** A private gradient never shares memory with a sum, and gets the memory of an
     earlier one only if no object refers to that one any more.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.sum = torch.empty(layout.own, dtype=torch.float64, device=layout.device)
+        self.size, self._device = layout.own, layout.device
+        self._kept = self.size < LARGE
         self._kind = np.float64 if layout.dtype == torch.float64 else np.float32
+        self._sum: Tensor | None = None
         self._gradient: np.ndarray | None = None
+
+    def zeros(self) -> Tensor:
+        """Memory for the sum over a batch, filled with zeros."""
+        if self._sum is not None:
+            return self._sum.zero_()
+        # numpy asks the system for large pages, of which far fewer have to be cleared, and for
+        # zeros that take no memory before they are used.
+        made = torch.from_numpy(np.zeros(self.size)).to(self._device)
+        if self._kept:
+            self._sum = made
+        return made
 
     def gradient(self) -> np.ndarray:
         """Memory for a private gradient."""
         kept = self._gradient
         # Referred to by the attribute, by this function, and by the argument of getrefcount.
         if kept is None or sys.getrefcount(kept) > 3:
-            # numpy asks the system for large pages, of which far fewer have to be cleared.
-            self._gradient = kept = np.empty(len(self.sum), self._kind)
+            kept = np.empty(self.size, self._kind)
+            if self._kept:
+                self._gradient = kept
         return kept
 
 
@@ -264,7 +281,7 @@ class Mechanism:
             factors = self._factors(chunk.mapped_norms(*self._map))
             self._weight += float(factors.sum())
         if self.layout.shards is None:
-            chunk.add_weighted_sum(self._total(), factors)
+            chunk.add_weighted_sum(self._total(), factors, drop=True)
         else:
             self._waiting.append((chunk, factors))
 
@@ -294,7 +311,7 @@ class Mechanism:
     def _total(self) -> Tensor:
         """Where records are added up: in float64, in which no record is lost beside others."""
         if self._sum is None:
-            self._sum = self._room.sum.zero_()
+            self._sum = self._room.zeros()
         return self._sum
 
     def _mapped(self, total: Tensor) -> Tensor:

@@ -70,6 +70,23 @@ def test_half_precision_norms_are_those_of_float64(name, dtype):
     assert (total - exact.sum(0)).norm() <= 1e-5 * exact.sum(0).norm()
 
 
+@pytest.mark.parametrize("name", list(MODELS))
+def test_parts_that_are_dropped_once_added_give_the_same_sum(name):
+    from helpers import recorded
+
+    build, inputs = MODELS[name]
+    torch.manual_seed(0)
+    chunk, layout, _ = recorded(build(), (inputs(6), torch.randint(0, 10, (6,))), mean_loss)
+    factors = torch.linspace(0.1, 1.7, 6, dtype=torch.float64)
+    kept, dropped = torch.zeros(2, layout.numel, dtype=torch.float64)
+    with torch.no_grad():
+        chunk.norms()
+        chunk.add_weighted_sum(kept, factors)
+        assert chunk.parts
+        chunk.add_weighted_sum(dropped, factors, drop=True)
+    assert not chunk.parts and torch.equal(kept, dropped) and bool(kept.any())
+
+
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "words"])
 @pytest.mark.parametrize("inside", [False, True], ids=["backward-outside", "backward-inside"])
 def test_autocast_records_in_float32(name, inside):

@@ -147,7 +147,7 @@ class Chunk:
         return flat.mul_(self.scale)
 
     def add_weighted_sum(
-        self, total: Tensor, factors: Tensor, bucket: Bucket | None = None
+        self, total: Tensor, factors: Tensor, bucket: Bucket | None = None, drop: bool = False
     ) -> None:
         """``total += Σ_i factors[i] * gradient_i``, all in float64.
 
@@ -155,6 +155,8 @@ class Chunk:
             total: Of all parameters, or of those of the bucket.
             factors: One per example.
             bucket: Some of the parameters; None for all of them.
+            drop: Whether to forget each part once it is added. Its memory can then be used while
+                others are added.
         """
         layout, rows = self.layout if bucket is None else bucket.layout, self.rows
         scaled = factors * self.scale
@@ -163,7 +165,10 @@ class Chunk:
         sums: list[small.WeighTask] = []
         outers: list[tuple] = []
         for parameter, place in zip(layout.parameters, layout.places, strict=True):
-            for part in self.parts.get(id(parameter), ()):
+            parts = self.parts.get(id(parameter), ())
+            if drop:
+                self.parts.pop(id(parameter), None)
+            for part in parts:
                 task = self._tasks.get(id(part))
                 if task is not None and memory is not None and part.block is None:
                     own = memory[place[2] : place[2] + parameter.numel()]
