@@ -69,6 +69,17 @@ def test_threads_are_shared_out(mini, store):
     assert attempts(store, planned.runs[0].key)[0]["threads"] == "3"
 
 
+def test_a_limit_of_threads_is_kept(mini, monkeypatch):
+    monkeypatch.setattr(session, "cores", lambda: 8)
+    request = session.Request(mini, "results", workers=2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert request.shared_out == (2, 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert request.shared_out == (2, 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    assert request.shared_out == (2, 4)
+
+
 def test_a_cut_run_is_resumed_where_it_was(mini, store):
     planned = plan.make_plan(mini, RATES)
     folder = store.folder(planned.runs[0].key)

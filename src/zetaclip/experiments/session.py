@@ -43,9 +43,15 @@ class Request:
 
     @property
     def shared_out(self) -> tuple[int, int]:
-        """Workers, and the threads of each. What is timed runs alone."""
+        """Workers, and the threads of each. What is timed runs alone.
+
+        ``OMP_NUM_THREADS`` is a limit: on a shared machine threads that wait for each other cost
+        many times the work.
+        """
         workers = 1 if self.experiment.exclusive else self.workers or cores()
-        return workers, max(1, cores() // workers)
+        told = os.environ.get("OMP_NUM_THREADS", "")
+        most = int(told) if told.isdecimal() and int(told) > 0 else cores()
+        return workers, max(1, min(most, cores() // workers))
 
 
 def parse_only(text: str | None, known: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
