@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zetaclip.errors import InputError
-from zetaclip.features import scattering
+from zetaclip.features import rebuilt, scattering
 
 
 def morlet(width, wave, angle, slant, reach):
@@ -46,6 +46,19 @@ def test_maps_are_those_of_convolutions_in_space():
     for one, wanted in zip(found, maps, strict=True):
         smooth = circular(wanted, low).real[8:-8, 8:-8]
         np.testing.assert_allclose(one, smooth[2::4, 2::4], rtol=0, atol=2e-4)
+
+
+def test_rows_have_another_length_if_told():
+    x = torch.rand(4, 1, 8, 8) * 2 - 1
+    long = scattering((1, 8, 8), 10.0)
+    torch.testing.assert_close(long(x), 10 * scattering((1, 8, 8))(x))
+    again = rebuilt(long.describe())
+    assert torch.equal(again(x), long(x))
+    old = {k: v for k, v in scattering((1, 8, 8)).describe().items() if k != "length"}
+    torch.testing.assert_close(rebuilt(old)(x)[:, :-1].norm(dim=1), torch.ones(4))
+    for wrong in (0, -1.0, "long", True, math.nan, math.inf):
+        with pytest.raises(InputError, match="length"):
+            scattering((1, 8, 8), wrong)
 
 
 def test_rows_have_unit_length_and_a_constant_column():

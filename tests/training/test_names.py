@@ -30,7 +30,7 @@ WRONG = {
     "option of features": (["--set", "features_options.miror=1"], "did you mean 'mirror'"),
     "no such option of these": (
         ["--features", "scattering", "--set", "features_options.mirror=1"],
-        "they have none",
+        "mirror",
     ),
     "setting": (["--set", "epsilom=1"], "did you mean epsilon"),
     "data": (["--data", "mnits"], "Did you mean mnist?"),

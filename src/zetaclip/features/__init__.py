@@ -20,6 +20,7 @@ from ._tables import Bins, bins, needs_bias, rebuilt_bins
 
 Fixed = Patches | Scattering | Bins
 KINDS = ("patches", "scattering")  # of pictures
+_OPTION = {"patches": "mirror", "scattering": "length"}
 
 __all__ = [
     "KINDS",
@@ -51,24 +52,23 @@ def build(
     Args:
         kind: One of ``KINDS``.
         shape: (channels, height, width) of the pictures.
-        options: Options of that kind; patches have ``mirror``.
+        options: Options of that kind; patches have ``mirror``, scattering has ``length``.
         say: Told when constants are made, which takes seconds to minutes.
 
     Raises:
         InputError: There are no such features, or not for such a shape, or not with such an option.
     """
     given = dict(options or {})
-    mirror = given.pop("mirror", None) if kind == "patches" else None
-    if given:
-        has = "it has mirror" if kind == "patches" else "it has none"
-        raise InputError(f"{kind} has no option {', '.join(given)}; {has}")
+    if kind not in _OPTION:
+        raise InputError(f"there are no features {kind!r}; there are: {', '.join(KINDS)}")
+    if unknown := sorted(set(given) - {_OPTION[kind]}):
+        raise InputError(f"{kind} has no option {', '.join(unknown)}; it has {_OPTION[kind]}")
+    if kind == "scattering":
+        return scattering(shape, **given)
+    mirror = given.get("mirror")
     if mirror not in (None, True, False):
         raise InputError(f"mirror is true or false, not {mirror!r}")
-    if kind == "patches":
-        return patches(shape, mirror=mirror, say=say)
-    if kind == "scattering":
-        return scattering(shape)
-    raise InputError(f"there are no features {kind!r}; there are: {', '.join(KINDS)}")
+    return patches(shape, mirror=mirror, say=say)
 
 
 def rebuilt(description: Mapping[str, Any]) -> Fixed:
@@ -81,7 +81,8 @@ def rebuilt(description: Mapping[str, Any]) -> Fixed:
     if kind == "bins":
         return rebuilt_bins(description)
     shape = tuple(int(side) for side in description["shape"])
-    options = {"mirror": description["mirror"]} if kind == "patches" else {}
+    option = _OPTION.get(kind, "")
+    options = {option: description[option]} if option in description else {}
     made = build(kind, shape, options)
     if made.describe().get("digest") != description.get("digest"):
         raise InputError(

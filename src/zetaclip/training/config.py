@@ -129,8 +129,8 @@ class Config:
     )
     features_options: dict[str, Any] = _option(
         {},
-        "options of the features (patches: mirror, whether mirror images mean the same; bins:"
-        " knots, crosses, share)",
+        "options of the features (patches: mirror, whether mirror images mean the same;"
+        " scattering: length, of a row; bins: knots, crosses, share)",
     )
     # -- method and training
     method: str = _option(

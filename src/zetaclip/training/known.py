@@ -50,6 +50,6 @@ MODELS = (
 # The options of features; with "auto", the data decide which of them are used.
 FEATURES: dict[str, tuple[str, ...]] = {
     "patches": ("mirror",),
-    "scattering": (),
+    "scattering": ("length",),
     "bins": ("knots", "crosses", "share"),
 }
