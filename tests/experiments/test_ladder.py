@@ -4,14 +4,15 @@ import math
 
 import pytest
 
-from zetaclip.experiments import ladder, plan, session, spec
+from zetaclip.experiments import ladder, session, spec
 from zetaclip.experiments.ladder import climb
 from zetaclip.experiments.measures import Run
+from zetaclip.experiments.planned import TUNING_SEED, Ladder
 
 
 def a_ladder(start=1.0, cap=8, seeds=1, follows=""):
     labels = {"group": "", "condition": "", "row": "m", "data": "d"}
-    return plan.Ladder("m", {"data": "d"}, labels, start, follows, seeds, cap)
+    return Ladder("m", {"data": "d"}, labels, start, follows, seeds, cap)
 
 
 def climbed(curve, metric="accuracy", **kwargs):
@@ -73,20 +74,18 @@ def test_a_rate_is_the_mean_of_its_seeds():
     """One lucky seed at 2 does not move the choice; one that diverged loses."""
 
     def curve(rate, seed):
-        return bump(1.0)(rate, seed) + (0.1 if (rate, seed) == (2.0, plan.TUNING_SEED) else 0.0)
+        return bump(1.0)(rate, seed) + (0.1 if (rate, seed) == (2.0, TUNING_SEED) else 0.0)
 
     assert climbed(curve, seeds=5)[0].rate == 1 and climbed(curve, seeds=1)[0].rate == 2
     lost = climbed(
-        lambda rate, seed: (
-            None if (rate, seed) == (1.0, plan.TUNING_SEED + 4) else bump(1)(rate, 0)
-        ),
+        lambda rate, seed: None if (rate, seed) == (1.0, TUNING_SEED + 4) else bump(1)(rate, 0),
         seeds=5,
     )[0]
     assert lost.rates[1.0] is None
 
 
 def test_a_ladder_that_follows_another_waits_for_it():
-    ladders = {"a": a_ladder(), "b": plan.Ladder("b", {"data": "e"}, a_ladder().labels, 1.0, "a")}
+    ladders = {"a": a_ladder(), "b": Ladder("b", {"data": "e"}, a_ladder().labels, 1.0, "a")}
     done = {}
     found = ladder.climb_all(ladders, ["b"], lambda run: done.get(run.key))
     assert found["a"].wanted and not found["b"].wanted and found["b"].rate is None

@@ -18,7 +18,8 @@ from zetaclip.cli.warm import _preload
 from zetaclip.errors import CommandError
 from zetaclip.experiments import spec
 from zetaclip.experiments.nursery import Nursery, available
-from zetaclip.experiments.plan import config_key, make_plan
+from zetaclip.experiments.plan import make_plan
+from zetaclip.experiments.planned import config_key
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import TRAIN_VARIABLE, LocalBackend, run_all
 from zetaclip.experiments.store import Store

@@ -9,6 +9,7 @@ import pytest
 
 from zetaclip.errors import CommandError
 from zetaclip.experiments import plan, session, spec
+from zetaclip.experiments.planned import CAP, TUNING_SEED, config_key, ladder_of, with_dependencies
 
 RATES = {"dp-sgd · σ = 1.1 · decoupled": 0.25}
 
@@ -39,11 +40,9 @@ def test_a_hash_is_pinned():
         '"spectral":{"bounds":[0.5,3]}}}'
     )
     assert (
-        plan.config_key(config)
-        == hashlib.sha256(text.encode()).hexdigest()[:16]
-        == "2eee824d4773a1ca"
+        config_key(config) == hashlib.sha256(text.encode()).hexdigest()[:16] == "2eee824d4773a1ca"
     )
-    assert plan.config_key(config, alone=True) != plan.config_key(config)
+    assert config_key(config, alone=True) != config_key(config)
 
 
 def test_a_hash_depends_on_values_alone():
@@ -52,19 +51,19 @@ def test_a_hash_depends_on_values_alone():
     random.Random(0).shuffle(keys)
     same = {key: json.loads(json.dumps(config[key])) for key in keys}
     same["a"] = 1
-    assert plan.config_key(config) == plan.config_key(same)
+    assert config_key(config) == config_key(same)
     for other in (
         {**config, "a": 1.5},
         {**config, "e": False},
         {**config, "e": 0},
         {**config, "b": {}},
     ):
-        assert plan.config_key(config) != plan.config_key(other)
+        assert config_key(config) != config_key(other)
 
 
 def test_a_configuration_that_is_not_a_number_is_refused():
     with pytest.raises(ValueError, match="JSON"):
-        plan.config_key({"lr": float("nan")})
+        config_key({"lr": float("nan")})
 
 
 def test_seeds_are_paired(mini):
@@ -151,7 +150,7 @@ def test_all_controls_have_the_rate_of_the_feedback():
     planned = plan.make_plan(spec.load("controls"))
     own = {"DP-SGD": "dp-sgd", "WW-DP-SGD": "ww-dp-sgd"}
     for run in planned.runs:
-        assert plan.ladder_of(run).startswith(own.get(run.labels["row"], "ww-practical") + " · ")
+        assert ladder_of(run).startswith(own.get(run.labels["row"], "ww-practical") + " · ")
 
 
 def test_equal_runs_are_shared_between_experiments():
@@ -184,23 +183,23 @@ def test_a_ladder_is_under_the_very_conditions_of_its_cell(name):
     for run in planned.runs:
         if run.labels["row"] in ("Sign reversed", "Random ζ") or "clipping" in run.config:
             continue  # they have the rate of the practical form
-        ladder = planned.ladders[plan.ladder_of(run)]
+        ladder = planned.ladders[ladder_of(run)]
         (rung, *_) = ladder.runs(0.25)
-        assert rung.config["validation"] == 0.1 and rung.config["seed"] == plan.TUNING_SEED
+        assert rung.config["validation"] == 0.1 and rung.config["seed"] == TUNING_SEED
         told, wanted = (
             {key: value for key, value in config.items() if key not in unlike}
             for config in (rung.config, run.config)
         )
         assert told == wanted, run.labels
-    assert plan.TUNING_SEED not in {run.config["seed"] for run in planned.runs}
-    assert {ladder.cap for ladder in planned.ladders.values()} == {plan.CAP}
+    assert TUNING_SEED not in {run.config["seed"] for run in planned.runs}
+    assert {ladder.cap for ladder in planned.ladders.values()} == {CAP}
 
 
 def test_every_method_has_a_rate_of_its_own():
     for name in ("iid", "tabular", "recent", "noniid", "calibration", "budget"):
         for run in plan.make_plan(spec.load(name)).runs:
             if "clipping" not in run.config:
-                assert plan.ladder_of(run).startswith(run.labels["method"] + " · ")
+                assert ladder_of(run).startswith(run.labels["method"] + " · ")
 
 
 def test_every_run_of_a_ladder_has_a_description_of_its_own():
@@ -240,7 +239,7 @@ def test_settings_that_depend_on_the_length():
 def test_a_ladder_may_begin_where_another_ended():
     planned = plan.make_plan(spec.load("resnet"))
     names = {name.partition(" · ")[0]: ladder for name, ladder in planned.ladders.items()}
-    assert names["dp-sgd"].follows == "" and names["dp-sgd"].cap == plan.CAP
+    assert names["dp-sgd"].follows == "" and names["dp-sgd"].cap == CAP
     assert names["auto-s"].follows.startswith("dp-sgd · ") and names["auto-s"].cap == 3
     assert names["dp-adam"].follows == ""  # another family's rates tell nothing
 
@@ -288,7 +287,7 @@ def test_only_selects(mini):
     planned = plan.make_plan(mini, RATES)
     chosen = session.select(planned, {"row": ["Replay"], "seed": ["1"]})
     assert [run.describe() for run in chosen] == ["σ = 1.1 · Replay · seed 1"]
-    assert [run.labels["row"] for run in plan.with_dependencies(planned, chosen)] == [
+    assert [run.labels["row"] for run in with_dependencies(planned, chosen)] == [
         "Spectral",
         "Replay",
     ]
@@ -332,4 +331,4 @@ def test_a_rate_that_is_said_is_not_tuned(mini):
     assert said == tuned and len(said) == 3
     alone = plan.make_plan(replace(mini, columns=columns[:1], published={}))
     assert alone.ladders == {} and {run.config["lr"] for run in alone.runs} == {1.0}
-    assert {plan.ladder_of(run) for run in alone.runs} == {""}
+    assert {ladder_of(run) for run in alone.runs} == {""}

@@ -12,8 +12,10 @@ import pytest
 from scipy import stats
 
 from zetaclip.experiments import ladder, missing, plan, plots, results, session, spec, tables
+from zetaclip.experiments.cells import compared, difference_text, digits_of, direction
 from zetaclip.experiments.evidence import Rules
 from zetaclip.experiments.measures import MEASURES, Run, diverged
+from zetaclip.experiments.planned import ladder_of, with_dependencies
 from zetaclip.experiments.progress import Progress
 from zetaclip.experiments.runner import LocalBackend, run_all
 
@@ -34,29 +36,29 @@ def lines(path):
 
 def test_only_common_seeds_are_paired():
     rules = Rules((2,), 0.0)
-    found = results.compared({1: 1.0, 2: 5.0, 4: 3.0}, {1: 0.0, 3: 9.0, 4: 1.0}, rules)
+    found = compared({1: 1.0, 2: 5.0, 4: 3.0}, {1: 0.0, 3: 9.0, 4: 1.0}, rules)
     assert found.n == 2 and found.mean == 1.5
-    assert results.compared({1: 1.0}, {2: 1.0}, rules) is None
-    alone = results.compared({1: 1.0}, {1: 0.5}, rules)
+    assert compared({1: 1.0}, {2: 1.0}, rules) is None
+    alone = compared({1: 1.0}, {1: 0.5}, rules)
     assert alone.mean == 0.5 and alone.low is None and alone.word == "can't be told"
-    assert results.difference_text(vars(alone), 2) == "+0.50 (1 seed)"
+    assert difference_text(vars(alone), 2) == "+0.50 (1 seed)"
 
 
 def test_equal_differences_prove_what_they_say():
     """One test record of ten thousand in every seed is less than the smallest effect."""
     base = {seed: 95.0 + 0.17 * seed for seed in range(1, 6)}
     less = {seed: value - 0.01 for seed, value in base.items()}
-    found = results.compared(less, base, Rules((5,), 0.2))
+    found = compared(less, base, Rules((5,), 0.2))
     assert found.word == "equivalent" and found.low == found.high
-    assert results.difference_text(vars(found), 2) == "-0.01, the same in every seed"
+    assert difference_text(vars(found), 2) == "-0.01, the same in every seed"
 
 
 def test_lower_may_be_better():
     base = {seed: 1.0 + 0.01 * seed for seed in range(1, 6)}
     less = {seed: value - 0.1 - 0.001 * (seed % 2) for seed, value in base.items()}
-    up, down = (results.compared(less, base, Rules((5,), 0.02), good) for good in (1, -1))
+    up, down = (compared(less, base, Rules((5,), 0.02), good) for good in (1, -1))
     assert (up.word, down.word) == ("worse", "better") and up.mean == down.mean < 0
-    excluded = results.compared(less, base, Rules((5,), 0.2), 1, published=0.5)
+    excluded = compared(less, base, Rules((5,), 0.2), 1, published=0.5)
     assert excluded.word == "equivalent" and excluded.p["the published gain is excluded"] < 0.001
 
 
@@ -250,7 +252,7 @@ def test_what_is_missing_is_told_by_data_set_and_reading(store):
         # Plain training is the same run under both readings of MNIST, and is done.
         chosen = [run for run in session.select(planned, only) if run in left]
         assert len(chosen) == part["left"] == part["planned"]
-        assert part["rungs"] == 4 * len({plan.ladder_of(run) for run in chosen})
+        assert part["rungs"] == 4 * len({ladder_of(run) for run in chosen})
         assert part["seconds"] == part["left"] + part["rungs"]
 
 
@@ -348,7 +350,7 @@ def test_a_cap_that_ends_a_ladder_is_told(mini_file, tmp_path, monkeypatch):
     [(-0.5, 0.7, 2, 2), (-0.000218, -0.00015, 3, 6), (-2, 3, 3, 3), (0, 0, 2, 2)],
 )
 def test_intervals_are_shown_to_two_figures_of_their_width(low, high, least, digits):
-    assert results.digits_of(low, high, least) == digits
+    assert digits_of(low, high, least) == digits
 
 
 @pytest.mark.parametrize(
@@ -426,7 +428,7 @@ def test_every_experiment_makes_its_page(store, monkeypatch):
         ]
         run_all(rungs, store, LocalBackend(2), 1, Progress(io.StringIO()))
         planned = plan.make_plan(experiment, dict.fromkeys(planned.ladders, 1.0))
-        some = plan.with_dependencies(planned, planned.runs[:2])
+        some = with_dependencies(planned, planned.runs[:2])
         outcomes = run_all(some, store, LocalBackend(2), 1, Progress(io.StringIO()))
         assert {outcome.state for outcome in outcomes.values()} <= {"done", "reused"}
         session.tables_only(request)
@@ -441,9 +443,7 @@ def test_a_metric_in_per_cent_only_if_it_is_an_accuracy():
     assert read(Run(Path(), {"metric": {"name": "auc", "value": 0.9}})) == 0.9
     assert read(Run(Path(), {"metric": {"name": "auc", "value": None}})) is None
     assert (
-        results.direction(
-            MEASURES["metric"], [Run(Path(), {"metric": {"name": "rmse", "value": 1.0}})]
-        )
+        direction(MEASURES["metric"], [Run(Path(), {"metric": {"name": "rmse", "value": 1.0}})])
         == -1
     )
 

@@ -14,6 +14,7 @@ import pytest
 
 from zetaclip.errors import CommandError
 from zetaclip.experiments import estimate, needs, plan, runner, session, spec
+from zetaclip.experiments.planned import PlannedRun
 from zetaclip.experiments.progress import Progress, duration
 from zetaclip.experiments.runner import LocalBackend, Outcome, run_all
 from zetaclip.experiments.store import Store
@@ -355,7 +356,7 @@ def test_a_row_whose_ladder_fails_is_left_out(mini_file, tmp_path, monkeypatch):
 
 
 def test_every_failure_is_kept(mini):
-    runs = [plan.PlannedRun(key, {}, plan.make_plan(mini).runs[0].labels) for key in ("a", "b")]
+    runs = [PlannedRun(key, {}, plan.make_plan(mini).runs[0].labels) for key in ("a", "b")]
     told = session._failures(
         {run.key: run for run in runs}, {key: Outcome("failed", f"{key}!") for key in ("a", "b")}
     )

@@ -19,10 +19,10 @@ from typing import Any
 
 from ..errors import CommandError
 from . import evidence
+from .cells import Difference, compared, difference_text
 from .evidence import BETTER, EQUIVALENT, OPEN, WORSE, Rules
 from .files import read_json, write_text
 from .measures import MEASURES
-from .results import Difference, compared, difference_text
 from .spec import FOLDER, load, names, read_toml
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not run"

@@ -13,7 +13,8 @@ from typing import Any
 
 from .files import read_cache, read_json, write_json
 from .measures import Run
-from .plan import PlannedRun, steps_of
+from .plan import steps_of
+from .planned import PlannedRun
 from .runner import environment_of, train_command
 from .store import Store
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .measures import Run
-from .plan import Ladder, PlannedRun
+from .planned import Ladder, PlannedRun
 
 NOTE = (
     "Each method has climbed its own ladder of rates: steps of 2, at full length, at the ε and the"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from . import evidence
+from .cells import cell_values, difference_between, is_private
 from .measures import MEASURES, Run
-from .plan import Column, Plan, PlannedRun
-from .results import cell_values, difference_between, is_private
+from .planned import Column, Plan, PlannedRun
 
 
 def needed(plan: Plan, runs: Mapping[str, Run]) -> list[PlannedRun]:

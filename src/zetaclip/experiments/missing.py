@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .ladder import Climb
-from .plan import Plan, PlannedRun, ladder_of
+from .planned import Plan, PlannedRun, ladder_of
 
 # An experiment is split by these labels if it has more than one value of them.
 _ALONG = ("data", "reading")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .plan import PlannedRun
+from .planned import PlannedRun
 
 
 def missing_data(runs: Iterable[PlannedRun]) -> dict[str, str]:

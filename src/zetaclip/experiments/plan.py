@@ -1,146 +1,34 @@
 """From an experiment to runs: their configurations, their order, and the cells that they fill.
 
 Seeds are paired: every row and column of an experiment uses the same list. So a run and its
-baseline share initial weights and, if a method draws one batch a step, batches. A run is named by
-the hash of its configuration. Two cells, or two experiments, that ask for the same configuration
-share the run.
+baseline share initial weights and, if a method draws one batch a step, batches.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CommandError
 from .evidence import Rules
+from .planned import (
+    CAP,
+    Column,
+    Ladder,
+    Plan,
+    PlannedRun,
+    config_key,
+    seeded,
+    with_dependencies,
+)
 from .spec import CONFIG_KEYS, Experiment, merged
 
-# The runs of a table have the seeds 1, 2, ...; ladders of learning rates use none of them.
-TUNING_SEED = 1000
 VALIDATION_SHARE = 0.1
 RECIPE = "decoupled"  # of a group or column that names none
 LOOKS = (5,)  # of a data set that names none
-CAP = 8  # learning rates that a ladder may try, the same for every method
 
 _DP_KEYS = ("epsilon", "sigma", "delta", "accountant", "clip", "decouple", "clipping", "spectral")
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One call of ``zetaclip train``.
-
-    Args:
-        key: The hash of the configuration, see ``config_key``.
-        config: The configuration. It may contain placeholders: ``"@run:KEY"`` for another run's
-            folder, ``"@tuned:NAME"`` for a learning rate that is not chosen yet, and ``{"rate": r,
-            "times_mean_clip_of": "@run:KEY"}`` for one scaled by another run's mean C.
-        labels: The place in the table.
-        after: The runs that must be finished first.
-        alone: Whether it has the machine to itself, because it is timed.
-    """
-
-    key: str
-    config: dict[str, Any]
-    labels: dict[str, Any]
-    after: tuple[str, ...] = ()
-    alone: bool = False
-
-    def describe(self) -> str:
-        """The run's place in the table, in words."""
-        labels = self.labels
-        parts = [labels["group"], labels["condition"], labels["row"]]
-        return " · ".join([part for part in parts if part] + [f"seed {labels['seed']}"])
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table: a condition, and what is measured under it."""
-
-    label: str
-    condition: str
-    measure: str
-    published: int | None
-    x: float | None = None
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """The learning rates that one method may try under one condition; see ``ladder.py``.
-
-    Args:
-        name: Method, condition and recipe, in words.
-        config: The configuration of its runs, without rate and seed.
-        labels: Their place.
-        start: The first rate.
-        follows: The name of a ladder whose choice is the first rate; "" for ``start``.
-        seeds: How many runs each rate has.
-        cap: How many rates may be tried.
-        splits: Whether each seed has a split of its own.
-    """
-
-    name: str
-    config: dict[str, Any]
-    labels: dict[str, Any]
-    start: float
-    follows: str = ""
-    seeds: int = 1
-    cap: int = CAP
-    splits: bool = False
-
-    def runs(self, rate: float) -> tuple[PlannedRun, ...]:
-        """The runs that measure one rate."""
-        found = []
-        for seed in range(TUNING_SEED, TUNING_SEED + self.seeds):
-            config = _seeded({**self.config, "lr": rate}, seed, self.splits)
-            labels = {**self.labels, "row": f"{self.labels['row']}, lr {rate:g}", "seed": seed}
-            found.append(PlannedRun(config_key(config), config, labels))
-        return tuple(found)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that an experiment may need.
-
-    Args:
-        experiment: The experiment.
-        runs: The runs of all looks, each after those that it needs.
-        columns: The columns of the table.
-        cells: The run of each seed, by (group, row, condition).
-        rules: How a measure is judged, by (group, condition, measure).
-        comparable: Whether published cells may be put beside ours, by (group, condition).
-        ladders: The ladders of learning rates, by name.
-        by_key: The runs by key.
-        places: The labels of each cell. Cells may share a run, whose own labels are those of the
-            first cell.
-    """
-
-    experiment: Experiment
-    runs: tuple[PlannedRun, ...]
-    columns: tuple[Column, ...]
-    cells: dict[tuple[str, str, str], dict[int, str]]
-    rules: dict[tuple[str, str, str], Rules]
-    comparable: dict[tuple[str, str], bool]
-    ladders: dict[str, Ladder] = field(default_factory=dict)
-    by_key: dict[str, PlannedRun] = field(default_factory=dict)
-    places: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
-
-
-def config_key(config: Mapping[str, Any], alone: bool = False) -> str:
-    """The name of a run: 16 hexadecimal digits of the hash of its configuration.
-
-    A run that is timed ``alone`` is never shared with one that ran beside others.
-    """
-    content = (
-        {"config": _canonical(config), "alone": True} if alone else {"config": _canonical(config)}
-    )
-    text = json.dumps(
-        content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_plan(experiment: Experiment, rates: Mapping[str, float] | None = None) -> Plan:
@@ -157,11 +45,6 @@ def make_plan(experiment: Experiment, rates: Mapping[str, float] | None = None) 
     return _Planner(experiment, rates or {}).plan()
 
 
-def ladder_of(run: PlannedRun) -> str:
-    """The name of the ladder of this run's learning rate; "" if the experiment sets the rate."""
-    return str(run.labels["rate"])
-
-
 def steps_of(config: Mapping[str, Any], size: int) -> int:
     """How many steps a configuration takes on a set of ``size`` records."""
     if "steps" in config:
@@ -174,21 +57,6 @@ def steps_of(config: Mapping[str, Any], size: int) -> int:
         batch, epochs = length(round(kept), config.get("epsilon"), linear)
         return round((epochs or 0.0) * math.ceil(kept / batch))
     return math.ceil(config["epochs"] * max(1, math.ceil(kept / int(config["batch_size"]))))
-
-
-def with_dependencies(plan: Plan, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """These runs and those that they need, each after what it needs, else in the given order."""
-    ordered: dict[str, PlannedRun] = {}
-
-    def add(run: PlannedRun) -> None:
-        if run.key not in ordered:
-            for key in run.after:
-                add(plan.by_key[key])
-            ordered[run.key] = run
-
-    for run in runs:
-        add(run)
-    return list(ordered.values())
 
 
 class _Planner:
@@ -277,7 +145,7 @@ class _Planner:
     ) -> PlannedRun:
         _, data = self._data(group, column)
         config = merged(self._foundation(group, column, reading, row["method"]), row.get("set", {}))
-        config = _seeded(config, seed, data.get("splits", False))
+        config = seeded(config, seed, data.get("splits", False))
         if "clipping" in config:  # has its own first C
             config.pop("clip", None)
         rate_name = ""
@@ -441,19 +309,6 @@ def _given(key: str, value: Any) -> Any:
     return None if value == "none" and key != "features" else value
 
 
-def _seeded(config: dict[str, Any], seed: int, splits: bool) -> dict[str, Any]:
-    """The configuration with all that depends on the seed."""
-    config = {**config, "seed": seed}
-    if splits:
-        config["data_options"] = {**config.get("data_options", {}), "seed": seed}
-    if "skew" in config:
-        config["skew_seed"] = seed
-    if config.get("spectral", {}).get("signal") == "random":
-        # Other random numbers in every seed, so that the seeds show the effect of chance.
-        config["spectral"] = {**config["spectral"], "signal_seed": seed}
-    return config
-
-
 def _by_length(config: dict[str, Any], method: Mapping[str, Any], size: int) -> dict[str, Any]:
     """What a method's settings owe to the length of the run.
 
@@ -475,14 +330,3 @@ def _by_length(config: dict[str, Any], method: Mapping[str, Any], size: int) -> 
     if "average" in method:
         config["weight_average"] = float(f"{max(0.0, 1 - 1 / (method['average'] * steps)):.4g}")
     return config
-
-
-def _canonical(value: Any) -> Any:
-    """The value with 1.0 as 1, because files may write either."""
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(inner) for inner in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value

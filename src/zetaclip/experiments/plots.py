@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from . import series
+from .cells import is_private
 from .measures import MEASURES, Run
-from .plan import Plan
-from .results import is_private
+from .planned import Plan
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from .files import read_json
 from .outcome import Outcome
-from .plan import PlannedRun
+from .planned import PlannedRun
 from .store import Store
 
 

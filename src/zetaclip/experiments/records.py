@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import CommandError
 from .files import write_text
 from .measures import Run
-from .plan import PlannedRun, config_key
+from .planned import PlannedRun, config_key
 
 FILE = "records.jsonl"
 

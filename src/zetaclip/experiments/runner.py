@@ -24,7 +24,7 @@ from ..errors import CommandError
 from . import nursery
 from .nursery import Nursery
 from .outcome import Outcome
-from .plan import PlannedRun
+from .planned import PlannedRun
 from .progress import Progress
 from .store import Store
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .measures import Run
-from .plan import Plan
+from .planned import Plan
 from .tables import grid
 
 # Kind: the file of the run folder, and the field that counts its lines.

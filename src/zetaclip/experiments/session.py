@@ -17,7 +17,8 @@ from .measures import Run
 from .missing import parts
 from .needs import missing_data
 from .outcome import Outcome
-from .plan import Plan, PlannedRun, ladder_of, make_plan, with_dependencies
+from .plan import make_plan
+from .planned import Plan, PlannedRun, ladder_of, with_dependencies
 from .progress import Progress, duration
 from .runner import TRAIN_VARIABLE, Backend, LocalBackend, cores, run_all
 from .spec import OUT, Experiment

@@ -39,7 +39,7 @@ from ..errors import CommandError
 from . import records
 from .files import read_cache, read_json, read_own, write_json
 from .measures import Run
-from .plan import PlannedRun, config_key
+from .planned import PlannedRun, config_key
 
 FORMAT = 1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .cells import difference_text
 from .ladder import NOTE
 from .measures import MEASURES, Measure
-from .plan import Plan
+from .planned import Plan
 from .progress import duration
-from .results import difference_text
 
 
 def markdown(
