@@ -48,6 +48,13 @@ def test_maps_are_those_of_convolutions_in_space():
         np.testing.assert_allclose(one, smooth[2::4, 2::4], rtol=0, atol=2e-4)
 
 
+def test_many_pictures_have_the_features_of_each():
+    made = scattering((1, 8, 8))
+    x = torch.rand(37, 1, 8, 8) * 2 - 1
+    assert made(x[:0]).shape == (0, made.columns)
+    torch.testing.assert_close(made(x), torch.cat([made(one[None]) for one in x]))
+
+
 def test_rows_have_another_length_if_told():
     x = torch.rand(4, 1, 8, 8) * 2 - 1
     long = scattering((1, 8, 8), 10.0)

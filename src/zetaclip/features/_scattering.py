@@ -16,6 +16,7 @@ from ..errors import InputError
 
 _SCALES, _DIRECTIONS = 2, 8
 _BIAS = 0.1
+_ROWS = 16  # pictures at a time: their maps stay in the processor's cache
 
 
 class Scattering(nn.Module):
@@ -72,6 +73,8 @@ class Scattering(nn.Module):
 
         Every channel of a picture's maps has its mean taken off, and is divided by its spread.
         """
+        if len(x) > _ROWS:
+            return torch.cat([self(part) for part in x.split(_ROWS)])
         maps = self.maps(x)
         maps = maps - maps.mean((3, 4), keepdim=True)
         maps = maps / (maps.square().mean((3, 4), keepdim=True) + 1e-4).sqrt()
