@@ -51,7 +51,6 @@ def test_maps_are_those_of_convolutions_in_space():
 def test_many_pictures_have_the_features_of_each():
     made = scattering((1, 8, 8))
     x = torch.rand(37, 1, 8, 8) * 2 - 1
-    assert made(x[:0]).shape == (0, made.columns)
     torch.testing.assert_close(made(x), torch.cat([made(one[None]) for one in x]))
 
 
