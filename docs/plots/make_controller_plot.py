@@ -1,6 +1,6 @@
-"""Makes the picture of docs/reproduction.md: C over the run, every seed of every table that was run.
+"""Makes the picture of docs/reproduction.md: C over the run, a line for every run of the tables.
 
-    python docs/plots/make_controller_plot.py            # from results/records.jsonl
+python docs/plots/make_controller_plot.py            # from results/records.jsonl
 """
 
 from __future__ import annotations
