@@ -78,7 +78,7 @@ def test_parts_that_are_dropped_once_added_give_the_same_sum(name):
     torch.manual_seed(0)
     chunk, layout, _ = recorded(build(), (inputs(6), torch.randint(0, 10, (6,))), mean_loss)
     factors = torch.linspace(0.1, 1.7, 6, dtype=torch.float64)
-    kept, dropped = torch.zeros(2, layout.numel, dtype=torch.float64)
+    kept, dropped = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
         chunk.norms()
         chunk.add_weighted_sum(kept, factors)
