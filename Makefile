@@ -71,6 +71,7 @@ dist: setup
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html; with search: python3 -m http.server --directory site"
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(PIP) -c $(CONSTRAINTS) -e '.[dev,docs]'

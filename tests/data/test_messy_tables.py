@@ -125,7 +125,7 @@ def test_words_for_missing_values_can_be_declared(tmp_path):
     path.write_text("x,y\n" + "".join(f"{field},{i % 2}\n" for i, field in enumerate(fields)))
     column = {"type": "numeric", "bounds": [0, 17], "missing": "flag"}
     schema = {"target": "y", "classes": ["0", "1"], "columns": {"x": column}}
-    with pytest.raises(InputError, match=r"line 3: 'see file'.*declare it.*missing_values"):
+    with pytest.raises(InputError, match=r"line 3: 'see file'.*declare the word.*missing_values"):
         load(path, schema=schema)
     column["missing_values"] = [999, "see file"]
     x = load(path, schema=schema, test_share=0).train.x
@@ -247,3 +247,40 @@ def test_the_proposal_for_a_quantity_says_how_it_is_written(tmp_path, capsys):
 def test_phrases_are_grouped():
     phrases = ["type of a", "bounds of a", "type of b", "task, from the values of y"]
     assert grouped(phrases) == "type of a, b; bounds of a; task, from the values of y"
+
+
+@pytest.mark.parametrize("form", ["file", "frame", "mapping", "rows"])
+def test_spaces_around_names_of_columns_are_left_out(tmp_path, form):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "t.csv"
+    path.write_text(" x , y\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
+    frame = pandas.read_csv(path)
+    assert list(frame) == [" x ", " y"]
+    source = {
+        "file": path,
+        "frame": frame,
+        "mapping": {name: frame[name].tolist() for name in frame},
+        "rows": frame.to_dict("records"),
+    }[form]
+    with pytest.warns(PrivacyLeakWarning):
+        data = load(source, target="y")
+    assert data.features == ("x",)
+    assert data.inputs.prepare({"x": ["3"]}).shape == (1, 1)
+
+
+def test_names_that_differ_in_spaces_alone_are_refused():
+    with pytest.raises(InputError, match="two columns of the table are called 'x'"):
+        load({"x": [1], "x ": [2]}, target="x")
+
+
+def test_missing_columns_of_new_records_are_told_at_once(tmp_path):
+    columns = {name: {"type": "numeric", "bounds": [0, 1]} for name in "abcdefg"}
+    inputs = load(
+        {**{name: [0, 1] * 5 for name in "abcdefg"}, "y": ["u", "v"] * 5},
+        schema={"target": "y", "classes": ["u", "v"], "columns": columns},
+        test_share=0,
+    ).inputs
+    with pytest.raises(InputError, match=r"^7 columns are missing: a, b, c, 4 more\."):
+        inputs.prepare({"x": ["1"]})
+    with pytest.raises(InputError, match=r"^2 columns are missing: a, b\. The table has c, d"):
+        inputs.prepare({name: ["1"] for name in "cdefg"})

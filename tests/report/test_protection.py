@@ -10,7 +10,7 @@ from fake_runs import dump, invented, result
 from zetaclip.cli import main
 from zetaclip.report.protection import protection
 from zetaclip.report.read import read_runs
-from zetaclip.report.runs import page_for
+from zetaclip.report.runs import _several, page_for
 from zetaclip.report.trust import Trust
 
 PASSED = Trust("passed")
@@ -82,6 +82,32 @@ def test_nothing_but_the_summary_stands_before_it(tmp_path):
     assert [section.id for section in page.sections][:3] == ["summary", "protection", "notes"]
     assert "the seed is known" not in page.sections[0].html
     assert "the seed is known" in page.sections[2].html
+
+
+def test_a_known_seed_is_said_before_anything_is_claimed(tmp_path):
+    """Who has the folder or the page has the seed, and can remove the noise."""
+    text = section(tmp_path, noise_seed_known=True).html
+    assert text.index("Nobody is protected from people who have the seed") < text.index(
+        "Who is protected:"
+    )
+    assert "Everything in the run's folder" not in text and "don't publish these" in text
+    plain = section(tmp_path, noise_seed_known=False).html
+    assert "Nobody is protected" not in plain and "Everything in the run's folder" in plain
+
+
+def test_several_runs_say_at_the_top_which_seeds_are_known_and_which_checks_failed(tmp_path):
+    paths = [invented(tmp_path / name) for name in "abcdefg"]
+    runs = read_runs(paths)
+    known = Trust("passed", warnings=("The noise seed is known.",))
+    trusts = dict(zip((run.name for run in runs), [known] * 6 + [PASSED], strict=True))
+    trusts["b"] = Trust("failed", ("ε differs",), warnings=known.warnings)
+    top = _several(runs, trusts)[0].html.split("<table")[0]
+    assert top.count("The noise seed is known.") == 1 and "<b>6 of 7 runs</b>: The noise" in top
+    assert "<b>b</b>: The check of the ledger failed: ε differs" in top
+    few = _several(runs[:2] + runs[6:], trusts)[0].html
+    assert "<b>a, b</b>: The noise seed is known." in few
+    assert "<b>All runs</b>: The noise" in _several(runs[:3], trusts)[0].html
+    assert "The noise" not in _several([runs[6], runs[6]], trusts)[0].html.split("<table")[0]
 
 
 def test_no_claim_no_section(tmp_path):

@@ -85,6 +85,7 @@ def test_good_names_pass_and_own_objects_are_left_to_the_run(tmp_path):
     [
         ("num_examples= was not given", "--num-examples was not given"),
         ("use accountant='pld' or a larger δ", "use --accountant pld or a larger δ"),
+        ('normalize="realized" divides', "--normalize realized divides"),
         ("batch_size 99 is more than N", "--batch-size 99 is more than N"),
         ("give `epochs` or `steps`", "give --epochs or --steps"),
         ("raise max_epsilon or sigma", "raise --max-epsilon or sigma"),

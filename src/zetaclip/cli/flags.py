@@ -28,7 +28,7 @@ _ANY = "|".join(sorted(_FLAGS, key=len, reverse=True))
 _LONG = "|".join(sorted((name for name in _FLAGS if "_" in name), key=len, reverse=True))
 _PATTERNS = (
     # accountant='pld'; num_examples=; `epochs`
-    re.compile(rf"(?<![\w./-])(?P<name>{_ANY})='(?P<value>[^']+)'"),
+    re.compile(rf"""(?<![\w./-])(?P<name>{_ANY})=(?P<mark>['"])(?P<value>[^'"]+)(?P=mark)"""),
     re.compile(rf"(?<![\w./-])(?P<name>{_ANY})=(?!\w)"),
     re.compile(rf"`(?P<name>{_ANY})`"),
     # A name with an underscore is no English word, so it means the setting wherever it stands.

@@ -29,7 +29,10 @@ _NO_VALUE = frozenset(
     + ("not available", "n.a.", "n. a.", "nd", "n/d", "#n/a", "#na", "<na>", "nat", "k.a.", "k. a.")
     + ("keine angabe", "unbekannt", "inconnu", "desconocido")
 )
-_OR_MISSING = "; if it means a missing value, declare it in the schema: missing_values = [...]"
+_OR_MISSING = (
+    "; if it means a missing value, leave the field empty, or declare the word in the schema:"
+    " missing_values = [...]"
+)
 Lines = Sequence[int] | None
 
 

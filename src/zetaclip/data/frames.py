@@ -36,24 +36,27 @@ def table_of(source: Any) -> tuple[Table, list[int]]:
 
     **Edge cases.** A float that is a whole number is written as one, because a column of whole
     numbers with a missing value is one of floats in pandas. The index of a DataFrame is not used.
+    Spaces around the name of a column are left out, as in a file.
     """
-    columns: dict[str, Any]
+    read: dict[Any, Any]
     if is_frame(source):
-        names = [str(name) for name in source.columns]
-        twice = [name for i, name in enumerate(names) if name in names[:i]]
-        if twice:
-            raise InputError(f"two columns of the table are called {twice[0]!r}")
-        columns = {text: source[name] for text, name in zip(names, source.columns, strict=True)}
+        read = {name: source[name] for name in source.columns}
+        names = [str(name).strip() for name in source.columns]
     elif isinstance(source, Mapping):
-        columns = {str(name): values for name, values in source.items()}
+        read = dict(source)
+        names = [str(name).strip() for name in read]
     elif isinstance(source, Sequence) and source and all(isinstance(r, Mapping) for r in source):
-        names = list(dict.fromkeys(str(name) for row in source for name in row))
-        columns = {name: [row.get(name) for row in source] for name in names}
+        read = {name: [row.get(name) for row in source] for name in _keys(source)}
+        names = [str(name).strip() for name in read]
     else:
         raise InputError(
             "a table is a DataFrame, a mapping of columns, or a list of mappings, one per row, not"
             f" {type(source).__name__}"
         )
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise InputError(f"two columns of the table are called {twice[0]!r}")
+    columns = dict(zip(names, read.values(), strict=True))
     table = {
         name: [as_text(value) for value in _listed(column)] for name, column in columns.items()
     }
@@ -61,6 +64,11 @@ def table_of(source: Any) -> tuple[Table, list[int]]:
     if len(lengths) > 1:
         raise InputError(f"the columns of the table have different lengths: {sorted(lengths)}")
     return table, list(range(1, max(lengths, default=0) + 1))
+
+
+def _keys(rows: Sequence[Mapping[Any, Any]]) -> list[Any]:
+    """The keys of all rows, in the order in which they come first."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def as_text(value: Any) -> str:

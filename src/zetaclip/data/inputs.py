@@ -53,11 +53,13 @@ class TableInput:
 
         missing = [column.name for column in self.columns if column.name not in table]
         if missing:
-            more = f" {len(missing) - 3} more are missing." if len(missing) > 3 else ""
-            raise InputError(
-                f"{' '.join(near_column(name, table) for name in missing[:3])}{more}"
-                f" The table has {', '.join(table)}"
+            shown = missing if len(missing) < 5 else [*missing[:3], f"{len(missing) - 3} more"]
+            told = (
+                near_column(missing[0], table)
+                if len(missing) == 1
+                else f"{len(missing)} columns are missing: {', '.join(shown)}."
             )
+            raise InputError(f"{told} The table has {', '.join(table)}")
         return torch.from_numpy(encode(self.columns, table, lines))
 
     def describe(self) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def _check_classes(name: str, fields: Sequence[str], classes: Sequence[str]) -> 
         every = "in every row" if len(classes) == rows else "in most rows"
         raise InputError(
             f"the target {name} has another value {every}, so there is nothing to learn about its"
-            " classes. Choose another target; if it is a quantity, say task = regression; if the"
+            " classes. Choose another target; if it is a quantity, say task='regression'; if the"
             " classes are right, declare them in a schema"
         )
 

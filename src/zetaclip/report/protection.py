@@ -23,6 +23,15 @@ _RELEASED = (
     "Everything in the run's folder but <code>private/</code> may be published: the weights, the"
     " ledger, the curves on this page."
 )
+_RELEASED_WITH_SEED = (
+    "The weights, by people who will never see the seed. It stands in <code>config.json</code>,"
+    " <code>result.json</code> and on this page: don't publish these."
+)
+_SEED = (
+    "<p class=note><b>Nobody is protected from people who have the seed of the noise.</b> It was"
+    " set for this run. What follows holds against everybody else. To protect people, train without"
+    " <code>--seed</code>.</p>"
+)
 _SECRET = (
     "The training data, <code>private/</code> while it is there, and a seed if one was set: who has"
     " one of these can remove the noise."
@@ -40,7 +49,9 @@ def protection(run: Run, trust: Trust) -> Section | None:
     if epsilon is None or delta is None or not math.isfinite(epsilon):
         return None
     unit = str(run.get("unit") or "one record")
+    seeded = bool(run.get("noise_seed_known"))
     parts = [
+        *([_SEED] if seeded else []),
         f"<p><b>Who is protected:</b> {escape(unit)}. Whether it was in the training data changes"
         " what was released only a little.</p>",
         f"<p><b>How much:</b> ε = {epsilon_text(epsilon)}, δ = {plain(delta)}. Suppose an attacker"
@@ -50,7 +61,7 @@ def protection(run: Run, trust: Trust) -> Section | None:
         f"<p>This bound may fail with a probability of about 1 in {1 / delta:,.0f} (δ). It limits"
         " what can be learned about who was in the data. It does not limit what can be learned"
         " about everybody, from a model that is good.</p>",
-        f"<p><b>What may be seen:</b> {_RELEASED}</p>",
+        f"<p><b>What may be seen:</b> {_RELEASED_WITH_SEED if seeded else _RELEASED}</p>",
         f"<p><b>What must stay secret:</b> {_SECRET}</p>",
         f"<p><b>What was checked:</b> {_checked(trust)} {_audited(_audit(run))}</p>",
         f"<p><b>What is not covered:</b> {_uncovered(run)}</p>",

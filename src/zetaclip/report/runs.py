@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -122,10 +123,10 @@ def _several(runs: Sequence[Run], trusts: dict[str, Trust]) -> list[Section]:
         )
     head = f"<h1>{escape(_common(runs))}</h1><p class=sentence>{escape(sentence)}</p>{notes}"
     head += "".join(
-        _warnings(run, trusts[run.name], named=True)
+        _warnings(run, dataclasses.replace(trusts[run.name], warnings=()), named=True)
         for run in runs
-        if run.problems or run.state in ("stopped", "failed")
     )
+    head += _shared_warnings(runs, trusts)
     listed = "".join(
         f"<details><summary>{escape(run.name)}: {escape(summary(run))}</summary>"
         f"{_lead(run)}{_ledger(run, trusts[run.name])}"
@@ -250,6 +251,24 @@ def _warnings(run: Run, trust: Trust, named: bool = False) -> str:
         )
     said += [f"<p class=note>{_who(run, named)}{escape(warning)}</p>" for warning in trust.warnings]
     return "".join(said)
+
+
+def _shared_warnings(runs: Sequence[Run], trusts: dict[str, Trust]) -> str:
+    """What a reader must know of several runs, each sentence once."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in trusts[run.name].warnings:
+            said.setdefault(warning, []).append(run.name)
+    return "".join(
+        f"<p class=note><b>{escape(_names(names, len(runs)))}</b>: {escape(warning)}</p>"
+        for warning, names in said.items()
+    )
+
+
+def _names(names: Sequence[str], total: int) -> str:
+    if len(names) == total:
+        return "All runs"
+    return ", ".join(names) if len(names) <= 4 else f"{len(names)} of {total} runs"
 
 
 def _notes(run: Run) -> str:

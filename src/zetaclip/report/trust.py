@@ -90,7 +90,10 @@ def _brief(path: Any) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
         facts.append(("noise", f"and {more} more kind{'s' * (more > 1)} of step"))
     facts += [("note", note) for note in head.notes]
     warnings = (
-        ("The noise seed is known. Anyone who has it can remove the noise.",)
+        (
+            "The noise seed is known: it stands in config.json. Anyone who has it can remove the"
+            " noise, so don't rely on ε.",
+        )
         if head.noise_seed_known
         else ()
     )
