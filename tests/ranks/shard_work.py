@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
+from zetaclip.control import ClipState, Controller
 from zetaclip.gradients import layout
 
 WIDTH = 28  # 1292 parameters: their grid is finer than that of half of them
@@ -207,7 +208,7 @@ def refused(rank, kind):
         fully_shard(module, mesh=mesh)
     else:
         fully_shard(module, mesh=mesh, **options)
-    if kind in ("ww-dp-sgd", "adaclip", "dp-sam"):
+    if kind in ("dp-sat", "adaclip", "dp-sam"):
         how["method"] = kind
     make(module=module, **how)
 
@@ -326,5 +327,58 @@ def by_unit(rank, shard):
     )
     loop(module, optimizer, loader, 2)
     weights = flat(module)
+    finish(engine)
+    return weights
+
+
+class Largest:
+    """A probe: the largest weight, at every update."""
+
+    def bind(self, module, trained):
+        return self
+
+    def read(self, module, step):
+        return max(float(p.detach().abs().max()) for p in module.parameters())
+
+
+class Following(Controller):
+    """C is what the probe reads."""
+
+    probe = Largest()
+
+    def init(self):
+        return ClipState(1.0)
+
+    def update(self, reading, state):
+        return ClipState(reading)
+
+
+def probed(rank, shard):
+    engine, module, optimizer, loader = make(
+        q=1.0, sigma=0.0, lr=0.1, steps=3, shard=shard, clipping=Following()
+    )
+    clips = []
+    for _ in range(3):
+        loop(module, optimizer, loader, 1)
+        clips.append(optimizer.clip)
+    finish(engine)
+    return clips
+
+
+def in_bfloat16(rank, shard, half):
+    module, (x, y) = network(), rank_work.data().tensors
+    if half == "model":
+        module, x = module.bfloat16(), x.bfloat16()
+    engine, module, optimizer, loader = make(
+        module=module, dataset=TensorDataset(x, y), shard=shard, q=1.0, sigma=0.0, lr=0.1, steps=2
+    )
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
+                out = module(x)
+            F.cross_entropy(out.float(), y).backward()
+            optimizer.step()
+    weights = flat(module).float()
     finish(engine)
     return weights

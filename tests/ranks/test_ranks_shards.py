@@ -36,6 +36,30 @@ def test_without_noise_the_weights_and_rows_are_those_of_one_process(two, three,
         assert close(found[0]["weights"], one["weights"]) < 1e-6
 
 
+def test_a_probe_reads_whole_weights(two):
+    # Every second update rank 0 looks at the spectrum of a weight of which it has one half.
+    options = {"period": 2, "clip": 1.0, "probe": "3"}
+    more = {"q": 1.0, "sigma": 0.0, "options": options}
+    one = rank_work.train(0, "ww-dp-sgd", 6, more)
+    assert one["clip"] != 1.0
+    for how in ("parts", "whole"):
+        found = two.run(rank_work.train, "ww-dp-sgd", 6, more | {"shard": how})
+        assert [rank["clip"] for rank in found] == pytest.approx([one["clip"]] * 2, rel=1e-6)
+        assert close(found[1]["weights"], one["weights"]) < 1e-5
+
+
+def test_a_probe_of_ones_own_reads_whole_weights(two):
+    one = shard_work.probed(0, None)
+    assert all(found == pytest.approx(one) for found in two.run(shard_work.probed, "parts"))
+
+
+@pytest.mark.parametrize("half", ["autocast", "model"])
+def test_in_bfloat16(two, half):
+    one = shard_work.in_bfloat16(0, None, half)
+    for weights in two.run(shard_work.in_bfloat16, "parts", half):
+        assert close(weights, one) < 1e-6
+
+
 @pytest.mark.parametrize("how", ["whole", "together", "kept"])
 def test_it_does_not_matter_how_the_parts_are_put_together(two, how):
     more = {"q": 1.0, "sigma": 0.0}
@@ -210,7 +234,7 @@ def test_a_replay_of_another_loop_moves_no_rank(two, tmp_path):
         ("partly", r"3.weight \(parameter\): it is not sharded, and others are"),
         ("inside", "sharded by itself inside of 0"),
         ("spectral norm", "spectral norm"),
-        ("ww-dp-sgd", "Spectral reads whole weights"),
+        ("dp-sat", "it remembers releases"),
         ("adaclip", "its clip rule maps gradients"),
         ("dp-sam", "it takes several gradients per update"),
     ],

@@ -111,6 +111,8 @@ class ClipState:
 class _Never:
     """A probe that reads nothing, so that C is held."""
 
+    reads_weights = False
+
     def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> _Never:
         return self
 

@@ -30,6 +30,8 @@ class OpenLoopState:
 class _Clock:
     """A probe that reads no weights: its reading is the number of updates done."""
 
+    reads_weights = False
+
     def bind(self, module: nn.Module, trained: dict[str, nn.Parameter]) -> _Clock:
         return self
 

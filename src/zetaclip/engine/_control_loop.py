@@ -29,6 +29,20 @@ class ControlLoop:
         """The factor on the learning rates."""
         return float(self.controller.rate(state))
 
+    def layers(self, step: int) -> list[str] | None:
+        """The parameters that will be read after so many updates; None for all of them.
+
+        A probe may say more than it has to: ``reads_weights``, ``period``, and ``bound``, which has
+        the names of its parameters as values.
+        """
+        probe: Any = self.probe
+        if probe is None or not getattr(probe, "reads_weights", True):
+            return []
+        if step % getattr(probe, "period", 1):
+            return []
+        bound = getattr(probe, "bound", None)
+        return None if bound is None else list(bound.values())
+
     def move(
         self, module: nn.Module, released: Released, step: int, state: Any, history: list[tuple]
     ) -> Any:

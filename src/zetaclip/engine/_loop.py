@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -251,11 +252,12 @@ class PrivateLoop:
             what = f"the end of update {mechanism.draw.step + 1}"
             spread = self.model.sharding is not None
             if spread:
-                self._use_parts(batch, released, what)
+                self._confirm_parts(batch, released, what)
             told = self.group.conclude(
-                lambda: None if spread else self._use(batch, released),
+                lambda: self._use(batch, released, confirmed=spread),
                 lambda: (self.clip, self.control.rate(self.state.control)),
                 what,
+                together=spread,
             )
             if told is not None:
                 self.state = replace(self.state, control=told)
@@ -265,14 +267,10 @@ class PrivateLoop:
                 f"after {self.state.step} updates",
             )
 
-    def _use_parts(self, batch: OpenBatch, released: Released, what: str) -> None:
-        """All ranks use their parts of a release at the same time, or none of them does.
-
-        Their optimizers may have to meet.
-        """
+    def _confirm_parts(self, batch: OpenBatch, released: Released, what: str) -> None:
+        """Rank 0 confirms every rank's part of a release; then all of them use it, or none."""
         draw, marks = batch.mechanism.draw, self.group.gather(fingerprint(released), what)
         self.group.once(lambda: self.log.confirm(draw, released, " ".join(marks)), what)
-        self._use(batch, released, confirmed=True)
 
     def _use(self, batch: OpenBatch, released: Released, confirmed: bool = False) -> None:
         if self.log.home is not None and not confirmed:  # else nothing was saved to be replayed
@@ -301,11 +299,13 @@ class PrivateLoop:
         state, remember = self.state, self.method.remember
         memory = state.memory if remember is None else remember(released)
         rule = self.method.rule.update(released, state.rule) if self._learns else state.rule
-        control = state.control
-        if self.group.first:  # the others are told
-            control = self.control.move(
-                self.model.module, released, state.step, control, state.clip_history
-            )
+        control, sharding = state.control, self.model.sharding
+        layers = [] if sharding is None else self.control.layers(state.step)
+        with nullcontext() if sharding is None or layers == [] else sharding.whole(layers):
+            if self.group.first:  # the others are told
+                control = self.control.move(
+                    self.model.module, released, state.step, control, state.clip_history
+                )
         self.state = replace(state, memory=memory, rule=rule, control=control)
 
     def _close(self, batch: OpenBatch) -> None:

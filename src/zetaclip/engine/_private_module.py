@@ -55,8 +55,6 @@ class PrivateModule:
 
     def _look(self) -> None:
         sharding = self.sharding = Sharding.of(self.module)  # None if each rank has all weights
-        if sharding is not None:
-            sharding.rest()
         named = trained_parameters(self.module, self._optimizer)
         trained = set(named.values())
         shadows, refusals = make_shadows(self.module, trained, self.recorder)

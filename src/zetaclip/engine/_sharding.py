@@ -9,13 +9,13 @@ its own records; the sums are added up by their owners (``Mechanism.deliver``).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..control import Constant, Schedule
 from ..gradients import LayerCapture, Refusal
 from ..gradients.layout import owned_rows
 from ..methods import Method
@@ -30,8 +30,10 @@ class Sharding:
     and nothing that was gathered before an update is used after it.
     """
 
-    def __init__(self, parts: list[tuple[str, Any]]) -> None:
+    def __init__(self, module: nn.Module, parts: list[tuple[str, Any]]) -> None:
         self._parts = parts
+        self.rest()
+        self._names = {id(part): _names(module, part) for _, part in parts}
         self._usual: list[Any] = []  # how torch gathers weights by itself
         self._whole: dict[int, nn.Parameter] = {}  # by id() of what it is gathered from
 
@@ -39,7 +41,7 @@ class Sharding:
     def of(module: nn.Module) -> Sharding | None:
         """The sharding of this module; None if it is not sharded."""
         parts = [(name, part) for name, part in module.named_modules() if is_sharded(part)]
-        return Sharding(parts) if parts else None
+        return Sharding(module, parts) if parts else None
 
     def held(self) -> set[int]:
         """The parameters that ``fully_shard`` takes care of, by id()."""
@@ -113,6 +115,21 @@ class Sharding:
             part.reshard()
         for shadow in shadows:
             shadow.gathered(whole)
+
+    @contextmanager
+    def whole(self, names: list[str] | None) -> Iterator[None]:
+        """Inside, these parameters of the module are whole (None: all), on every rank."""
+        gathered = [
+            part
+            for _, part in self._parts
+            if names is None or self._names[id(part)].intersection(names)
+        ]
+        for part in gathered:
+            part.unshard()
+        try:
+            yield
+        finally:
+            self.rest()
 
     def version(self, parameter: nn.Parameter) -> int:
         """Counts what was written to a parameter, to this rank's part, or to what was gathered.
@@ -202,15 +219,14 @@ def check_method(method: Method) -> None:
         ValueError: The method does.
     """
     rule, controller = method.rule, method.controller
-    reads = controller.reads_gradient if controller.probe is None else True
+    reads = controller.probe is None and controller.reads_gradient
     needs = {
         "its clip rule maps gradients by what it remembers of every coordinate": rule.maps,
         "its clip rule remembers releases": rule.remembers,
         "it remembers releases": method.remember is not None,
         "it takes several gradients per update": len(method.passes) > 1,
         "it moves the weights before the gradient": method.passes[0].perturb is not None,
-        f"{type(controller).__name__} reads whole weights or gradients": reads
-        and not isinstance(controller, Constant | Schedule),
+        f"{type(controller).__name__} reads the whole private gradient": reads,
     }
     found = [text for text, holds in needs.items() if holds]
     if found:
@@ -229,6 +245,13 @@ def _groups(part: Any) -> list[Any]:
 
 def _own_parameters(part: Any) -> list[nn.Parameter]:
     return [one.sharded_param for group in _groups(part) for one in group.fsdp_params]
+
+
+def _names(module: nn.Module, part: Any) -> set[str]:
+    """The names in the module of what is gathered together with this part."""
+    own = {id(p) for p in _own_parameters(part)}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in every if id(parameter) in own}
 
 
 def _places(part: Any) -> Iterator[tuple[nn.Parameter, nn.Module, str]]:

@@ -64,7 +64,11 @@ class Group(Protocol):
         """This process's row, summed over all processes; there is a row for each of them."""
 
     def conclude(
-        self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
+        self,
+        use: Callable[[], None],
+        said: Callable[[], tuple[float, float]],
+        what: str,
+        together: bool = False,
     ) -> ToldClip | None:
         """Uses a release on every process, or on none if the first one can't.
 
@@ -72,6 +76,8 @@ class Group(Protocol):
             use: confirms the release and takes the update.
             said: the next C and rate, asked on the first process after ``use``.
             what: the name of the update.
+            together: whether the first process has confirmed the release already, and all use it at
+                the same time: each has its own part, and they may have to meet.
 
         Returns:
             On all but the first process, what it said.

@@ -221,7 +221,11 @@ class Ranks:
         return int(value)
 
     def conclude(
-        self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
+        self,
+        use: Callable[[], None],
+        said: Callable[[], tuple[float, float]],
+        what: str,
+        together: bool = False,
     ) -> ToldClip | None:
         """Rank 0 uses the release first. The others wait for its message, and then use it too.
 
@@ -233,13 +237,17 @@ class Ranks:
             use: Moves the weights by the release.
             said: What rank 0 tells the others: the next C and rate.
             what: What it is for, for messages.
+            together: Whether the release stands already, and all ranks use it at once.
 
         Returns:
             What rank 0 told; None on rank 0.
         """
         if not self.first:
+            if together:
+                use()
             told = self._close(None, what)
-            use()  # by the rate of this update; what was told is for the next
+            if not together:
+                use()  # by the rate of this update; what was told is for the next
             return told
         try:
             use()

@@ -43,7 +43,11 @@ class SingleProcess:
         return rows[0]
 
     def conclude(
-        self, use: Callable[[], None], said: Callable[[], tuple[float, float]], what: str
+        self,
+        use: Callable[[], None],
+        said: Callable[[], tuple[float, float]],
+        what: str,
+        together: bool = False,
     ) -> ToldClip | None:
         use()
         return None
