@@ -104,12 +104,20 @@ class RunFacts:
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> list[str]:
-        """Problems that training on such a batch would meet, by name; an empty list if none.
+        """Finds problems that training on such a batch would meet.
 
-        Runs ``loss_fn(module, batch)`` forward and backward, on a number of records that equals no
-        other dimension in sight, and on each of them alone. With ``collate_fn``, ``batch`` is a
-        list of records, short and long, and each is collated alone, too, as in ``check_parity``:
-        padding that reaches a loss is found then. Nothing is released and nothing changes.
+        It runs forward and backward on a few records, and on each of them alone. Their number
+        equals no other dimension of the model. Nothing is released and nothing changes.
+
+        Args:
+            batch: A batch as the loader gives it. With ``collate_fn``, a list of records, short and
+                long.
+            loss_fn: ``loss_fn(module, batch)`` returns the loss of a batch.
+            collate_fn: Makes a batch of records. Each record is also collated alone, as in
+                ``check_parity``, which finds padding that reaches the loss.
+
+        Returns:
+            A problem per part, by its name; an empty list if there is none.
         """
         loop = self._private()
         if loop.batch is not None:

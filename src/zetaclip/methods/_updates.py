@@ -1,8 +1,7 @@
-"""What happens to a private gradient.
+"""What happens to a private gradient: the optimizers of the methods.
 
-torch's own SGD, Adam and AdamW, and Adam with the noise taken out of its scale.
-
-Everything here works on released values, so it is post-processing and costs no privacy.
+These are torch's SGD, Adam and AdamW, and Adam with the noise taken out of its scale. They work on
+released values, so they are post-processing and cost no privacy.
 """
 
 from __future__ import annotations

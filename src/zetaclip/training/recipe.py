@@ -1,4 +1,4 @@
-"""From settings to what is run: every choice that was left open, method and network."""
+"""Makes every choice that the settings leave open, and builds the method and the network."""
 
 from __future__ import annotations
 
