@@ -108,9 +108,7 @@ def test_a_killed_worker_loses_nothing(cluster, mini_file, tmp_path):
         process.kill()
         process.communicate()
     assert process.returncode == 0, errors
-    assert not Path(
-        f"/proc/{first['pid']}"
-    ).exists()  # the leash ended the training of the dead worker
+    assert not Path(f"/proc/{first['pid']}").exists()  # the training ended with its worker
     again = attempts(victim)
     assert len(again) == 2 and again[1]["from"] >= 5 and again[1]["resume"]
     folders = list(out.glob("runs/*"))

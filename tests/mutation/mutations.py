@@ -568,7 +568,7 @@ _add(
     "randomness/_forward.py",
     "            _follow(key)\n",
     "",
-    "test_tape.py",
+    "test_forward_rng.py",
 )
 
 # -- sampling --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Starts trainings as forks of one process that has already loaded all that they need.
 
-It is the server of ``experiments/nursery.py``, which describes its messages: ``python -m
+It is the server of ``experiments/fork_server.py``, which describes its messages: ``python -m
 zetaclip.cli.warm`` reads questions from its input and answers on its output.
 """
 

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 from ..data.places import ENVIRONMENT
 from ..errors import CommandError
-from . import nursery
-from .nursery import Nursery
+from . import fork_server
+from .die_with_parent import bound
+from .fork_server import ForkServer
 from .outcome import Outcome
 from .planned import PlannedRun
 from .progress import Progress
@@ -151,24 +152,15 @@ def environment_of(threads: int, data: str | None = None) -> dict[str, str]:
 
 
 def start_training(job: Job) -> subprocess.Popen[bytes]:
-    """Starts one training from nothing, as a process on a leash; what it says goes to its log."""
-    command = train_command(job.config, job.folder, _begun(job.folder))
-    # By its path and isolated: the leash itself must not wait for the package (and torch) to be
-    # imported.
-    leashed = [
-        sys.executable,
-        "-I",
-        str(Path(__file__).with_name("leash.py")),
-        str(os.getpid()),
-        *command,
-    ]
+    """Starts one training as a new process, which writes to its log and ends with this one."""
+    command = bound(train_command(job.config, job.folder, _begun(job.folder)))
     with open(job.log, "ab") as log:
         log.write(_ATTEMPT.encode() + b"\n")
         log.flush()
         # A session of its own: Ctrl-C reaches the runner alone, which then asks each training to
         # save.
         return subprocess.Popen(
-            leashed,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -178,7 +170,7 @@ def start_training(job: Job) -> subprocess.Popen[bytes]:
 
 
 class Training(Protocol):
-    """A process, or a fork of the nursery."""
+    """A process, or a fork of the server."""
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -194,17 +186,17 @@ class LocalBackend:
         if workers < 1:
             raise CommandError(f"--workers must be at least 1, not {workers}")
         self.slots = workers
-        self._nursery: Nursery | None = None
+        self._server: ForkServer | None = None
 
     def start(self, job: Job) -> Training:
-        """Starts a training; by a fork of the nursery where there can be one."""
-        if TRAIN_VARIABLE in os.environ or not nursery.available():
+        """Starts a training; by a fork of the server where there can be one."""
+        if TRAIN_VARIABLE in os.environ or not fork_server.available():
             return start_training(job)
-        if self._nursery is None:
-            self._nursery = Nursery(environment_of(job.threads, job.data))
+        if self._server is None:
+            self._server = ForkServer(environment_of(job.threads, job.data))
         with open(job.log, "ab") as log:
             log.write(_ATTEMPT.encode() + b"\n")
-        return self._nursery.start(
+        return self._server.start(
             ["train", *_train_words(job.config, job.folder, _begun(job.folder))], job.log
         )
 
@@ -217,10 +209,10 @@ class LocalBackend:
         stop_processes(handles)
 
     def close(self) -> None:
-        """Ends the nursery."""
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        """Ends the fork server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def stop_processes(processes: Sequence[Training], patience: float = 30.0) -> None:

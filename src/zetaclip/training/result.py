@@ -186,8 +186,8 @@ def ranks_of(steps: PrivateSteps | PlainSteps) -> int:
     """How many ranks train."""
     from .steps import PrivateSteps
 
-    together = steps.engine.ranks if isinstance(steps, PrivateSteps) else None
-    return 1 if together is None else together.count
+    ranks = steps.engine.ranks if isinstance(steps, PrivateSteps) else None
+    return 1 if ranks is None else ranks.count
 
 
 def _privacy(config: Config, dataset: Dataset, steps: PrivateSteps) -> dict[str, Any]:

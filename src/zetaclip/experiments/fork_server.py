@@ -2,8 +2,8 @@
 
 Importing torch and Opacus takes longer than a short training. One process imports them once, waits,
 and forks whenever it is asked. Each training is still a process of its own, with its own log, and
-can be killed like any other. Linux
-only: elsewhere, and for stand-ins, the runner starts every training from nothing.
+can be killed like any other. This is for Linux: elsewhere, and for stand-ins, the runner starts
+every training from nothing.
 
 This is the runner's side; ``cli/warm.py`` is the process that forks. The standard library's
 forkserver does not serve: a process has one of them, with one environment, and no public way to
@@ -22,10 +22,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from .die_with_parent import bound
 
 # Not imported: a command may import experiments, and not the other way round.
 _SERVER = "zetaclip.cli.warm"
@@ -36,14 +36,12 @@ def available() -> bool:
     return sys.platform == "linux"
 
 
-class Nursery:
+class ForkServer:
     """The runner's side. It lives as long as this process, and no training outlives it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # On a leash, like everything that the runner starts: see ``leash.py``.
-        leash = [sys.executable, "-I", str(Path(__file__).with_name("leash.py")), str(os.getpid())]
         self._process = subprocess.Popen(
-            [*leash, sys.executable, "-m", _SERVER],
+            bound([sys.executable, "-m", _SERVER]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
@@ -88,15 +86,15 @@ class Nursery:
 class Fork:
     """One training, with as much of ``subprocess.Popen`` as the runner needs."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
         self.pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self._code is None:
-            self._code = self._nursery.poll(self.pid)
+            self._code = self._server.poll(self.pid)
         return self._code
 
     def send_signal(self, number: int) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from zetaclip.cli.warm import _preload
 from zetaclip.errors import CommandError
 from zetaclip.experiments import spec
-from zetaclip.experiments.nursery import Nursery, available
+from zetaclip.experiments.fork_server import ForkServer, available
 from zetaclip.experiments.plan import make_plan
 from zetaclip.experiments.planned import config_key
 from zetaclip.experiments.progress import Progress
@@ -44,8 +44,8 @@ method = "dp-sgd"
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    made = Nursery({**os.environ, "OMP_NUM_THREADS": "1"})
+def server():
+    made = ForkServer({**os.environ, "OMP_NUM_THREADS": "1"})
     yield made
     made.close()
 
@@ -58,13 +58,13 @@ def ended(fork, seconds=60):
     return code
 
 
-def test_exit_codes_logs_and_processes_are_their_own(nursery, tmp_path):
-    good = nursery.start(
+def test_exit_codes_logs_and_processes_are_their_own(server, tmp_path):
+    good = server.start(
         ["account", "--sigma", "1", "--sample-rate", "0.01", "--steps", "10"],
         str(tmp_path / "good"),
     )
-    wrong = nursery.start(["train", "--data", "no-such-data"], str(tmp_path / "wrong"))
-    usage = nursery.start(["train", "--no-such-flag"], str(tmp_path / "usage"))
+    wrong = server.start(["train", "--data", "no-such-data"], str(tmp_path / "wrong"))
+    usage = server.start(["train", "--no-such-flag"], str(tmp_path / "usage"))
     assert len({good.pid, wrong.pid, usage.pid, os.getpid()}) == 4
     assert (ended(good), ended(wrong), ended(usage)) == (0, 2, 2)
     assert "ε" in (tmp_path / "good").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_forks_carry_the_commit_that_was_loaded():
     )  # what a fork stamps was asked before it was forked
 
 
-def long_run(nursery, folder):
+def long_run(server, folder):
     words = [
         "train",
         "--data",
@@ -99,7 +99,7 @@ def long_run(nursery, folder):
         "1",
         "--quiet",
     ]
-    fork = nursery.start([*words, "--out", str(folder)], str(folder) + ".log")
+    fork = server.start([*words, "--out", str(folder)], str(folder) + ".log")
     deadline = time.monotonic() + 60
     while not list((folder / "checkpoint").glob("*.journal")):  # it takes steps
         assert fork.poll() is None and time.monotonic() < deadline, Path(f"{folder}.log").read_text(
@@ -109,8 +109,8 @@ def long_run(nursery, folder):
     return fork
 
 
-def test_a_polite_signal_saves_and_a_rude_one_is_seen(nursery, tmp_path):
-    first, second = long_run(nursery, tmp_path / "a"), long_run(nursery, tmp_path / "b")
+def test_a_polite_signal_saves_and_a_rude_one_is_seen(server, tmp_path):
+    first, second = long_run(server, tmp_path / "a"), long_run(server, tmp_path / "b")
     first.send_signal(signal.SIGINT)
     assert ended(first) == 130
     assert "--resume" in (tmp_path / "a.log").read_text(encoding="utf-8")
@@ -118,14 +118,14 @@ def test_a_polite_signal_saves_and_a_rude_one_is_seen(nursery, tmp_path):
     assert ended(second) == -signal.SIGKILL
 
 
-def test_an_answer_that_was_not_read_is_not_taken_for_the_next(nursery, tmp_path):
-    fork = nursery.start(["--version"], str(tmp_path / "log"))
-    process = nursery._process
+def test_an_answer_that_was_not_read_is_not_taken_for_the_next(server, tmp_path):
+    fork = server.start(["--version"], str(tmp_path / "log"))
+    process = server._process
     process.stdin.write(
         json.dumps({"number": -1, "poll": fork.pid}) + "\n"
     )  # as if Ctrl-C had come before the answer
     process.stdin.flush()
-    late = nursery.start(["--version"], str(tmp_path / "late"))
+    late = server.start(["--version"], str(tmp_path / "late"))
     assert late.pid != fork.pid and ended(late) == 0
 
 
@@ -169,10 +169,10 @@ def test_a_warm_training_is_a_cold_one(tmp_path, monkeypatch):
     )  # another seed
 
 
-def test_no_training_outlives_its_nursery(tmp_path):
-    nursery = Nursery({**os.environ, "OMP_NUM_THREADS": "1"})
-    fork = long_run(nursery, tmp_path / "a")
-    nursery._process.kill()
+def test_no_training_outlives_its_server(tmp_path):
+    server = ForkServer({**os.environ, "OMP_NUM_THREADS": "1"})
+    fork = long_run(server, tmp_path / "a")
+    server._process.kill()
     deadline = time.monotonic() + 10
     while (
         Path(f"/proc/{fork.pid}").exists()
@@ -181,5 +181,5 @@ def test_no_training_outlives_its_nursery(tmp_path):
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.02)
     with pytest.raises(CommandError, match=r"exit code -9.*run the same command again"):
-        nursery.start(["--version"], str(tmp_path / "log"))
-    nursery.close()
+        server.start(["--version"], str(tmp_path / "log"))
+    server.close()
