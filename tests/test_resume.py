@@ -16,7 +16,7 @@ from helpers import flat, mean_loss, private, tiny, toy_data, train
 from torch import nn
 from toys import METHODS, network
 
-from zetaclip import Spectral
+from zetaclip import Spectral, methods
 from zetaclip.engine import _checkpoint as checkpoint
 from zetaclip.engine._checkpoint import CheckpointError
 from zetaclip.engine._data_digest import digest_of
@@ -99,6 +99,27 @@ def test_replay_is_bit_equal_wherever_it_was_cut(name, cut, tmp_path):
     assert content(r for r in rows if r.stream == optimizer._loop.state.stream) == content(ledger)
     # The one update that the fresh engine made before it loaded was a release too.
     assert len({r.stream for r in rows}) == 2
+
+
+@pytest.mark.parametrize("name", ["adaclip", "adadpigu"])
+def test_a_whitened_run_goes_on_from_an_earlier_checkpoint_without_scales(name, tmp_path):
+    def run(seed):
+        return build(method=methods.get(name), epochs=4, seed=seed)
+
+    torch.manual_seed(0)
+    engine, whole, optimizer, loader = run(0)
+    train(whole, optimizer, loader, epochs=2)
+    path = tmp_path / "run.pt"
+    engine.save(path)
+    train(whole, optimizer, loader)
+    saved = torch.load(path, weights_only=True)
+    del saved["rule"]["scale"]
+    torch.save(saved, path)
+
+    other, module, optimizer, loader = run(None)
+    other.load(path, replay=True)
+    train(module, optimizer, loader)
+    assert torch.equal(flat(module), flat(whole))
 
 
 def test_load_without_replay_takes_fresh_keys_and_counts_what_was_executed(tmp_path):

@@ -477,7 +477,10 @@ class Mechanism:
 
     @property
     def _what(self) -> str:
-        return f"the {self.draw.query} of update {self.draw.step + 1}"
+        """All ranks must come with the same: one noise covers the sum of one batch, with one C."""
+        draw = self.draw
+        where = f"update {draw.step + 1} (batch {draw.batch + 1}, C = {draw.clip})"
+        return f"the {draw.query} of {where}"
 
     def _row(self, query: _Query) -> Row:
         return Row(

@@ -1,6 +1,7 @@
 """What the ranks of a pool are asked to do. Runs as well with no group at all: then it is the one
 process to compare with."""
 
+import contextlib
 import random
 import time
 
@@ -277,6 +278,37 @@ class Lazy(Dataset):
         return x + 1e-3 * float(noise()), (y + self.other) % CLASSES
 
 
+def loses_what_it_was_told(rank, path, shard):
+    """Rank 1 is interrupted between its update and the next C, and both go on: with a batch, and
+    after a checkpoint was loaded. What was said, and the weights before and after it."""
+    engine, module, optimizer, loader = make("quantile", shard=shard, options={"clip": 1.0})
+    loop(module, optimizer, loader, 1)
+    engine.save(path)
+    conclude = engine.ranks.conclude
+
+    def interrupted(*arguments, **options):
+        told = conclude(*arguments, **options)
+        engine.ranks.conclude = conclude
+        if rank == 1:
+            raise KeyboardInterrupt
+        return told
+
+    engine.ranks.conclude = interrupted
+    with contextlib.suppress(KeyboardInterrupt):
+        loop(module, optimizer, loader, 1)
+    clip, before, said = optimizer.clip, flat(module), ""
+    try:
+        loop(module, optimizer, loader, 1)
+    except RuntimeError as error:
+        said = str(error)
+    after = flat(module)
+    engine.load(path)
+    loop(module, optimizer, loader, 1)
+    updates = engine.updates
+    finish(engine)
+    return {"clip": clip, "said": said, "before": before, "after": after, "updates": updates}
+
+
 def joins(rank, augment):
     """Ranks whose data are the same, and look different at every look; whether streams outside are
     as they were."""
@@ -517,7 +549,6 @@ def trains_forever(rank, pipe_path, shard=None):
 
 def command(rank, words, signal_at=None):
     """``zetaclip ...`` on this rank: its exit code and what it printed."""
-    import contextlib
     import io
     import os
     import signal
@@ -545,7 +576,6 @@ def command(rank, words, signal_at=None):
 
 def page(rank, text):
     """The code of a page of the docs, as it stands there: what it printed."""
-    import contextlib
     import io
 
     out = io.StringIO()

@@ -1,5 +1,7 @@
 """What ranks do that hold parts of the parameters; with no group at all, nothing is spread."""
 
+import contextlib
+
 import rank_work
 import torch
 import torch.nn.functional as F
@@ -196,6 +198,10 @@ def refused(rank, kind):
         mesh = init_device_mesh("cpu", (1, count), mesh_dim_names=("replicate", "shard"))
     elif kind == "reversed":
         mesh = torch.distributed.device_mesh.DeviceMesh("cpu", list(reversed(range(count))))
+    elif kind == "replicas":
+        module = nn.DataParallel(module)
+    elif kind == "ddp":
+        module = nn.parallel.DistributedDataParallel(module)
     if kind == "partly":
         fully_shard(module[0], mesh=mesh)
     elif kind == "inside":
@@ -256,6 +262,51 @@ def disk_full_on_one_rank(rank):
     }
 
 
+def interrupted(rank, first):
+    """Ranks are interrupted in one update: ``first`` when it has used its part, the other before.
+
+    What is said when they go on, and whether weights moved then.
+    """
+    engine, module, optimizer, loader = make(shard="parts")
+    loop(module, optimizer, loader, 1)
+    use = engine._loop._use
+
+    def cut(*arguments, **options):
+        engine._loop._use = use
+        if rank == first:
+            use(*arguments, **options)
+        raise KeyboardInterrupt
+
+    engine._loop._use = cut
+    with contextlib.suppress(KeyboardInterrupt):
+        loop(module, optimizer, loader, 1)
+    before, updates, said = flat(module), engine.updates, ""
+    try:
+        loop(module, optimizer, loader, 1)
+    except RuntimeError as error:
+        said = str(error)
+    after = flat(module)
+    finish(engine)
+    return {"said": said, "updates": updates, "before": before, "after": after}
+
+
+def penalised(rank, ranks, sync):
+    """Some ranks have a penalty on a weight that the root keeps gathered after forward."""
+    engine, module, optimizer, loader = make(shard="whole")
+    module.set_requires_gradient_sync(sync)
+    try:
+        for x, y in loader:
+            loss = F.cross_entropy(module(x), y)
+            if rank in ranks:
+                loss = loss + module[0].weight.square().sum()
+            loss.backward()
+            for parameter in module.parameters():
+                assert parameter.grad is None or not local(parameter.grad).any()
+            optimizer.step()
+    finally:
+        engine.detach()
+
+
 def writes(module, inputs):
     """A forward hook that keeps something of the records in a weight, while that is gathered."""
     if torch.is_grad_enabled():
@@ -265,6 +316,10 @@ def writes(module, inputs):
 
 def wrong(rank, what):
     """Rank 1 must refuse its batch."""
+    if what == "rule, counted":
+        literal = {"normalize": "realized", "empty": "skip"}
+        rank_work.wrong_on_one_rank(rank, "rule", shard="parts", **literal)
+        return
     if what != "forward":
         rank_work.wrong_on_one_rank(rank, what, shard="parts")
         return

@@ -235,6 +235,8 @@ def test_a_replay_of_another_loop_moves_no_rank(two, tmp_path):
         ("inside", "sharded by itself inside of 0"),
         ("spectral norm", "spectral norm"),
         ("dp-sat", "it remembers releases"),
+        ("replicas", "splits the batch over replicas"),
+        ("ddp", "would sum raw gradients over the ranks"),
         ("adaclip", "its clip rule maps gradients"),
         ("dp-sam", "it takes several gradients per update"),
     ],
@@ -254,6 +256,7 @@ def test_parts_of_another_size_between_forward_and_backward_are_refused(two):
     ("what", "said"),
     [
         ("rule", "'liar' scaled an example beyond the sensitivity"),
+        ("rule, counted", "'liar' scaled an example beyond the sensitivity"),
         ("grad", "0.weight.grad was written by autograd"),
         ("forward", "0.weight"),
     ],
@@ -264,6 +267,24 @@ def test_a_rank_that_refuses_its_batch_stops_all_of_them(two, what, said):
         assert said in error, errors
     assert "rank 1" in errors[0]
     assert len(two.run(rank_work.train, "dp-sgd", 2, SHARDED)) == 2
+
+
+@pytest.mark.parametrize("ranks", [[1], [0, 1]])
+@pytest.mark.parametrize("sync", [True, False])
+def test_gradients_outside_of_layers_are_refused_and_never_added_up(two, ranks, sync):
+    errors = two.errors(shard_work.penalised, ranks, sync)
+    for error in errors:
+        assert "0.weight.grad was written by autograd" in error, errors
+    assert len(two.run(rank_work.train, "dp-sgd", 2, SHARDED)) == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_were_interrupted_at_different_places_do_not_go_on(two, first):
+    found = two.run(shard_work.interrupted, first)
+    assert [one["updates"] for one in found] == [2 - first, 1 + first]
+    for rank, one in enumerate(found):
+        assert f"rank {rank} came to" in one["said"] and "nothing is released" in one["said"]
+        assert torch.equal(one["before"], one["after"])
 
 
 def test_nothing_is_released_where_one_rank_can_not_write_its_rows(two):

@@ -40,6 +40,16 @@ def test_a_rank_that_is_not_as_the_others_stops_all_of_them(two, what, said):
     assert len(two.run(rank_work.train, "dp-sgd", 2, {})) == 2
 
 
+@pytest.mark.parametrize("shard", [None, "parts"])
+def test_ranks_with_different_c_release_nothing_until_all_of_them_load(two, tmp_path, shard):
+    found = two.run(rank_work.loses_what_it_was_told, str(tmp_path / "run.pt"), shard)
+    assert found[0]["clip"] != found[1]["clip"]
+    for rank, one in enumerate(found):
+        assert f"rank {rank} came to the sum of update 3" in one["said"], found
+        assert f"C = {one['clip']}" in one["said"]
+        assert torch.equal(one["before"], one["after"]) and one["updates"] == 2
+
+
 @pytest.mark.parametrize("augment", [None, "torch", "numpy", "python", "own", "unreadable"])
 def test_data_that_look_different_every_time_are_no_reason_to_stop(two, augment):
     (first, kept), (second, too) = two.run(rank_work.joins, augment)

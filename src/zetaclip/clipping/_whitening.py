@@ -67,13 +67,18 @@ class Moments:
         # The root of a zero takes ten times as long as that of another number.
         return spread.mul_(spread.sum()).clamp_min_(SMALLEST_SCALE**2).sqrt_()
 
+    def scale_of(self, state: dict[str, Any], mask: Tensor | None) -> Tensor:
+        """b of a state; earlier checkpoints hold the variance alone."""
+        kept: Tensor | None = state.get("scale")
+        return self.scale(state["variance"], mask) if kept is None else kept
+
     def update(
         self, released: Released, state: dict[str, Any], batch: float, mask: Tensor | None
     ) -> dict[str, Tensor]:
         clip, gradient = released.clip, released.gradient
         mean = state["mean"]
         # In place where it can be: with many parameters this is a good part of a step.
-        noise = state["scale"] * released.noise_std
+        noise = self.scale_of(state, mask) * released.noise_std
         seen = (gradient - mean).square_().sub_(noise.square_()).mul_(batch)
         seen.clamp_(self.low, self.high).div_(clip**2)
         variance = (state["variance"] * self.beta2).add_(seen, alpha=1 - self.beta2)
@@ -129,7 +134,7 @@ class Whitened(_Clipped):
 
     def transform(self, state: dict[str, Any]) -> Affine | None:
         # Nothing was released yet: a = 0 and b = 1, which needs no map.
-        return Affine(state["mean"], state["scale"]) if state else None
+        return Affine(state["mean"], self.moments.scale_of(state, None)) if state else None
 
 
 @dataclass(frozen=True)
@@ -190,4 +195,5 @@ class Important(_Clipped):
             return None
         if not self.whiten:
             return Affine(mask=state["mask"])
-        return Affine(state["mean"], state["scale"], state["mask"])
+        mask = state["mask"]
+        return Affine(state["mean"], self.moments.scale_of(state, mask), mask)

@@ -156,6 +156,8 @@ class Guard:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+        if self._sharding is not None:
+            self._sharding.clear()
         self._seen = list(self._versions())
         self._contents = [
             self._content(place, tensor) for place, (tensor, _) in enumerate(self._seen)
@@ -223,7 +225,8 @@ class Guard:
     def _check_gradients(self) -> None:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                left = self._sharding is not None and self._sharding.has_gradient(parameter)
+                if left or parameter.grad is not None:
                     self.recorder.clear()
                     raise OrderError(self._foreign(parameter))
 

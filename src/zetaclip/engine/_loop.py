@@ -213,7 +213,7 @@ class PrivateLoop:
         except Exception as error:
             if self.group.count > 1:
                 batch.stage = Stage.SPOILED  # what was refused is never released
-            if self._counts:
+            if self._counts and self.model.sharding is None:
                 self.group.total(0, f"update {self.state.step + 1}")
             self._refuse(batch, error)
             raise

@@ -34,7 +34,7 @@ class Sharding:
         self._parts = parts
         self.rest()
         self._names = {id(part): _names(module, part) for _, part in parts}
-        self._usual: list[Any] = []  # how torch gathers weights by itself
+        self._usual: list[Any] = []  # how torch gathers weights and adds gradients up by itself
         self._whole: dict[int, nn.Parameter] = {}  # by id() of what it is gathered from
 
     @staticmethod
@@ -104,8 +104,10 @@ class Sharding:
         whole = self._whole
         for _, part in self._parts:
             for group in _groups(part):
-                self._usual.append((group, group._all_gather_comm))
+                usual = group._all_gather_comm, group._reduce_scatter_comm
+                self._usual.append((group, *usual))
             part.set_custom_all_gather(_Gather(ranks))
+            part.set_custom_reduce_scatter(_NoSum())
             names = {id(p): (inner, key) for p, inner, key in _places(part)}
             part.unshard()
             for old, (inner, key) in names.items():
@@ -140,26 +142,49 @@ class Sharding:
         own = local(parameter)
         return parameter._version + own._version + (0 if whole is None else whole._version)
 
+    def clear(self) -> None:
+        """Removes the gradients that autograd has left with what was gathered."""
+        for whole in self._whole.values():
+            whole.grad = None
+
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """Whether autograd has left one with what was gathered of a parameter."""
+        whole = self._whole.get(id(parameter))
+        return whole is not None and whole.grad is not None
+
     def detach(self) -> None:
-        """torch gathers weights by itself again."""
-        for group, usual in self._usual:
-            group._all_gather_comm = usual
+        """torch gathers weights and adds gradients up by itself again."""
+        for group, gather, reduce in self._usual:
+            group._all_gather_comm, group._reduce_scatter_comm = gather, reduce
         self._usual = []
 
 
-class _Gather:
+class _Memory:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Memory):
     """Gathers weights for ``fully_shard``, and finds out if a rank is lost."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> None:
         self._ranks.gather_weights(output_tensor, input_tensor, group)
+
+
+class _NoSum(_Memory):
+    """In place of torch's sum of raw gradients over the ranks, which are not sent.
+
+    torch asks for it where a weight was used outside of its layer. The zeros become the ``.grad``
+    that the guard refuses, on the rank that did so; the others are told.
+    """
+
+    def __call__(self, output_tensor: Tensor, **_: Any) -> None:
+        output_tensor.zero_()
 
 
 def is_sharded(part: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..gradients import Refusal, is_private
 from ..gradients.capture import OLD_HOOK, hooked, old_hook
+from ..gradients.rules import layer_type
 
 
 class ValidationError(ValueError):
@@ -48,7 +49,7 @@ def check_module(module: Any) -> None:
             "that engine first, or copy the module (copy.deepcopy gives a plain one)"
         )
     for name, part in module.named_modules():
-        reason = _WRAPPERS.get(type(part).__name__)
+        reason = _WRAPPERS.get(layer_type(part).__name__)
         if isinstance(part, torch.jit.ScriptModule):
             reason = (
                 "TorchScript runs without Python, where per-example gradients are recorded; train "

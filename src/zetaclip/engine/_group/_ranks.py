@@ -138,15 +138,26 @@ class Ranks:
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """Every rank's value, on every rank."""
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
         sizes = [int(size) for size in self._all(torch.tensor([len(data)]), what)]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = data
         parts = self._all(padded, what)
-        return [
+        found = [
             pickle.loads(part[:size].numpy().tobytes())
             for part, size in zip(parts, sizes, strict=True)
         ]
+        self._check_place([place for place, _ in found], what)
+        return [value for _, value in found]
+
+    def _check_place(self, places: list[Any], what: str) -> None:
+        """Raises, on every rank, if ranks that have met were not at the same place."""
+        if len(set(places)) > 1:
+            raise RankError(
+                f"rank {self.rank} came to {what}, and another rank to something else, so nothing "
+                "is released: one of them was interrupted where others went on, or they run "
+                "different loops. Call engine.load on every rank, or start again"
+            )
 
     def _all(self, tensor: Tensor, what: str) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.count)]
@@ -175,9 +186,13 @@ class Ranks:
             extras: A few more numbers of this process.
             what: What the sum is for, for messages.
             refusal: Why this process refuses the batch; None if it does not.
+
+        Raises:
+            RankError: A rank has refused, or comes with another ``what``.
         """
-        own = torch.zeros(2, self.count, dtype=torch.float64)
-        own[0, self.rank], own[1, self.rank] = refusal is not None, self.word
+        own = torch.zeros(3, self.count, dtype=torch.float64)
+        place = zlib.crc32(what.encode())
+        own[:, self.rank] = torch.tensor([refusal is not None, self.word, place])
         tail = torch.cat((extras, own.flatten())).to(flat.device)
         if refusal is not None:
             self._here.store.set(f"{self._name}/refusal/{self._serial + 1}", refusal)
@@ -186,7 +201,7 @@ class Ranks:
         self.payload += sum(part.numel() * part.element_size() for part in parts)
         size = len(extras)
         back = tail.cpu()
-        refused, words = back[size:].view(2, self.count)
+        refused, words, places = back[size:].view(3, self.count)
         self.words = [round(word) for word in words.tolist()]
         if refusal is None and bool(refused.any()):
             rank = int(refused.nonzero()[0])
@@ -194,6 +209,8 @@ class Ranks:
             raise RankError(
                 f"rank {rank} stopped at {what}, so nothing was released: {text}", told=True
             )
+        if refusal is None:
+            self._check_place(places.tolist(), what)
         return back[:size]
 
     def scatter(self, rows: Tensor, what: str) -> Tensor:
