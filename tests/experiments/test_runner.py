@@ -469,9 +469,14 @@ def test_speeds_are_measured_on_a_workers_threads(mini, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(estimate, "measure", lambda run, threads: asked.append(threads))
     monkeypatch.setattr(session, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for workers in (1, 2, 8):
         session.dry_run(session.Request(mini, str(tmp_path / "out"), workers=workers))
     assert asked == [8, 4, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a limit of the user's
+    for workers in (1, 2, 8):
+        session.dry_run(session.Request(mini, str(tmp_path / "out"), workers=workers))
+    assert asked[3:] == [3, 3, 1]
 
 
 def test_the_usual_mistakes(capsys, tmp_path):
