@@ -298,7 +298,7 @@ class Mechanism:
         for bucket in self.layout.shards.buckets:
             flat = total.new_zeros(bucket.layout.numel)
             for chunk, factors in self._waiting:
-                chunk.add_weighted_sum(flat, factors, bucket)
+                chunk.add_weighted_sum(flat, factors, bucket, drop=True)
             size = bucket.own.stop - bucket.own.start
             total[bucket.own] += group.scatter(bucket.by_rank(flat), self._what)[:size]
         self._waiting = []

@@ -287,8 +287,8 @@ _add(
 _add(
     "the sum is taken in float32",
     "mechanism.py",
-    "torch.empty(layout.own, dtype=torch.float64,",
-    "torch.empty(layout.own, dtype=torch.float32,",
+    "np.zeros(self.size))",
+    "np.zeros(self.size, np.float32))",
     "test_neighbours.py::test_many_small_records_are_not_lost_beside_many_large_ones",
 )
 _add(
