@@ -1,6 +1,7 @@
 """The page as text: what it says, what it escapes, and that it needs nothing from outside."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,8 +15,8 @@ from fake_runs import dump, invented, lines, result, status
 
 from zetaclip.cli import main
 from zetaclip.report import write_report
-from zetaclip.report.charts import charts_for
-from zetaclip.report.format import duration, epsilon_text, plain, summary
+from zetaclip.report.charts import charts_for, clip_chart
+from zetaclip.report.format import duration, epsilon_text, joined, plain, summary
 from zetaclip.report.interactive import bundle
 from zetaclip.report.read import read_runs
 from zetaclip.report.still import picture
@@ -424,3 +425,24 @@ def test_a_finished_run_is_verified(tmp_path):
     words = "train --data digits --model mlp-2 --batch-size 64 --threads 1 --quiet --sigma 2"
     assert main([*words.split(), "--steps", "3", "--out", str(folder)]) == 0
     assert "Verified." in report(folder)
+
+
+def test_a_value_is_not_broken_at_its_power():
+    joint = "AUC 0.9 at ε\u00a0=\u00a03, δ\u00a0=\u00a01e-\u20605"
+    assert joined("AUC 0.9 at ε = 3, δ = 1e-5") == joint
+    assert joined("dp-sgd, a one-5") == "dp-sgd, a one-5"
+
+
+@pytest.mark.parametrize(
+    ("values", "limits", "said"),
+    [
+        ((0.05, 0.05), (0.0, 0.1), "C stayed at 0.05"),
+        ((0.05, 0.2), None, "C went from 0.05 to 0.2"),
+    ],
+)
+def test_a_constant_c_has_an_axis_from_zero(tmp_path, values, limits, said):
+    """Around a flat line the axis would reach one below it: a negative norm."""
+    (run,) = read_runs([invented(tmp_path / "run")])
+    path = [{"step": 10 * i, "clip": value} for i, value in enumerate(values)]
+    chart = clip_chart([dataclasses.replace(run, probes=(), clips=path, config={}, result={})])
+    assert chart.y.limits == limits and said in chart.summary

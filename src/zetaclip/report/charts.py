@@ -151,20 +151,26 @@ def clip_chart(runs: Sequence[Run]) -> Chart:
         note = f" Bounds {plain(low)} to {plain(high)}."
         log = low > 0 and high / low > 20 and len(near) == 2 and min(values) > 0
     hits = sum(1 for run in runs for probe in run.probes if probe.get("hit"))
-    said = told(
-        runs,
-        [(one.name, f"C went from {plain(one.y[0])} to {plain(last(one.y))}") for one in series],
-    )
+    # A flat line would get an axis of one unit around it, below zero for a small C.
+    flat = bool(values) and min(values) == max(values) and not rules and not log
+    said = told(runs, [(one.name, _moved(one)) for one in series])
     return Chart(
         "clip",
         "Clipping norm",
         Axis(STEP),
-        Axis(CLIP, log=log),
+        Axis(CLIP, log=log, limits=(0.0, 2 * values[0]) if flat else None),
         tuple(series),
         rules=tuple(rules),
         summary=f"The norm to which each record's gradient is clipped.{said}{note}"
         + (f" {counted(hits, 'probe')} ended at a bound." if hits else ""),
     )
+
+
+def _moved(one: Series) -> str:
+    """How C moved, in words."""
+    if len(set(one.y)) == 1:
+        return f"C stayed at {plain(one.y[0])}"
+    return f"C went from {plain(one.y[0])} to {plain(last(one.y))}"
 
 
 def rate_chart(runs: Sequence[Run]) -> Chart:

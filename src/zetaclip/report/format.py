@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from .lines import number
@@ -112,7 +113,8 @@ def summary(run: Run) -> str:
 
 
 def joined(text: str) -> str:
-    """The text with spaces that don't break, so that a value stays on the line of its name."""
+    """The text with spaces and powers that don't break: a value stays whole, beside its name."""
+    text = re.sub(r"(?<=\de-)(?=\d)", "\u2060", text)
     return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
