@@ -104,6 +104,14 @@ def test_steps_are_a_decaying_average_of_the_gradients():
 # -- the gain
 
 
+@pytest.mark.parametrize(("bias", "expected"), [(True, math.sqrt(2.0)), (False, 1.0)])
+def test_a_linear_layer_on_inputs_of_length_1_needs_no_measured_gain(bias, expected):
+    module = nn.Linear(7, 3, bias=bias)
+    inputs = nn.functional.normalize(torch.randn(9, 7), dim=1)
+    assert optim.Auto(module.parameters()).gain == pytest.approx(expected)
+    assert optim.gain(module, inputs) == pytest.approx(expected, rel=1e-5)
+
+
 def test_gain_is_the_length_of_the_outputs_derivative():
     torch.manual_seed(1)
     module, inputs = tiny(), torch.randn(6, 6)

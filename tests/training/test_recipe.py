@@ -9,10 +9,13 @@ import small_runs
 import torch
 
 from zetaclip import Spectral, methods
+from zetaclip.accounting import noise_multiplier_for
 from zetaclip.data import load
-from zetaclip.training import ConfigError
+from zetaclip.optim import Auto
+from zetaclip.training import Config, ConfigError
 from zetaclip.training.clipping import build_clipping, mean_clip
-from zetaclip.training.recipe import build_method, rate_at, resolve, total_steps
+from zetaclip.training.fixed import frozen
+from zetaclip.training.recipe import build_method, build_model, rate_at, resolve, total_steps
 from zetaclip.training.records import load_data, nominal_size
 
 
@@ -53,6 +56,31 @@ def test_weight_decay_is_that_of_the_methods_optimizer(method):
     if "adamw" in method:
         assert own == torch.optim.AdamW([parameter]).defaults["weight_decay"] > 0
     assert resolved(method=method, spectral={}, weight_decay=0.0, **given).weight_decay == 0.0
+
+
+@pytest.mark.parametrize(("model", "gain"), [(None, 1.0), ("linear", 1.414), ("mlp-2", None)])
+def test_on_fixed_features_dp_sgd_takes_the_numbers_of_auto(model, gain):
+    """A head has no bias, and features have length 1; another network has a gain of its own."""
+    data = load("digits")
+
+    def with_features(method):
+        given = {"data": "digits", "model": model, "features": "patches", "epsilon": 2.0}
+        config = Config.from_mapping({**given, "method": method})
+        return resolve(config, data, build_method(config))
+
+    config, auto = with_features("dp-sgd"), with_features("auto")
+    assert (config.batch_size, config.epochs) == (auto.batch_size, auto.epochs)
+    assert gain is None or auto.method_options["gain"] == gain
+    # The rate is the one that the optimizer of "auto" has at the same noise.
+    size, _ = nominal_size(config, data)
+    steps = total_steps(config, size)
+    sigma = noise_multiplier_for(2.0, config.delta, config.batch_size / size, steps, "pld")
+    network = build_model(auto, data, frozen(auto, data))
+    optimizer = Auto(network.parameters(), gain=auto.method_options["gain"], steps=steps)
+    optimizer.set_noise_std(sigma / config.batch_size)
+    optimizer.step()
+    assert config.lr / (1 - config.momentum) == pytest.approx(optimizer.rate, rel=1e-3)
+    assert (config.schedule, config.momentum) == ("late", 0.9)
 
 
 def test_the_papers_recipe_is_constant_coupled_and_literal():

@@ -38,7 +38,12 @@ _BASELINES = {
     "SlaClip, rate 1": Setting(1.0, 1.0, 0.0, late=False, control="slaclip"),
     "spectral C, rate 1": Setting(1.0, 1.0, 0.0, late=False, control="spectral"),
 }
-_NETWORKS_ONLY = ("spectral C, rate 1",)  # its probe needs a layer of some width
+# Spectral C with all else as "auto" has it. A spectral probe needs a layer of some width.
+_SPECTRAL = "spectral C, else auto"
+_NETWORKS_ONLY = ("spectral C, rate 1", _SPECTRAL)
+_BESIDES = ("tried", "clips", "others")  # the parts of a cell beside its ladder
+# How many seeds have the other methods, and C as a user gives it; what was tried has one.
+_SEEDS_OF_OTHERS, _SEEDS_OF_CLIPS = 3, 5
 # What was tried in place of the law as it is, on the tasks that it was chosen by.
 _TRIED: dict[str, Callable[[Setting], Setting]] = {
     "no momentum": lambda s: replace(s, momentum=0.0),
@@ -69,7 +74,7 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "cells.jsonl"
     wanted = only or {}
-    done = {_key(cell) for cell in read(file)}
+    done = {_key(cell): cell for cell in read(file)}
     # A first seed of every task, a second one, ...; what takes minutes comes last.
     order = sorted(
         ((task.large, seed, place) for place, task in enumerate(TASKS)
@@ -79,15 +84,18 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
         for number, (_, seed, place) in enumerate(order, 1):
             task = TASKS[place]
             named = task.name in wanted.get("data", [task.name])
-            left = [e for e in task.epsilons if (task.label, e, seed) not in done]
-            if not (left and named and str(seed) in wanted.get("seed", [str(seed)])):
+            if not (named and str(seed) in wanted.get("seed", [str(seed)])):
+                continue
+            left = [e for e in task.epsilons if _lacks(task, e, seed, done)]
+            if not left:
                 continue
             problem = None if task.features == "cnn" else problem_of(task, seed)
             for epsilon in left:
+                before = done.get((task.label, epsilon, seed))
                 cell = (
                     _engine(task, epsilon, seed)
                     if problem is None
-                    else measure(task, problem, epsilon, seed)
+                    else measure(task, problem, epsilon, seed, before)
                 )
                 with file.open("a") as lines:
                     lines.write(json.dumps(cell) + "\n")
@@ -96,8 +104,14 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The finished cells."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """The finished cells; later lines of a cell add to the first."""
+    found: dict[tuple[str, float, int], dict[str, Any]] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        cell = json.loads(line)
+        before = found.setdefault(_key(cell), cell)
+        for part in _BESIDES:
+            before[part] |= cell[part]
+    return list(found.values())
 
 
 def planned() -> int:
@@ -105,12 +119,56 @@ def planned() -> int:
     return sum(task.seeds * len(task.epsilons) for task in TASKS)
 
 
+def _besides(task: Task, epsilon: float, seed: int) -> dict[str, tuple[str, ...]]:
+    """What a cell has beside its ladder: names, by part."""
+    if task.large or epsilon in NOISY:
+        return dict.fromkeys(_BESIDES, ())
+    others = (_SPECTRAL, *_BASELINES)
+    return {
+        "tried": tuple(_TRIED) if task.chosen_by and seed == 1 else (),
+        "clips": tuple(f"{clip:g}" for clip in _CLIPS)
+        if task.label in _CLIP_TASKS and seed <= _SEEDS_OF_CLIPS
+        else (),
+        "others": tuple(name for name in others if task.hidden or name not in _NETWORKS_ONLY)
+        if seed <= _SEEDS_OF_OTHERS
+        else (),
+    }
+
+
+def _lacks(
+    task: Task, epsilon: float, seed: int, done: Mapping[tuple[str, float, int], Mapping[str, Any]]
+) -> bool:
+    """Whether a cell has not run, or lacks something; C above the law's is not run."""
+    cell = done.get((task.label, epsilon, seed))
+    if cell is None:
+        return True
+    return any(
+        name not in cell[part] and not (part == "clips" and float(name) >= cell["clip"])
+        for part, names in _besides(task, epsilon, seed).items()
+        for name in names
+    )
+
+
 def _key(cell: Mapping[str, Any]) -> tuple[str, float, int]:
     return cell["task"], cell["epsilon"], cell["seed"]
 
 
-def measure(task: Task, problem: Problem, epsilon: float, seed: int) -> dict[str, Any]:
-    """One cell: the law, its ladder, what was tried in its place, and the other methods."""
+def measure(
+    task: Task,
+    problem: Problem,
+    epsilon: float,
+    seed: int,
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One cell: the law, its ladder, what was tried in its place, and the other methods.
+
+    Args:
+        task: The task.
+        problem: Its records.
+        epsilon: The target ε.
+        seed: Of the start, the batches and the noise.
+        before: What the cell has already; only the rest is run.
+    """
     size, linear = len(problem.y), not task.hidden
     widths = (problem.x.shape[1], *task.hidden, problem.outputs)
     start = start_of(widths, seed)
@@ -120,30 +178,44 @@ def measure(task: Task, problem: Problem, epsilon: float, seed: int) -> dict[str
     steps = round(epochs * -(-size // batch))
     sigma = _sigma(epsilon, min(1.0, batch / size), steps, size)
     rate = law(sigma / batch, steps, update.gain, *limits(1 + len(task.hidden), problem.regression))
+    rate *= _rate_of_auto(task, size)
 
     def scores(settings: Sequence[Setting]) -> list[float]:
+        if not settings:
+            return []
         outputs = train(
             problem, start, settings, sigma=sigma, batch=batch, steps=steps, seed=1000 + seed
         )
         return _scores(problem, outputs)
 
     own = Setting(rate, update.clip_norm)
-    tried = {name: change(own) for name, change in _TRIED.items() if task.chosen_by}
-    clips = {
-        f"{clip:g}": replace(own, clip=clip) for clip in _CLIPS if clip < update.clip_norm
-    } if task.label in _CLIP_TASKS else {}  # fmt: skip
+    known = {part: before[part] if before else {} for part in _BESIDES}
+    left = {
+        part: [name for name in names if name not in known[part]]
+        for part, names in _besides(task, epsilon, seed).items()
+    }
+    settings = {("tried", name): _TRIED[name](own) for name in left["tried"]}
+    for name in left["clips"]:
+        if float(name) < update.clip_norm:
+            settings["clips", name] = replace(own, clip=float(name))
+    if _SPECTRAL in left["others"]:
+        settings["others", _SPECTRAL] = replace(own, clip=1.0, control="spectral")
     noisy = epsilon in NOISY
     exponents = [0] if noisy else list(_SHORT_LADDER if task.large else _LADDER)
-    alone = task.large or noisy or seed > 1  # the rest is for a first seed
-    besides = {} if alone else tried | clips
-    found = scores([replace(own, rate=rate * 2.0**k) for k in exponents] + [*besides.values()])
+    if before:
+        exponents = []
+    found = scores([replace(own, rate=rate * 2.0**k) for k in exponents] + [*settings.values()])
     ladder = dict(zip(exponents, found, strict=False))
-    others = dict(zip(besides, found[len(exponents) :], strict=True))
-    while not noisy and (exponents := _beyond(ladder)):
+    besides: dict[str, dict[str, float]] = {part: {} for part in _BESIDES}
+    for (part, name), score in zip(settings, found[len(exponents) :], strict=True):
+        besides[part][name] = score
+    while not noisy and ladder and (exponents := _beyond(ladder)):
         ladder |= zip(
             exponents, scores([replace(own, rate=rate * 2.0**k) for k in exponents]), strict=True
         )
-    cell = {
+    names = [name for name in left["others"] if name in _BASELINES]
+    besides["others"] |= _others(problem, start, epsilon, seed, names)
+    return {
         "task": task.label,
         "epsilon": epsilon,
         "seed": seed,
@@ -156,10 +228,16 @@ def measure(task: Task, problem: Problem, epsilon: float, seed: int) -> dict[str
         "clip": update.clip_norm,
         "constant": _constant(problem),
         "ladder": {str(k): ladder[k] for k in sorted(ladder)},
-        "tried": {name: others[name] for name in besides if name in tried},
-        "clips": {name: others[name] for name in besides if name in clips},
+        **besides,
     }
-    return cell | {"others": {} if alone else _others(problem, start, epsilon, seed)}
+
+
+def _rate_of_auto(task: Task, size: int) -> float:
+    """The factor on the law's rate that `zetaclip train` takes with such features."""
+    from ..training import Config
+    from ..training.fixed import rate_of_auto
+
+    return rate_of_auto(Config(features=task.features or "none"), size)
 
 
 def _engine(task: Task, epsilon: float, seed: int) -> dict[str, Any]:
@@ -197,13 +275,16 @@ def _beyond(ladder: Mapping[int, float]) -> list[int]:
     return [k for k in beyond if abs(k) <= _FARTHEST]
 
 
-def _others(problem: Problem, start: list[Tensor], epsilon: float, seed: int) -> dict[str, float]:
+def _others(
+    problem: Problem, start: list[Tensor], epsilon: float, seed: int, names: Sequence[str]
+) -> dict[str, float]:
     """Other methods at the defaults that they had before: 20 epochs of small batches."""
+    if not names:
+        return {}
     size = len(problem.y)
     batch = min(size, 256, max(16, size // 40))
     steps = 20 * -(-size // batch)
     sigma = _sigma(epsilon, batch / size, steps, size)
-    names = [name for name in _BASELINES if len(start) > 1 or name not in _NETWORKS_ONLY]
     outputs = train(
         problem, start, [_BASELINES[name] for name in names],
         sigma=sigma, batch=batch, steps=steps, seed=2000 + seed,
@@ -219,8 +300,7 @@ def _update(widths: tuple[int, ...], problem: Problem) -> Auto:
 
     if len(widths) == 2:
         head = Linear(widths[:1], widths[-1], bias=problem.bias)
-        own = None if problem.bias else 1.0
-        return Auto(head.parameters(), gain=own, regression=problem.regression)
+        return Auto(head.parameters(), regression=problem.regression)
     with alone():
         torch.manual_seed(0)
         network = Perceptron(widths[:1], widths[-1], widths[1:-1])
@@ -275,7 +355,7 @@ def write(folder: Path) -> str:
     lines = page.summary(cells)
     if not lines:
         return "no task has run yet"
-    names = (page.LAW, *_BASELINES)
+    names = (page.LAW, *_BASELINES, _SPECTRAL)
     rows = page.overall(lines, names)
     table, tasks, falls = page.rises(cells)
     head = ["tasks", "method", "median", "90th percentile", "worst", "cells"]

@@ -31,7 +31,7 @@ BOUND_LINEAR, BOUND_NETWORK = 2048.0, 16.0
 # C as a part of the gain: of a record's gradient per unit of the loss's slope.
 CLIP_OF_GAIN = 0.18
 CLIP_OF_GAIN_REGRESSION = 0.05
-# Inputs of length 1 and a bias.
+# Of a linear layer on inputs of length 1, with a bias.
 UNIT_GAIN = math.sqrt(2.0)
 
 
@@ -114,6 +114,12 @@ def gain(module: nn.Module, inputs: Tensor) -> float:
     return max(1e-6, math.sqrt(total / max(1, len(inputs))))
 
 
+def _unit_gain(groups: list[dict[str, Any]]) -> float:
+    """The gain of a linear layer on inputs of length 1; a bias is one more input."""
+    biased = any(p.ndim == 1 for group in groups for p in group["params"])
+    return UNIT_GAIN if biased else 1.0
+
+
 def _walk(group: dict[str, Any], std: float) -> tuple[float, float, float]:
     """The noise's variance in each weight, in the average, and their covariance, one update on."""
     weight, average, both = group.get("noise", (0.0, 0.0, 0.0))
@@ -130,8 +136,8 @@ class Auto(Optimizer):
     Args:
         params: The trained parameters.
         lr: A factor on the rate that the law gives; 1 is the law. Schedulers move this factor.
-        gain: What ``gain(model, made_up_inputs)`` gives. None stands for one linear layer on
-            inputs of length 1; for any other network it is an error.
+        gain: What ``gain(model, made_up_inputs)`` gives. None stands for one linear layer, with or
+            without a bias, on inputs of length 1; for any other network it is an error.
         steps: The planned number of updates; None takes it from ``make_private(epochs=...)``.
         momentum: Of the average of the private gradients, which has weight 1 in total.
         weight_decay: Decoupled from the gradient, as in AdamW.
@@ -172,7 +178,7 @@ class Auto(Optimizer):
                 "gain=zetaclip.optim.gain(model, inputs), with made-up inputs that have the shape "
                 "and the scale of yours, such as 2 * torch.rand(16, 20) - 1"
             )
-        self.gain = UNIT_GAIN if gain is None else float(gain)
+        self.gain = _unit_gain(self.param_groups) if gain is None else float(gain)
         self._limits = limits(depth, regression)
         self.clip_norm = self.gain * (CLIP_OF_GAIN_REGRESSION if regression else CLIP_OF_GAIN)
 

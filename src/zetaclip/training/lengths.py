@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..methods._auto import UNIT_GAIN, gain, law, layers, limits
+from ..methods._auto import gain, law, layers, limits
 from .config import Config
+from .fixed import rate_of_auto
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -26,8 +27,9 @@ _FEWEST, _GROWTH, _LARGEST = 300, 0.58, 8.0
 # Records that are processed in all, and the least number of epochs.
 _RECORDS = {True: (2_000_000, 10.0), False: (480_000, 8.0)}  # of a linear model, of a network
 _SMALLEST_BATCH = 16
-# Of a head on fixed features: momentum, and the rate of one that is trained without privacy.
-_MOMENTUM, _PLAIN_RATE = 0.9, 16.0
+# Of a head on fixed features: momentum, and the rate of one that is trained without privacy, where
+# nothing bounds the step but stability.
+_MOMENTUM, PLAIN_RATE = 0.9, 16.0
 # Below this signal to noise a warning is due; docs/nothing-to-tune.md has the runs behind it.
 WEAK = 4.0
 EVALUATIONS = 20  # in a run whose length was chosen here
@@ -78,15 +80,23 @@ def length(
     return batch, epochs
 
 
-def head_defaults(config: Config, method: Method, size: int, regression: bool) -> dict[str, Any]:
-    """Batch, length and rate of a head on features of length 1, for methods other than "auto".
+def head_defaults(
+    config: Config, method: Method, size: int, network: tuple[int, float], regression: bool
+) -> dict[str, Any]:
+    """Batch, length and rate of a network on fixed features, for private methods but "auto".
 
     They are what "auto" would have: ``length``, and for updates of SGD its law of the rate.
+
+    Args:
+        config: The settings.
+        method: The method.
+        size: The public number of training records.
+        network: What ``measure`` gives of it.
+        regression: Whether the target is a number.
     """
-    if not method.private:  # nothing bounds the step but stability
-        return {"lr": _PLAIN_RATE} if method.family == "sgd" else {}
+    depth, own_gain = network
     batch, epochs = length(
-        size, config.epsilon, True,
+        size, config.epsilon, depth == 1,
         batch=config.batch_size, epochs=config.epochs, steps=config.steps,
     )  # fmt: skip
     found: dict[str, Any] = {"batch_size": batch}
@@ -105,8 +115,8 @@ def head_defaults(config: Config, method: Method, size: int, regression: bool) -
             target = (config.epsilon or 3.0, delta, min(1.0, batch / size), steps)
             sigma = noise_multiplier_for(*target, config.accountant)
         momentum = _MOMENTUM if config.momentum is None else config.momentum
-        own_gain = 1.0 if config.model == "head" else UNIT_GAIN  # a head without a bias
-        rate = law(sigma / batch, steps, own_gain, *limits(1, regression))
+        rate = law(sigma / batch, steps, own_gain, *limits(depth, regression))
+        rate *= rate_of_auto(config, size)
         # torch's momentum multiplies the rest.
         found |= {"lr": (1 - momentum) * rate, "schedule": "late"}
     return found
@@ -154,11 +164,11 @@ def made_up(dataset: Dataset, columns: int | None = None) -> Tensor:
     return numbers.to(x.dtype) if x.is_floating_point() else numbers
 
 
-def measure(model: nn.Module, inputs: Tensor) -> tuple[bool, float]:
-    """Whether a model is linear in its trained parameters, and its gain on made-up inputs."""
+def measure(model: nn.Module, inputs: Tensor) -> tuple[int, float]:
+    """How many trained layers a model has, and its gain on made-up inputs."""
     device = next(model.parameters()).device
     trained = (p for p in model.parameters() if p.requires_grad)
-    return layers(trained) == 1, gain(model, inputs.to(device))
+    return layers(trained), float(f"{gain(model, inputs.to(device)):.4g}")
 
 
 def records_in(minutes: float, model: nn.Module, inputs: Tensor) -> float:

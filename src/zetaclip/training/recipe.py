@@ -14,7 +14,7 @@ from .fixed import choose, frozen, head_for, rate_of_auto
 from .records import nominal_size
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from ..data import Dataset
     from ..features import Fixed
@@ -202,9 +202,7 @@ def resolve(
     if config.steps is None:
         chosen["epochs"] = epochs
     if config.features != "none" and not paper:
-        from .lengths import head_defaults
-
-        chosen |= head_defaults(config, method, size, dataset.task == "regression")
+        chosen |= _for_features(config, dataset, method, model, size, say)
     if config.method == "auto":
         chosen["lr"] = rate_of_auto(config, size)
     filled = {name: value for name, value in chosen.items() if getattr(config, name) is None}
@@ -229,14 +227,29 @@ def resolve(
     return resolved
 
 
-def _resolve_auto(
+def _for_features(
     config: Config,
     dataset: Dataset,
+    method: Method,
     model: nn.Module | None,
     size: int,
     say: Callable[[str], None],
-) -> Config:
-    """The choices of the method "auto": batch, length, and what its step size is made from.
+) -> dict[str, Any]:
+    """Defaults of a network on fixed features; those of the method "auto" are chosen before."""
+    from . import lengths
+
+    if config.method == "auto":
+        return {}
+    if not method.private:
+        return {"lr": lengths.PLAIN_RATE} if method.family == "sgd" else {}
+    _, _, network = _measured(config, dataset, model, say)
+    return lengths.head_defaults(config, method, size, network, dataset.task == "regression")
+
+
+def _measured(
+    config: Config, dataset: Dataset, model: nn.Module | None, say: Callable[[str], None]
+) -> tuple[nn.Module, Tensor, tuple[int, float]]:
+    """The network, made-up inputs for it, and what ``lengths.measure`` tells of both.
 
     The network is built from a fixed seed for that, so that a run that is resumed finds the same.
     """
@@ -245,10 +258,6 @@ def _resolve_auto(
     from ..randomness._forward import alone
     from . import lengths
 
-    if config.recipe == "paper":
-        raise ConfigError("recipe 'paper' is for the paper's methods; name one, e.g. ww-dp-sgd")
-    if config.minutes is not None and (config.epochs is not None or config.steps is not None):
-        raise ConfigError("give minutes, or epochs or steps, not both")
     fixed = frozen(config, dataset, say)
     if model is None:
         with alone():
@@ -259,14 +268,33 @@ def _resolve_auto(
         columns = dataset.input_shape[0]
     inputs = lengths.made_up(dataset, columns)
     try:
-        linear, gain = lengths.measure(model, inputs)
+        return model, inputs, lengths.measure(model, inputs)
     except ValueError as error:
-        raise ConfigError(f"method 'auto' can't read this network: {error}") from error
+        raise ConfigError(
+            f"the step size of method {config.method!r} can't be read off this network: {error}"
+        ) from error
+
+
+def _resolve_auto(
+    config: Config,
+    dataset: Dataset,
+    model: nn.Module | None,
+    size: int,
+    say: Callable[[str], None],
+) -> Config:
+    """The choices of the method "auto": batch, length, and what its step size is made from."""
+    from . import lengths
+
+    if config.recipe == "paper":
+        raise ConfigError("recipe 'paper' is for the paper's methods; name one, e.g. ww-dp-sgd")
+    if config.minutes is not None and (config.epochs is not None or config.steps is not None):
+        raise ConfigError("give minutes, or epochs or steps, not both")
+    model, inputs, (depth, gain) = _measured(config, dataset, model, say)
     records = None if config.minutes is None else lengths.records_in(config.minutes, model, inputs)
     batch, epochs = lengths.length(
         size,
         config.epsilon,
-        linear,
+        depth == 1,
         batch=config.batch_size,
         epochs=config.epochs,
         steps=config.steps,
@@ -278,7 +306,7 @@ def _resolve_auto(
         batch_size=batch,
         epochs=epochs,
         eval_every=config.eval_every or max(1, round(passes / lengths.EVALUATIONS)),
-        method_options={"gain": float(f"{gain:.4g}"), **config.method_options},
+        method_options={"gain": gain, **config.method_options},
     )
 
 
