@@ -103,6 +103,51 @@ def test_a_page_is_written_and_finished_cells_are_kept(tmp_path, monkeypatch, ca
     assert "2 of 2 cells" in capsys.readouterr().out
 
 
+def test_a_cell_that_lacks_something_gets_just_that(tmp_path, monkeypatch):
+    """A first seed, as it was written before other methods were asked for."""
+    task = Task("wine", (8,), 1, False, "", (1.0,))
+    monkeypatch.setattr(regret, "TASKS", (task,))
+    monkeypatch.setattr(_regret_page, "TASKS", (task,))
+    folder = tmp_path / "no-tuning"
+    folder.mkdir()
+    whole = regret.measure(task, problem_of(task, 1), 1.0, 1)
+    spectral = {"spectral C, rate 1", "spectral C, else auto"}
+    assert spectral < set(whole["others"]) and len(whole["others"]) == 6
+    kept = {name: 1.5 for name in whole["others"] if name not in spectral}
+    lines = [{**whole, "ladder": {"-1": 2.0, "0": 3.0, "1": 1.0}, "others": kept}]
+    (folder / "cells.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    regret.run(tmp_path, say=lambda text: None)
+    (found,) = regret.read(folder / "cells.jsonl")
+    assert found["ladder"] == lines[0]["ladder"]
+    assert found["others"] == {**kept, **{name: whole["others"][name] for name in spectral}}
+    assert "own" not in found
+    assert len((folder / "cells.jsonl").read_text().splitlines()) == 2
+    regret.run(tmp_path, say=lambda text: None)
+    assert len((folder / "cells.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_cell_of_an_earlier_law_keeps_its_ladder_and_runs_the_law_again(tmp_path, monkeypatch):
+    task = Task("wine", (8, 4), 1, True, "", (3.0,))
+    monkeypatch.setattr(regret, "TASKS", (task,))
+    monkeypatch.setattr(_regret_page, "TASKS", (task,))
+    folder = tmp_path / "no-tuning"
+    folder.mkdir()
+    now = regret.measure(task, problem_of(task, 1), 3.0, 1)
+    ladder = {"-1": 100.0, "0": 10.0, "1": 20.0}
+    old = {**now, "rate": now["rate"] * 1.5, "ladder": ladder, "tried": {"distance": 1.0}}
+    old["others"] = {**now["others"], "spectral C, else auto": 1.0, "AUTO-S, rate 1": 2.0}
+    (folder / "cells.jsonl").write_text(json.dumps(old) + "\n")
+    for _ in range(2):
+        regret.run(tmp_path, say=lambda text: None)
+        assert len((folder / "cells.jsonl").read_text().splitlines()) == 2
+    (found,) = regret.read(folder / "cells.jsonl")
+    assert found["ladder"] == ladder and found["own_rate"] == now["rate"]
+    assert found["own"] == now["ladder"]["0"] and found["tried"] == now["tried"]
+    assert found["others"] == {**now["others"], "AUTO-S, rate 1": 2.0}
+    (line,) = _regret_page.summary([found])
+    assert line["regret"]["auto"][0] == pytest.approx(100.0 - now["ladder"]["0"])
+
+
 def cell(task="a", epsilon=1.0, seed=1, ladder=(70.0, 80.0, 84.0), **more):
     return {
         "task": task, "epsilon": epsilon, "seed": seed, "constant": 50.0, "clip": 0.25,
@@ -124,6 +169,25 @@ def test_regret_is_the_best_mean_minus_the_laws():
     assert line["regret"]["distance"][0] == pytest.approx(-1.0)
     # Two differences of 4 and -2: t(0.975, 1) times √18 / √2.
     assert line["regret"]["auto"][1] == pytest.approx(12.7062 * 3.0, rel=1e-4)
+
+
+def test_the_previous_default_is_spectral_where_a_layer_can_be_read():
+    rate_1 = {"DP-SGD, C = 1, rate 1": 60.0}
+    network = cell("b", others={**rate_1, "spectral C, rate 1": 70.0})
+    lines = _regret_page.summary([cell("a", others=rate_1), network, cell("c")])
+    found = {line["task"]: line["regret"].get("previous default", [None])[0] for line in lines}
+    assert found == {"a": 24.0, "b": 14.0, "c": None}
+
+
+def test_luck_of_the_best_rate_is_taken_out():
+    """Two seeds like one rate, two the other: chosen by the others, each gets the wrong one."""
+    ladders = [(90.0, 80.0, 69.0)] * 2 + [(69.0, 80.0, 90.0)] * 2 + [(79.5, 80.0, 79.0)]
+    cells = [cell(seed=k, ladder=ladder) for k, ladder in enumerate(ladders)]
+    told = "\n".join(_regret_page.crossed(cells))
+    assert "- all, 1 lines: -8.80, -8.80, -8.80 instead of 0.00, 0.00, 0.00" in told
+    always = [cell(seed=k) for k in range(5)]
+    assert "4.00, 4.00, 4.00 instead of 4.00" in "\n".join(_regret_page.crossed(always))
+    assert _regret_page.crossed(always[:4]) == []
 
 
 def test_intervals_come_from_drawing_tasks():

@@ -11,7 +11,7 @@ from toys import network
 
 from zetaclip import PrivacyEngine, Spectral, methods, optim
 from zetaclip.mechanism import Mechanism
-from zetaclip.methods._auto import law
+from zetaclip.methods._auto import law, limits
 from zetaclip.training.lengths import length, updates_for
 
 
@@ -63,6 +63,14 @@ def test_the_law_scales_as_it_should():
     for sigma, steps, tuned in ((4.745, 150, 200), (2.180, 200, 300), (1.287, 300, 600)):
         found = law(sigma / 5000, steps, 1.0, 1.5, 2048.0)
         assert tuned / 2 < found < 2 * tuned
+
+
+def test_deep_networks_bear_less_noise_the_longer_they_train():
+    """With two hidden layers the noise of T updates counts as T, of a shallower one as its root."""
+    for depth, fall in ((1, 2.0), (2, 2.0), (3, 4.0), (4, 4.0)):
+        first, later = (law(0.01, t, 1.0, *limits(depth, False, t)[:1], 1e9) for t in (300, 1200))
+        assert first / later == pytest.approx(fall)
+        assert limits(depth, True, 100) == limits(depth, True, 300)
 
 
 def test_the_step_does_not_depend_on_c():

@@ -87,6 +87,7 @@ def train(
     """
     count, size = len(settings), len(problem.y)
     generator = torch.Generator().manual_seed(seed)
+    aside = torch.Generator().manual_seed(seed)  # what controllers draw changes no other setting
     weights = [w[None].repeat(count, 1, 1) for w in start]
     first = [torch.zeros_like(w) for w in weights]
     second = [torch.zeros_like(w) for w in weights]
@@ -148,7 +149,7 @@ def train(
                 )
         for k, one in moved.items():
             now = [weight[k] for weight in weights]
-            clips[k] = one.move(step + 1, now, norms[k], sigma, batch, generator)
+            clips[k] = one.move(step + 1, now, norms[k], sigma, batch, aside)
     return _forward(problem.test_x, mean if constant.any() else weights, problem.bias)[0]
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..features import shared
-from ..methods._auto import Auto, law, limits
+from ..methods._auto import CLIP_OF_GAIN, CLIP_OF_GAIN_REGRESSION, Auto, law, limits
 from ..training.lengths import length, signal_to_noise
 from ._exact import Problem, Setting, start_of, train
 from ._tasks import NOISY, TASKS, Task, problem_of
@@ -111,6 +111,7 @@ def read(file: Path) -> list[dict[str, Any]]:
         before = found.setdefault(_key(cell), cell)
         for part in _BESIDES:
             before[part] |= cell[part]
+        before |= {name: cell[name] for name in ("own", "own_rate") if name in cell}
     return list(found.values())
 
 
@@ -140,7 +141,7 @@ def _lacks(
 ) -> bool:
     """Whether a cell has not run, or lacks something; C above the law's is not run."""
     cell = done.get((task.label, epsilon, seed))
-    if cell is None:
+    if cell is None or _law_changed(task, cell):
         return True
     return any(
         name not in cell[part] and not (part == "clips" and float(name) >= cell["clip"])
@@ -177,8 +178,7 @@ def measure(
     assert epochs is not None
     steps = round(epochs * -(-size // batch))
     sigma = _sigma(epsilon, min(1.0, batch / size), steps, size)
-    rate = law(sigma / batch, steps, update.gain, *limits(1 + len(task.hidden), problem.regression))
-    rate *= _rate_of_auto(task, size)
+    rate = _rate(task, problem.regression, update.gain, sigma, batch, steps, size)
 
     def scores(settings: Sequence[Setting]) -> list[float]:
         if not settings:
@@ -189,7 +189,14 @@ def measure(
         return _scores(problem, outputs)
 
     own = Setting(rate, update.clip_norm)
-    known = {part: before[part] if before else {} for part in _BESIDES}
+    centre = before["rate"] if before else rate
+    changed = before is not None and _law_changed(task, before)
+    known: dict[str, dict[str, float]] = {
+        part: dict(before[part]) if before else {} for part in _BESIDES
+    }
+    if changed:  # what was made from the law is run again, its ladder and other methods are not
+        known = {part: {} for part in _BESIDES} | {"others": known["others"]}
+        known["others"].pop(_SPECTRAL, None)
     left = {
         part: [name for name in names if name not in known[part]]
         for part, names in _besides(task, epsilon, seed).items()
@@ -204,11 +211,14 @@ def measure(
     exponents = [0] if noisy else list(_SHORT_LADDER if task.large else _LADDER)
     if before:
         exponents = []
+    if changed:
+        settings["own", ""] = own
     found = scores([replace(own, rate=rate * 2.0**k) for k in exponents] + [*settings.values()])
     ladder = dict(zip(exponents, found, strict=False))
-    besides: dict[str, dict[str, float]] = {part: {} for part in _BESIDES}
+    besides: dict[str, dict[str, float]] = {part: {} for part in (*_BESIDES, "own")}
     for (part, name), score in zip(settings, found[len(exponents) :], strict=True):
         besides[part][name] = score
+    again = besides.pop("own")
     while not noisy and ladder and (exponents := _beyond(ladder)):
         ladder |= zip(
             exponents, scores([replace(own, rate=rate * 2.0**k) for k in exponents]), strict=True
@@ -224,20 +234,36 @@ def measure(
         "steps": steps,
         "sigma": sigma,
         "signal": signal_to_noise(sigma, batch, steps, widths[0]),
-        "rate": rate,
+        "rate": centre,
         "clip": update.clip_norm,
         "constant": _constant(problem),
         "ladder": {str(k): ladder[k] for k in sorted(ladder)},
         **besides,
+        **({"own": again[""], "own_rate": rate} if again else {}),
     }
 
 
-def _rate_of_auto(task: Task, size: int) -> float:
-    """The factor on the law's rate that `zetaclip train` takes with such features."""
+def _rate(
+    task: Task, regression: bool, gain: float, sigma: float, batch: int, steps: int, size: int
+) -> float:
+    """The first rate that `zetaclip train` takes for such a task."""
     from ..training import Config
     from ..training.fixed import rate_of_auto
 
-    return rate_of_auto(Config(features=task.features or "none"), size)
+    own = limits(1 + len(task.hidden), regression, steps)
+    factor = rate_of_auto(Config(features=task.features or "none"), size)
+    return law(sigma / batch, steps, gain, *own) * factor
+
+
+def _law_changed(task: Task, cell: Mapping[str, Any]) -> bool:
+    """Whether the law had another rate when a cell was run; its ladder is as good as before."""
+    if "sigma" not in cell:
+        return False
+    regression = cell["constant"] == 0.0
+    gain = cell["clip"] / (CLIP_OF_GAIN_REGRESSION if regression else CLIP_OF_GAIN)
+    numbers = (cell["sigma"], cell["batch"], cell["steps"], cell["records"])
+    now = _rate(task, regression, gain, *numbers)
+    return not math.isclose(now, cell.get("own_rate", cell["rate"]), rel_tol=1e-6)
 
 
 def _engine(task: Task, epsilon: float, seed: int) -> dict[str, Any]:
@@ -355,7 +381,9 @@ def write(folder: Path) -> str:
     lines = page.summary(cells)
     if not lines:
         return "no task has run yet"
-    names = (page.LAW, *_BASELINES, _SPECTRAL)
+    # On networks the previous default is spectral C at rate 1.
+    usual = [name for name in _BASELINES if name not in _NETWORKS_ONLY]
+    names = (page.LAW, page.PREVIOUS, *usual, _SPECTRAL)
     rows = page.overall(lines, names)
     table, tasks, falls = page.rises(cells)
     head = ["tasks", "method", "median", "90th percentile", "worst", "cells"]
@@ -372,6 +400,7 @@ def write(folder: Path) -> str:
         "",
         *grid(head, rows),
         *page.resampled(lines),
+        *page.crossed(cells),
         *page.tried(lines, tuple(_TRIED)),
         *table,
         *page.clips(cells),

@@ -26,6 +26,9 @@ from torch.optim import Optimizer
 # like what follows, by the regret on one half of the tasks of `zetaclip reproduce no-tuning`.
 REACH, REACH_REGRESSION = 3.0, 0.28
 _DEEP = 4
+# Networks of three or more layers bear less noise the longer they train: beyond this many updates
+# it is their number that counts, not its root.
+_USUAL_STEPS = 300
 # How far one step may move an output of a linear model, and of a network.
 BOUND_LINEAR, BOUND_NETWORK = 2048.0, 16.0
 # C as a part of the gain: of a record's gradient per unit of the loss's slope.
@@ -40,9 +43,17 @@ def layers(parameters: Iterable[Tensor]) -> int:
     return max(1, sum(p.ndim > 1 for p in parameters))
 
 
-def limits(depth: int, regression: bool) -> tuple[float, float]:
-    """How far noise may move an output of a network of this depth, and how far one step may."""
+def limits(depth: int, regression: bool, steps: int) -> tuple[float, float]:
+    """How far noise may move an output, and how far one step may.
+
+    Args:
+        depth: The number of layers.
+        regression: Whether the outputs are for a target that is scaled to [-1, 1].
+        steps: The number of updates.
+    """
     reach = REACH_REGRESSION if regression else REACH / (1 + min(depth, _DEEP))
+    if depth > 2:
+        reach *= math.sqrt(_USUAL_STEPS / max(_USUAL_STEPS, steps))
     return reach, BOUND_LINEAR if depth == 1 else BOUND_NETWORK
 
 
@@ -179,7 +190,7 @@ class Auto(Optimizer):
                 "and the scale of yours, such as 2 * torch.rand(16, 20) - 1"
             )
         self.gain = _unit_gain(self.param_groups) if gain is None else float(gain)
-        self._limits = limits(depth, regression)
+        self._depth, self._regression = depth, regression
         self.clip_norm = self.gain * (CLIP_OF_GAIN_REGRESSION if regression else CLIP_OF_GAIN)
 
     @property
@@ -215,7 +226,8 @@ class Auto(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        full = law(self._noise_std, self._planned, self.gain, *self._limits)
+        own = limits(self._depth, self._regression, self._planned)
+        full = law(self._noise_std, self._planned, self.gain, *own)
         for group in self.param_groups:
             done = group["updates"] = group.get("updates", 0) + 1
             share = left((done - 1) / self._planned) if self._decay else 1.0

@@ -115,7 +115,7 @@ def head_defaults(
             target = (config.epsilon or 3.0, delta, min(1.0, batch / size), steps)
             sigma = noise_multiplier_for(*target, config.accountant)
         momentum = _MOMENTUM if config.momentum is None else config.momentum
-        rate = law(sigma / batch, steps, own_gain, *limits(depth, regression))
+        rate = law(sigma / batch, steps, own_gain, *limits(depth, regression, steps))
         rate *= rate_of_auto(config, size)
         # torch's momentum multiplies the rest.
         found |= {"lr": (1 - momentum) * rate, "schedule": "late"}
