@@ -83,6 +83,15 @@ def test_on_fixed_features_dp_sgd_takes_the_numbers_of_auto(model, gain):
     assert (config.schedule, config.momentum) == ("late", 0.9)
 
 
+def test_the_gain_is_that_of_features_of_the_length_they_have():
+    """Of a linear layer it is the root of 1 + length²."""
+    for length, gain in ((1.0, 1.414), (10.0, 10.05)):
+        given = {"data": "digits", "model": "linear", "features": "scattering", "epsilon": 2.0}
+        config = Config.from_mapping({**given, "features_options": {"length": length}})
+        found = resolve(config, load("digits"), build_method(config))
+        assert found.method_options["gain"] == gain
+
+
 def test_the_papers_recipe_is_constant_coupled_and_literal():
     config = resolved(recipe="paper")
     assert (config.decouple, config.schedule, config.lr) == (False, "constant", 0.25)

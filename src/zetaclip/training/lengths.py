@@ -147,12 +147,13 @@ def warning(sigma: float, batch: float, steps: int, size: int, inputs: int) -> s
     )
 
 
-def made_up(dataset: Dataset, columns: int | None = None) -> Tensor:
+def made_up(dataset: Dataset, columns: int | None = None, long: float = 1.0) -> Tensor:
     """Inputs with the shape and the declared scale of the data set's, the same in every run.
 
     Args:
         dataset: Its numbers are taken to be between -1 and 1, the scale of every prepared input.
-        columns: The number of fixed features, which have length 1; None if there are none.
+        columns: The number of fixed features; None if there are none.
+        long: The length of a row of fixed features.
     """
     x = dataset.train.x
     shape = (_MADE_UP, *dataset.input_shape) if columns is None else (_MADE_UP, columns)
@@ -160,7 +161,7 @@ def made_up(dataset: Dataset, columns: int | None = None) -> Tensor:
         return torch.zeros(shape, dtype=x.dtype)
     numbers = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 1
     if columns is not None:
-        numbers /= numbers.norm(dim=1, keepdim=True)
+        numbers *= long / numbers.norm(dim=1, keepdim=True)
     return numbers.to(x.dtype) if x.is_floating_point() else numbers
 
 

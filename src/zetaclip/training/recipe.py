@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -264,9 +264,10 @@ def _measured(
             torch.manual_seed(0)
             model = build_model(config, dataset, fixed)
     columns = None if fixed is None else fixed.columns
+    described: Mapping[str, Any] = {} if fixed is None else fixed.describe()
     if dataset.feature_map is not None:
-        columns = dataset.input_shape[0]
-    inputs = lengths.made_up(dataset, columns)
+        columns, described = dataset.input_shape[0], dataset.feature_map
+    inputs = lengths.made_up(dataset, columns, float(described.get("length", 1.0)))
     try:
         return model, inputs, lengths.measure(model, inputs)
     except ValueError as error:
