@@ -216,6 +216,15 @@ def test_identifiers_are_left_out_and_repeated_ones_suggest_a_unit(tmp_path):
     assert "--unit 'who is it' protects" in in_flags("unit='who is it' protects")
 
 
+def test_a_text_is_no_reason_to_forget_whose_it_is(tmp_path):
+    """With ``text`` all other columns are left out, but nobody has declared so."""
+    path = tmp_path / "t.csv"
+    lines = [f"P{i % 150},word{i % 9} and more,{'ab'[i % 2]}" for i in range(600)]
+    path.write_text("\n".join(["patient_id,note,y", *lines]) + "\n")
+    with pytest.warns(OwnerWarning, match="unit='patient_id' protects"):
+        load(path, target="y", text="note", schema={"classes": ["a", "b"]})
+
+
 def test_a_column_that_is_declared_as_ignored_is_not_warned_of(tmp_path):
     path = visits(tmp_path / "t.csv", who="patient_id")
     schema = {

@@ -87,9 +87,8 @@ def own_table(
         owners, declared = _owners(table, lines, unit, declared)
     elif rows_per_unit is not None:
         raise InputError("rows_per_unit needs unit, the column that says whose row it is")
-    if text is not None:
-        declared = with_text(declared, text, table)
-    meaning = complete(table, declared, target, task)
+    used = declared if text is None else with_text(declared, text, table)
+    meaning = complete(table, used, target, task)
     if unit is None:
         _warn_of_identifiers(table, meaning.target, declared)
     inferred = (*meaning.inferred, *inferred)
