@@ -11,6 +11,8 @@ float64.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,7 +27,7 @@ except ImportError:  # built where there was no C compiler
     compiled = None
 
 # Multiply-adds from which on several threads are worth starting. This affects only speed.
-SHARED = 1 << 26
+SHARED = 1 << 24
 # Rows of a sum are dealt to threads in multiples of this, the most rows of a tile.
 ROWS = 8
 
@@ -169,6 +171,18 @@ def _deal(count: int, step: int, work: int, call: Callable[[int, int], None]) ->
     if share >= count:
         call(0, count)
         return
-    with ThreadPoolExecutor(threads) as pool:
-        starts = range(0, count, share)
-        list(pool.map(lambda first: call(first, min(first + share, count)), starts))
+    pool = _pool(os.getpid(), threads)
+    others = [
+        pool.submit(call, first, min(first + share, count)) for first in range(share, count, share)
+    ]
+    try:
+        call(0, share)
+    finally:
+        for other in others:
+            other.result()
+
+
+@functools.cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads beside the one that calls; a fork has none of those of its parent."""
+    return ThreadPoolExecutor(threads - 1, f"zetaclip products of {process}")
