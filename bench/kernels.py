@@ -30,12 +30,8 @@ import torch.nn.functional as F
 
 from zetaclip.gradients import matmul, products
 from zetaclip.gradients.contributions import (
-    MEMORY_COST,
     Contribution,
     Dense,
-    gram_is_cheaper,
-    gram_norms,
-    gram_share,
     row_norms,
 )
 from zetaclip.gradients.convolution import (
@@ -51,6 +47,7 @@ from zetaclip.gradients.convolution import (
     _weight_gradient,
     convolution_contribution,
 )
+from zetaclip.gradients.grams import MEMORY_COST, gram_is_cheaper, gram_norms, gram_share
 
 # (inputs, outputs, kernel, stride, image, batch)
 CONVOLUTIONS = (

@@ -120,8 +120,8 @@ def as_table(results: dict[str, Any]) -> str:
     text = table(["model", "no privacy", *(TITLES[kind] for kind in kinds)], rows)
     if any(row.get("replaced") for row in results.values()):
         text += (
-            "\n\n\\* Opacus refuses nn.MultiheadAttention; measured after its ModuleValidator.fix"
-            " replaced it."
+            "\n\n\\* Opacus refuses torch's own attention or recurrent layer; measured after its"
+            " ModuleValidator.fix replaced it."
         )
     return text
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from zetaclip.gradients import convolution, products
-from zetaclip.gradients.contributions import TRUSTED, Dense, gram_norms
+from zetaclip.gradients.contributions import Dense
 from zetaclip.gradients.convolution import (
     ConvGram,
     ConvPieces,
@@ -16,6 +16,7 @@ from zetaclip.gradients.convolution import (
     _shifted,
     convolution_contribution,
 )
+from zetaclip.gradients.grams import TRUSTED, gram_norms
 
 GEOMETRIES = list(
     itertools.product(

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from helpers import assert_parity, recorded
 from torch import nn
 
-from zetaclip.gradients.contributions import LONGEST_GRAM, Lookup, Outer
+from zetaclip.gradients.contributions import Lookup, Outer
+from zetaclip.gradients.grams import LONGEST_GRAM
 from zetaclip.gradients.tied import Tied
 
 

@@ -443,7 +443,7 @@ _add(
 )
 _add(
     "a norm by Gram matrices is believed whatever cancels",
-    "gradients/contributions.py",
+    "gradients/grams.py",
     "return max(TRUSTED, positions * 2.0**-13) if made else TRUSTED",
     "return TRUSTED",
     "gradients/test_products.py::test_a_gradient_that_cancels_is_not_measured_by_gram_matrices",

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import torch
 
-from .contributions import LONGEST_GRAM, Contribution, Dense, Lookup, Outer, Single
+from .contributions import Contribution, Dense, Lookup, Outer, Single
+from .grams import LONGEST_GRAM
 from .tied import Tied
 
 

@@ -32,12 +32,8 @@ from .contributions import (
     Contribution,
     Dense,
     Outer,
-    gram,
-    gram_is_cheaper,
-    gram_norms,
-    gram_share,
-    norms_of_grams,
 )
+from .grams import gram, gram_is_cheaper, gram_norms, gram_share, norms_of_grams
 
 # From this many weights per kernel position on, matrix products are faster than the grouped
 # convolution.

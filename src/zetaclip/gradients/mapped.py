@@ -24,7 +24,8 @@ from torch import Tensor
 
 from . import products
 from . import rows as small
-from .contributions import SUM_FLOATS, Contribution, Dense, Single, floor, made
+from .contributions import SUM_FLOATS, Contribution, Dense, Single, made
+from .grams import floor
 
 # Relative rounding of float64, with a factor for the few roundings of one term.
 ROUNDING = 4 * 2.0**-53

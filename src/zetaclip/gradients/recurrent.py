@@ -9,7 +9,7 @@ All tensors have records first, then steps: (B, T, width).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .capture import HALF, CaptureError, Contributions, LayerCapture, Node, exact
+from .cells import cell_of
 from .matmul import linear
 from .rules import layer_rule, linear_contributions
 
@@ -24,196 +25,6 @@ _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 _NAMES = frozenset(
     f"{kind}_l{layer}{end}" for kind in _WEIGHTS for layer in range(100) for end in ("", "_reverse")
 )
-
-
-class _Cell:
-    """One direction of one layer.
-
-    Attributes:
-        gates: Number of gates.
-        w: Weights and biases by kind; a bias may be None.
-
-    ``forward(gx, h0, c0)`` gets what the input adds to the gates, and the initial states. It
-    returns the states (B, T + 1, width), the last state of the cell (LSTM only) and what
-    ``backward`` needs. ``backward(g, dc, *kept)`` gets the gradients of the states and of the last
-    cell state. It returns gradients before the gates' nonlinearities, as the input's weights and
-    as the states' weights see them, gradients of the initial states, and those before and after a
-    projection of the states (LSTM only).
-    """
-
-    gates: ClassVar[int]
-
-    def __init__(self, w: dict[str, Tensor | None]) -> None:
-        self.w = w
-        matrix = w["weight_hh"]
-        assert matrix is not None
-        self.matrix, self.back = matrix, matrix.t()
-        self.width = len(matrix) // self.gates
-
-    def input_offset(self) -> Tensor | None:
-        """The constant part of ``gx``."""
-        ours, other = self.w["bias_ih"], self.w["bias_hh"]
-        return ours if ours is None or other is None else ours + other
-
-    def forward(self, gx: Tensor, h0: Tensor, c0: Tensor | None) -> tuple:
-        raise NotImplementedError
-
-    def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
-        raise NotImplementedError
-
-    def _states(self, gx: Tensor, first: Tensor) -> Tensor:
-        h = gx.new_empty(gx.shape[0], gx.shape[1] + 1, first.shape[1])
-        h[:, 0] = first
-        return h
-
-
-class _Tanh(_Cell):
-    """h = tanh(gates)."""
-
-    gates = 1
-
-    def forward(self, gx: Tensor, h0: Tensor, c0: Tensor | None) -> tuple:
-        h = self._states(gx, h0)
-        for t in range(gx.shape[1]):
-            self.activate(linear(h[:, t], self.matrix).add_(gx[:, t]), h[:, t + 1])
-        return h, None, (h,)
-
-    def activate(self, gates: Tensor, out: Tensor) -> None:
-        """Writes the next state."""
-        torch.tanh(gates, out=out)
-
-    def slope(self, h: Tensor) -> Tensor:
-        """The derivative of the nonlinearity, from its value."""
-        return 1 - h * h
-
-    def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
-        slope = self.slope(kept[0][:, 1:])
-        dgates = torch.empty_like(slope)
-        dh = torch.zeros_like(slope[:, 0])
-        for t in reversed(range(g.shape[1])):
-            torch.mul(dh.add_(g[:, t]), slope[:, t], out=dgates[:, t])
-            dh = linear(dgates[:, t], self.back)
-        return dgates, dgates, dh, None, None
-
-
-class _Relu(_Tanh):
-    """h = relu(gates)."""
-
-    def activate(self, gates: Tensor, out: Tensor) -> None:
-        """Writes the next state."""
-        torch.clamp(gates, min=0, out=out)
-
-    def slope(self, h: Tensor) -> Tensor:
-        """The derivative of the nonlinearity, from its value."""
-        return (h > 0).to(h.dtype)
-
-
-class _Gru(_Cell):
-    """r and z are sigmoids; n = tanh(gx_n + r * gh_n); h = n + z * (h - n)."""
-
-    gates = 3
-
-    def input_offset(self) -> Tensor | None:
-        """The constant part of ``gx``; that of ``gh`` is multiplied by r."""
-        return self.w["bias_ih"]
-
-    def forward(self, gx: Tensor, h0: Tensor, c0: Tensor | None) -> tuple:
-        width, h = self.width, self._states(gx, h0)
-        inner = torch.empty_like(h[:, 1:])
-        for t in range(gx.shape[1]):
-            gh = linear(h[:, t], self.matrix, self.w["bias_hh"])
-            inner[:, t] = gh[:, 2 * width :]
-            now = gx[:, t]
-            rz, n = now[:, : 2 * width], now[:, 2 * width :]
-            rz.add_(gh[:, : 2 * width]).sigmoid_()
-            n.addcmul_(rz[:, :width], inner[:, t]).tanh_()
-            torch.lerp(n, h[:, t], rz[:, width:], out=h[:, t + 1])
-        return h, None, (h, gx, inner)
-
-    def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
-        h, gates, inner = kept
-        width, one = self.width, gates.new_ones(())
-        dinputs, dstates = torch.empty_like(gates), torch.empty_like(gates)
-        dh = torch.zeros_like(inner[:, 0])
-        for t in reversed(range(g.shape[1])):
-            dh.add_(g[:, t])
-            r, z, n = gates[:, t].split(width, dim=1)
-            of_r, of_z, of_n = dinputs[:, t].split(width, dim=1)
-            torch.mul(dh, torch.addcmul(one, n, n, value=-1), out=of_n).mul_(1 - z)
-            slope = torch.addcmul(gates[:, t], gates[:, t], gates[:, t], value=-1)
-            torch.mul(of_n, inner[:, t], out=of_r).mul_(slope[:, :width])
-            torch.mul(dh, h[:, t] - n, out=of_z).mul_(slope[:, width : 2 * width])
-            now = dstates[:, t].copy_(dinputs[:, t])
-            now[:, 2 * width :].mul_(r)
-            dh = linear(now, self.back).addcmul_(dh, z)
-        return dinputs, dstates, dh, None, None
-
-
-class _Lstm(_Cell):
-    """c = f * c + i * g; h = o * tanh(c), times a matrix if the states are projected."""
-
-    gates = 4
-
-    def forward(self, gx: Tensor, h0: Tensor, c0: Tensor | None) -> tuple:
-        width, project = self.width, self.w["weight_hr"]
-        assert c0 is not None
-        h, c = self._states(gx, h0), self._states(gx, c0)
-        squashed = torch.empty_like(c[:, 1:])
-        long = None if project is None else torch.empty_like(squashed)
-        state, last = h0, c0
-        for t in range(gx.shape[1]):
-            now = linear(state, self.matrix).add_(gx[:, t])
-            i, f, n, o = now.split(width, dim=1)
-            now[:, : 2 * width].sigmoid_()
-            n.tanh_()
-            o.sigmoid_()
-            c[:, t + 1] = last = torch.mul(f, last).addcmul_(i, n)
-            squashed[:, t] = squash = last.tanh()
-            gx[:, t] = now
-            state = squash.mul_(o)
-            if long is not None:
-                assert project is not None
-                long[:, t] = state
-                state = linear(state, project)
-            h[:, t + 1] = state
-        return h, last, (h, gx, c, squashed, *(() if long is None else (long,)))
-
-    def backward(self, g: Tensor, dc: Tensor | None, *kept: Tensor) -> tuple:
-        h, gates, c, squashed, *long = kept
-        width, project = self.width, self.w["weight_hr"]
-        one = gates.new_ones(())
-        dgates = torch.empty_like(gates)
-        dc = torch.zeros_like(c[:, 0]) if dc is None else dc
-        dh = torch.zeros_like(h[:, 0])
-        dshort = torch.empty_like(h[:, 1:]) if long else None
-        # One step at a time, so that what is computed stays in the cache.
-        product = torch.empty_like(gates[:, 0])
-        by_i, by_f, by_n, by_o = product.split(width, dim=1)
-        for t in reversed(range(g.shape[1])):
-            dh.add_(g[:, t])
-            if dshort is not None:
-                assert project is not None
-                dshort[:, t] = dh
-                dh = linear(dh, project.t())
-            now, squash = gates[:, t], squashed[:, t]
-            i, f, n, o = now.split(width, dim=1)
-            dc = torch.addcmul(dc, dh, torch.addcmul(one, squash, squash, value=-1).mul_(o))
-            slope = torch.addcmul(now, now, now, value=-1)  # of a sigmoid
-            torch.addcmul(one, n, n, value=-1, out=slope[:, 2 * width : 3 * width])
-            torch.mul(dc, n, out=by_i)
-            torch.mul(dc, c[:, t], out=by_f)
-            torch.mul(dc, i, out=by_n)
-            torch.mul(dh, squash, out=by_o)
-            dgates[:, t] = slope.mul_(product)
-            dc.mul_(f)
-            dh = linear(slope, self.back)
-        return dgates, dgates, dh, dc, (long[0], dshort) if long else None
-
-
-def _cell(module: Any) -> type[_Cell]:
-    if isinstance(module, nn.RNN):
-        return _Relu if module.nonlinearity == "relu" else _Tanh
-    return _Lstm if isinstance(module, nn.LSTM) else _Gru
 
 
 class _Recurrence(Node):
@@ -230,7 +41,7 @@ class _Recurrence(Node):
         with exact(x.device):
             wide = torch.promote_types(weight.dtype, torch.float32)
             w = {kind: None if p is None else p.to(wide) for kind, p in own.items()}
-            cell = _cell(module)(w)
+            cell = cell_of(module)(w)
             inputs = x.to(wide)
             gx = linear(inputs, weight.to(wide), cell.input_offset())
             h, last, kept = cell.forward(gx, h0.to(wide), None if c0 is None else c0.to(wide))
@@ -257,7 +68,7 @@ class _Recurrence(Node):
         with exact(x.device):
             g = torch.zeros_like(states[:, 1:]) if g is None else recorder.widened(g)
             dc = None if dc is None else recorder.widened(dc)
-            cell = _cell(shadow.module)(w)
+            cell = cell_of(shadow.module)(w)
             dinputs, dstates, dh0, dc0, projected = cell.backward(g, dc, *kept)
             weight = w["weight_ih"]
             assert weight is not None

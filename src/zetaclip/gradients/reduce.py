@@ -10,7 +10,8 @@ from torch import Tensor
 from . import mapped, products
 from . import rows as small
 from .combine import combine
-from .contributions import Contribution, Dense, Single, floor
+from .contributions import Contribution, Dense, Single
+from .grams import floor
 from .layout import Bucket, Layout
 
 # A norm of at least this counts as not finite: its factor would be a denormal number, which has too

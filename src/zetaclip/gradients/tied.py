@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .contributions import Lookup, Outer, gram, gram_share, trusted
+from .contributions import Lookup, Outer
+from .grams import gram, gram_share, trusted
 
 
 @dataclass(frozen=True)
