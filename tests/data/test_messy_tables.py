@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from zetaclip.cli.flags import in_flags
 from zetaclip.data import load
 from zetaclip.data.declared import read_schema
 from zetaclip.data.guess import guess
+from zetaclip.data.pictures import told
 from zetaclip.data.reading import encoding_of, read_table
 from zetaclip.data.written import number, number_style
 from zetaclip.errors import InputError, OwnerWarning, PrivacyLeakWarning
@@ -293,3 +295,27 @@ def test_missing_columns_of_new_records_are_told_at_once(tmp_path):
         inputs.prepare({"x": ["1"]})
     with pytest.raises(InputError, match=r"^2 columns are missing: a, b\. The table has c, d"):
         inputs.prepare({name: ["1"] for name in "cdefg"})
+
+
+def test_what_is_missing_is_named_as_a_flag_and_with_a_near_name(tmp_path, capsys):
+    path = visits(tmp_path / "t.csv", who="patient_id")
+    assert main(["train", "--data", str(path)]) == 2
+    assert (
+        "name the column to predict with --target; the file has visit_id" in capsys.readouterr().err
+    )
+    assert main(["train", "--data", str(path), "--target", "y", "--unit", "patient"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "no column 'patient'. Did you mean 'patient_id'? For the unit there are: visit_id" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "1 of 9 pictures can't be read and is left out: 0"),
+        (2, "2 of 9 pictures can't be read and are left out: 0, 1"),
+    ],
+)
+def test_one_picture_and_several(count, said):
+    assert told({Path(str(i)): "" for i in range(count)}, 9) == said

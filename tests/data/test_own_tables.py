@@ -198,7 +198,7 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
             {"target": "incme"},
             r"no column 'incme'. Did you mean 'income'\? The file has age, job",
         ),
-        ([HEADER, *ROWS], {"target": None}, "name the column to predict"),
+        ([HEADER, *ROWS], {"target": None}, "name the column to predict with target="),
         ([HEADER, *ROWS, "1,2,3"], {}, "line 22: 3 fields, but the header has 4"),
         (["age,age,x,income", *ROWS], {}, "two columns are called 'age'"),
         ([",job,x,income", *ROWS], {}, "column 1 has no name"),

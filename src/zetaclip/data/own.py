@@ -20,7 +20,7 @@ from .guess import guess, is_identifier
 from .holdout import held_out, held_out_owners, owner_numbers
 from .inputs import TableInput
 from .reading import GUESSED, check_size, encoding_of, read_table
-from .schema import Schema, complete, with_text
+from .schema import Schema, complete, near_column, with_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,7 +201,7 @@ def _owners(
         InputError: There is no such column, or a row has no unit.
     """
     if unit not in table:
-        raise InputError(f"there is no column {unit!r} for the unit; there are: {', '.join(table)}")
+        raise InputError(f"{near_column(unit, table)} For the unit there are: {', '.join(table)}")
     names = table.pop(unit)
     for name, line in zip(names, lines, strict=True):
         if is_missing(name):

@@ -59,7 +59,8 @@ def told(broken: dict[Path, str], total: int) -> str:
     """That files were skipped: how many, and the names of some."""
     named = ", ".join(str(path) for path in list(broken)[:_NAMED])
     more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-    return f"{len(broken)} of {total} pictures can't be read and are left out: {named}{more}"
+    verb = "is" if len(broken) == 1 else "are"
+    return f"{len(broken)} of {total} pictures can't be read and {verb} left out: {named}{more}"
 
 
 def _image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:

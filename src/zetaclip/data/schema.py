@@ -75,7 +75,9 @@ def complete(
     """
     target = target or declared.get("target")
     if not target:
-        raise InputError(f"name the column to predict with target; the file has {', '.join(table)}")
+        raise InputError(
+            f"name the column to predict with target=; the file has {', '.join(table)}"
+        )
     if target not in table:
         raise InputError(_no_column(target, table))
     columns, ignored, found = columns_of(table, declared.get("columns", {}), target)
