@@ -150,7 +150,15 @@ def difference_between(
 def diverged_seeds(
     plan: Plan, runs: Mapping[str, Run], group: str, row: str, column: Column
 ) -> int:
-    """How many finished seeds of a cell have no number."""
+    """How many finished seeds of a cell have no number.
+
+    Args:
+        plan: The plan of the experiment.
+        runs: The finished runs by key.
+        group: The group of the row.
+        row: The label of the row.
+        column: The column.
+    """
     keys = plan.cells.get((group, row, column.condition), {}).values()
     return sum(diverged(runs[key], MEASURES[column.measure]) for key in keys if key in runs)
 
@@ -171,7 +179,14 @@ def direction(measure: Measure, finished: Sequence[Run]) -> int:
 
 
 def published(plan: Plan, group: str, row: str, column: Column) -> dict[str, Any] | None:
-    """The paper's number for a cell, if it may be put beside ours."""
+    """The paper's number for a cell, if it may be put beside ours.
+
+    Args:
+        plan: The plan of the experiment.
+        group: The group of the row.
+        row: The label of the row.
+        column: The column.
+    """
     cells = plan.experiment.published.get(group, {}).get(row)
     if cells is None or column.published is None or not plan.comparable[group, column.condition]:
         return None

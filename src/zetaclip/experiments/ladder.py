@@ -119,7 +119,13 @@ def climb_all(
     names: Iterable[str],
     result: Callable[[PlannedRun], Run | None],
 ) -> dict[str, Climb]:
-    """Where the named ladders stand, with those that they follow; one that waits has no rates."""
+    """Where the named ladders stand, with those that they follow; one that waits has no rates.
+
+    Args:
+        ladders: All ladders by name.
+        names: Which of them.
+        result: Gives the result of a planned run; None if it is not finished.
+    """
     found: dict[str, Climb] = {}
 
     def add(name: str) -> Climb:

@@ -155,7 +155,13 @@ def with_dependencies(plan: Plan, runs: Iterable[PlannedRun]) -> list[PlannedRun
 
 
 def seeded(config: dict[str, Any], seed: int, splits: bool) -> dict[str, Any]:
-    """The configuration with all that depends on the seed."""
+    """The configuration with all that depends on the seed.
+
+    Args:
+        config: The configuration.
+        seed: The seed.
+        splits: Whether the split of the data depends on the seed.
+    """
     config = {**config, "seed": seed}
     if splits:
         config["data_options"] = {**config.get("data_options", {}), "seed": seed}

@@ -280,7 +280,13 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def draw_regret(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], path: Path) -> None:
-    """Regret of each method over all tasks, sorted, with its median."""
+    """Regret of each method over all tasks, sorted, with its median.
+
+    Args:
+        lines: One line per cell.
+        methods: The methods to draw.
+        path: Where the picture goes.
+    """
     figure, (axis,) = _figure(8, 4.2)
     for number, method in enumerate(methods):
         ran = [line["regret"][method][0] for line in lines if method in line["regret"]]

@@ -110,7 +110,13 @@ def column_title(column: Column) -> str:
 
 
 def csv_text(plan: Plan, runs: Mapping[str, Run], needed: Collection[str]) -> str:
-    """One line per run and cell of the table, finished or needed."""
+    """One line per run and cell of the table, finished or needed.
+
+    Args:
+        plan: The plan of the experiment.
+        runs: The finished runs by key.
+        needed: Keys of runs that are still needed.
+    """
     lines = []
     for place, seeds in plan.cells.items():
         for seed, key in seeds.items():

@@ -71,6 +71,16 @@ def run_all(
     """Runs all that is not finished, in the given order, as far as each one's needs are met.
 
     Ctrl-C asks the running ones to save, and raises KeyboardInterrupt; everything can be resumed.
+
+    Args:
+        runs: What is planned, in order.
+        store: The results folder.
+        backend: Starts the trainings.
+        threads: Threads of each training.
+        progress: Shows what is done.
+
+    Returns:
+        What became of each run that was started, by key.
     """
     waiting = store.unfinished(runs)
     left = {run.key for run in waiting}
@@ -123,7 +133,13 @@ def run_all(
 
 
 def train_command(config: str, folder: str, resume: bool) -> list[str]:
-    """The command line of one training."""
+    """The command line of one training.
+
+    Args:
+        config: The file with the settings.
+        folder: The run folder.
+        resume: Whether a run in it is continued.
+    """
     stand_in = os.environ.get(TRAIN_VARIABLE)
     command = shlex.split(stand_in) if stand_in else [sys.executable, "-m", "zetaclip", "train"]
     return [*command, *_train_words(config, folder, resume)]

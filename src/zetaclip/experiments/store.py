@@ -71,7 +71,16 @@ class Store:
         verify: Callable[[Path], Sequence[str]] | None = None,
         create: bool = True,
     ) -> Store:
-        """The folder, made if it is not there. One that another version wrote is refused."""
+        """The results folder, made if it is not there.
+
+        Args:
+            out: The folder.
+            verify: Gives the problems of a finished run folder; None for ``zetaclip verify``.
+            create: Whether to make a folder that is not there.
+
+        Raises:
+            CommandError: It is a file, or another version wrote it.
+        """
         path = Path(out).expanduser().resolve()
         if path.exists() and not path.is_dir():
             raise CommandError(f"{path} is a file; --out takes a folder")

@@ -76,6 +76,11 @@ def gram_share(positions: int, made: bool) -> float:
 def gram_norms(x: Tensor, g: Tensor, share: float) -> Tensor:
     """Norms of Σ_t g_t x_tᵀ, for x (B, T, I) and g (B, T, O), from two float64 Gram matrices.
 
+    Args:
+        x: Inputs, (B, T, I).
+        g: Output gradients, (B, T, O).
+        share: The smallest share of its largest possible value at which a norm is trusted.
+
     **Guarantee.** With the ``share`` of ``gram_share`` a norm is at most 2^-11 below the length of
     what the sum gets. Gram matrices in float32 could give half of it: where the gradients of two
     positions cancel, the terms that remain may be too small to change a float32 sum.
@@ -96,7 +101,15 @@ def gram(rows: Tensor) -> Tensor:
 def norms_of_grams(
     gram_x: Tensor, gram_g: Tensor, inputs: int, outputs: int, share: float
 ) -> Tensor:
-    """Norms of Σ_t g_t x_tᵀ from the Gram matrices; NaN if they are below ``share``."""
+    """Norms of Σ_t g_t x_tᵀ from the Gram matrices; NaN if they are below ``share``.
+
+    Args:
+        gram_x: Gram matrices of the inputs.
+        gram_g: Gram matrices of the output gradients.
+        inputs: I.
+        outputs: O.
+        share: As in ``gram_norms``.
+    """
     squares = torch.linalg.vecdot(gram_x.flatten(1), gram_g.flatten(1)).clamp_min_(0)
     lengths_x = gram_x.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()
     lengths_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt_()

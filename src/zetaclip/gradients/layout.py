@@ -133,7 +133,13 @@ class Shards:
 
 
 def spread(layout: Layout, rank: int, count: int) -> Layout:
-    """This layout with what the rank owns of it."""
+    """This layout with what the rank owns of it.
+
+    Args:
+        layout: The whole layout.
+        rank: The rank.
+        count: The number of ranks.
+    """
     places, buckets, numel = [], [], 0
     for parameter in layout.parameters:
         first, last = owned_rows(parameter.shape[0], rank, count)
@@ -155,7 +161,13 @@ def spread(layout: Layout, rank: int, count: int) -> Layout:
 
 
 def owned_rows(rows: int, rank: int, count: int) -> tuple[int, int]:
-    """The first row of a rank and the one after its last, as ``torch.chunk`` divides them."""
+    """The first row of a rank and the one after its last, as ``torch.chunk`` divides them.
+
+    Args:
+        rows: How many there are.
+        rank: The rank.
+        count: The number of ranks.
+    """
     each = math.ceil(rows / count)
     return min(rank * each, rows), min((rank + 1) * each, rows)
 

@@ -82,7 +82,13 @@ class Made:
 
 
 def settled(part: Contribution, count: int, floats: int) -> Contribution:
-    """A form whose mapped norms bound what its sum gets; see ``Made``."""
+    """A form whose mapped norms bound what its sum gets; see ``Made``.
+
+    Args:
+        part: The contribution.
+        count: The number of records.
+        floats: How many numbers may be made at a time.
+    """
     return part if type(part) in (Single, Dense, Made) else Made(part, count, floats)
 
 

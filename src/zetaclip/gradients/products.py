@@ -92,7 +92,15 @@ def unpack(stored: Tensor, shape: torch.Size) -> Tensor:
 
 
 def add(x: Tensor, g: Tensor, sizes: Sizes, factors: Tensor, total: Tensor) -> None:
-    """``total += Σ_i factors[i] * gradient_i``; ``total`` is float64 in the shape of the weight."""
+    """``total += Σ_i factors[i] * gradient_i``; ``total`` is float64 in the shape of the weight.
+
+    Args:
+        x: Inputs.
+        g: Output gradients.
+        sizes: The shape of the product or convolution.
+        factors: One per record, float64.
+        total: Gets the sum.
+    """
     at_x, at_g, own, to = _array(x), _array(g), _array(factors), total.numpy()
     _deal(
         sizes[4],

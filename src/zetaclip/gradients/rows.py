@@ -103,9 +103,17 @@ def norms_of(
 def norms(
     tasks: list[NormTask], squares: Tensor | None, rows: int, lost: float, scale: float
 ) -> tuple[Tensor, bool]:
-    """``scale * (lost + sqrt(squares + those of all tasks))`` in float64.
+    """``scale * (lost + sqrt(squares + those of all tasks))`` of each record.
 
-    And whether all are finite.
+    Args:
+        tasks: Matrices whose rows are taken together.
+        squares: Squared lengths to begin with; None for 0.
+        rows: The number of records.
+        lost: What is added to each length for arithmetic.
+        scale: Multiplies each length.
+
+    Returns:
+        The norms in float64, and whether all are finite.
     """
     out = torch.empty(rows, dtype=torch.float64) if squares is None else squares.contiguous()
     largest = compiled.norms(tasks, rows, out.numpy(), squares is None, lost, scale)
@@ -118,7 +126,16 @@ def weigh(tasks: list[WeighTask], factors: Tensor) -> None:
 
 
 def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:
-    """``out += Σ_i factors[i] * matrix[i]``, if the compiled part can take these."""
+    """``out += Σ_i factors[i] * matrix[i]``, if the compiled part can take these.
+
+    Args:
+        out: Gets the sum, float64.
+        matrix: A row per record, float32.
+        factors: One per record, float64.
+
+    Returns:
+        Whether it was added.
+    """
     if not (
         len(matrix)
         and plain(matrix, torch.float32)
@@ -132,7 +149,17 @@ def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:
 
 
 def add_mapped_squares(out: Tensor, matrix: Tensor, multiplier: Tensor, shift: Tensor) -> bool:
-    """``out[i] += |multiplier * matrix[i] - shift|²``, if the compiled part can take these."""
+    """``out[i] += |multiplier * matrix[i] - shift|²``, if the compiled part can take these.
+
+    Args:
+        out: Gets a squared length per record, float64.
+        matrix: A row per record, float32.
+        multiplier: One number per column, float64.
+        shift: One number per column, float64.
+
+    Returns:
+        Whether they were added.
+    """
     if not (
         matrix.numel()
         and plain(matrix, torch.float32)

@@ -128,6 +128,12 @@ def signal_to_noise(sigma: float, batch: float, steps: int, inputs: int) -> floa
     If all gradients agreed, a rate that falls from η by the law would move an output by η 2T/3, and
     noise moves it by η (σ/L) √(8T/15). Of a direction that is one of many, a share of 1/√inputs is
     left.
+
+    Args:
+        sigma: σ.
+        batch: Expected batch size L.
+        steps: Updates T.
+        inputs: Inputs of the network.
     """
     if sigma == 0:
         return math.inf
@@ -135,7 +141,15 @@ def signal_to_noise(sigma: float, batch: float, steps: int, inputs: int) -> floa
 
 
 def warning(sigma: float, batch: float, steps: int, size: int, inputs: int) -> str | None:
-    """What to say before a training in which noise will dominate; None if it won't."""
+    """What to say before a training in which noise will dominate; None if it won't.
+
+    Args:
+        sigma: σ.
+        batch: Expected batch size L.
+        steps: Updates T.
+        size: Records N.
+        inputs: Inputs of the network.
+    """
     ratio = signal_to_noise(sigma, batch, steps, inputs)
     if ratio >= WEAK:
         return None
@@ -173,7 +187,13 @@ def measure(model: nn.Module, inputs: Tensor) -> tuple[int, float]:
 
 
 def records_in(minutes: float, model: nn.Module, inputs: Tensor) -> float:
-    """About how many records a private training processes in this time, on this machine."""
+    """About how many records a private training processes in this time, on this machine.
+
+    Args:
+        minutes: The time.
+        model: The network.
+        inputs: A few records.
+    """
     device = next(model.parameters()).device
     batch = inputs.repeat(_TIMED // len(inputs), *[1] * (inputs.ndim - 1)).to(device)
     best = math.inf

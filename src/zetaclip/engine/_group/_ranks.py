@@ -223,9 +223,14 @@ class Ranks:
         return own
 
     def gather_weights(self, whole: Tensor, own: Tensor, group: Any) -> None:
-        """Every rank's part of some weights, on every rank; the ranks of ``group`` are all ranks.
+        """Gathers every rank's part of some weights on every rank.
 
         A rank that is lost becomes a ``RankError`` here, too.
+
+        Args:
+            whole: Gets the parts of all ranks.
+            own: This rank's part.
+            group: Its ranks are all ranks.
         """
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(whole, own, group=group, async_op=True)
