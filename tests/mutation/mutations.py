@@ -343,6 +343,28 @@ _add(
     "0",
     "ranks/test_ranks_shards.py::test_a_rank_that_refuses_its_batch_stops_all_of_them",
 )
+_add(
+    "ranks don't compare batch and C",
+    "engine/_group/_ranks.py",
+    "place = zlib.crc32(what.encode())",
+    "place = 0",
+    "ranks/test_ranks_trouble.py::"
+    "test_ranks_with_different_c_release_nothing_until_all_of_them_load",
+)
+_add(
+    "ranks don't compare where they meet",
+    "engine/_group/_ranks.py",
+    "self._check_place([place for place, _ in found], what)",
+    "pass",
+    "ranks/test_ranks_shards.py::test_ranks_that_were_interrupted_at_different_places_do_not_go_on",
+)
+_add(
+    "gathered weights keep a raw gradient",
+    "engine/_guard.py",
+    "if left or parameter.grad is not None:",
+    "if parameter.grad is not None:",
+    "ranks/test_ranks_shards.py::test_gradients_outside_of_layers_are_refused_and_never_added_up",
+)
 
 # -- clipping --------------------------------------------------------------------------------------
 

@@ -262,6 +262,11 @@ def disk_full_on_one_rank(rank):
     }
 
 
+def spread_apart(rank, hows):
+    """Each rank shards the module in its own way."""
+    make(shard=hows[rank])
+
+
 def interrupted(rank, first):
     """Ranks are interrupted in one update: ``first`` when it has used its part, the other before.
 

@@ -269,6 +269,12 @@ def test_a_rank_that_refuses_its_batch_stops_all_of_them(two, what, said):
     assert len(two.run(rank_work.train, "dp-sgd", 2, SHARDED)) == 2
 
 
+@pytest.mark.parametrize("hows", [("parts", "whole"), ("whole", "kept"), ("parts", None)])
+def test_ranks_that_shard_in_different_ways_are_refused(two, hows):
+    for error in two.errors(shard_work.spread_apart, hows):
+        assert "rank 1: not what rank 0 has:" in error and "sharding (" in error
+
+
 @pytest.mark.parametrize("ranks", [[1], [0, 1]])
 @pytest.mark.parametrize("sync", [True, False])
 def test_gradients_outside_of_layers_are_refused_and_never_added_up(two, ranks, sync):
@@ -283,7 +289,10 @@ def test_ranks_that_were_interrupted_at_different_places_do_not_go_on(two, first
     found = two.run(shard_work.interrupted, first)
     assert [one["updates"] for one in found] == [2 - first, 1 + first]
     for rank, one in enumerate(found):
-        assert f"rank {rank} came to" in one["said"] and "nothing is released" in one["said"]
+        where = (
+            "the start of update 3" if rank == first else "a batch of update 2 that is begun again"
+        )
+        assert f"rank {rank} came to {where}" in one["said"], found
         assert torch.equal(one["before"], one["after"])
 
 

@@ -65,6 +65,7 @@ def assemble(
             terms = configuration(settings, method, plan, optimizer, layout) | {
                 "shapes": [tuple(parameter.shape) for parameter in layout.parameters],
                 "rates": [float(part["lr"]) for part in optimizer.param_groups],
+                "sharding": "" if model.sharding is None else model.sharding.described(),
             }
             tensors = list(model.tensors().values())
             state, log.name, digest = join(

@@ -47,6 +47,15 @@ class Sharding:
         """The parameters that ``fully_shard`` takes care of, by id()."""
         return {id(p) for _, part in self._parts for p in _own_parameters(part)}
 
+    def described(self) -> str:
+        """What is gathered together, and how long: the same on all ranks."""
+        return ", ".join(
+            f"{name or 'the module'} ({len(self._names[id(part)])} parameters"
+            + "".join(", kept" for group in _groups(part) if group.post_forward_mesh_info is None)
+            + ")"
+            for name, part in self._parts
+        )
+
     def rest(self) -> None:
         """Gives back what was gathered: parameters are those that the optimizer holds."""
         for _, part in self._parts:
