@@ -1,4 +1,4 @@
-"""One training step of one model: without privacy, with zetaclip, and with Opacus's three modes.
+"""One training step of one model: without privacy, with zetaclip, Opacus (three modes) and Opake.
 
 Every contender gets its own network, the same batch and plain SGD, and returns a function that
 takes one step: forward, backward, clip, noise, update. zetaclip's step uses its loader with q = 1,
@@ -7,6 +7,7 @@ as a user's loop does. Opacus's step is given the batch, so fetching a batch is 
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 HALF = ""  # bfloat16 by "autocast" or as the type of the "model"; the loss is in float32
-PEERS = ("hooks", "functorch", "ghost")
+OPAKE = ("opake",) if importlib.util.find_spec("opake") else ()  # needs `pip install opake`
+PEERS = ("hooks", "functorch", "ghost", *OPAKE)
 Step = Callable[[], None]
 
 
@@ -112,8 +114,40 @@ def opacus(model: Model, x: Tensor, y: Tensor, mode: str) -> Step:
     def step() -> None:
         optimizer.zero_grad()
         out = network(x)
-        criterion(out.flatten(0, -2), y.flatten()).backward()
+        # Ghost clipping must be told that the losses of a text's tokens are one record's.
+        told = {"shape": out.shape[:-1]} if mode == "ghost" and out.dim() > 2 else {}
+        criterion(out.flatten(0, -2), y.flatten(), **told).backward()
         optimizer.step()
+
+    return step
+
+
+def opake(model: Model, x: Tensor, y: Tensor) -> Step:
+    """A step with Opake, which is functional: a gradient per record by vmap."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.dpsgd.noise import gaussian_noise
+    from opake.random import key
+
+    network = model.make()
+    weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
+
+    def loss(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        out = torch.func.functional_call(network, weights, (record.unsqueeze(0),))
+        return model.loss(out, label.unsqueeze(0))
+
+    gradient, clip_state = clipped_grad(
+        loss, clipping_norm=1.0, normalize_by=len(x), batch_argnums=(1, 2)
+    )
+    noise, noise_state = gaussian_noise(noise_multiplier=1.0, key=key(0))
+    states = [clip_state, noise_state]
+
+    def step() -> None:
+        detached = {name: p.detach() for name, p in weights.items()}
+        clipped, states[0] = gradient(detached, x, y, state=states[0])
+        noisy, states[1] = noise(clipped, states[1])
+        with torch.no_grad():
+            for name, change in noisy.pytree.items():
+                weights[name].sub_(change, alpha=0.01)
 
     return step
 
@@ -123,6 +157,8 @@ def make(kind: str, model: Model, x: Tensor, y: Tensor) -> Step:
     warnings.simplefilter("ignore")  # Opacus warns about hooks at every backward
     if kind == "plain":
         return plain(model, x, y)
+    if kind == "opake":
+        return opake(model, x, y)
     return ours(model, x, y) if kind == "ours" else opacus(model, x, y, kind)
 
 

@@ -34,6 +34,7 @@ TITLES = {
     "hooks": "Opacus hooks",
     "functorch": "Opacus functorch",
     "ghost": "Opacus ghost",
+    "opake": "Opake",
 }
 
 

@@ -29,7 +29,7 @@ one_thread()
 
 import contenders
 import torch
-from contenders import PEERS, Step, make, reason, replaced_by_opacus
+from contenders import OPAKE, PEERS, Step, make, reason, replaced_by_opacus
 from networks import MODELS, TABLE, Model
 
 from zetaclip.cli.allocation import keep_freed_memory
@@ -41,6 +41,7 @@ TITLES = {
     "hooks": "Opacus hooks",
     "functorch": "Opacus functorch",
     "ghost": "Opacus ghost",
+    "opake": "Opake",
 }
 
 
@@ -115,7 +116,8 @@ def as_table(results: dict[str, Any]) -> str:
     for name, row in results.items():
         model = MODELS[name]
         mark = " *" if row.get("replaced") else ""
-        cells = [cell(row.get(kind)) + (mark if kind in PEERS else "") for kind in kinds]
+        opacus = set(PEERS) - set(OPAKE)
+        cells = [cell(row.get(kind)) + (mark if kind in opacus else "") for kind in kinds]
         rows.append([f"{model.title}, batch {model.batch}", f"{row['plain_ms']:.1f} ms", *cells])
     text = table(["model", "no privacy", *(TITLES[kind] for kind in kinds)], rows)
     if any(row.get("replaced") for row in results.values()):
