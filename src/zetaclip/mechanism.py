@@ -27,7 +27,7 @@ from .ledger import Row
 from .randomness import FARTHEST, LARGEST, add_noise, subkey, to_whole, uniforms
 
 # From so many numbers on, sums and private gradients are not kept in memory between batches.
-LARGE = 1 << 20
+LARGE = 1 << 22
 
 
 class ReleaseGroup(Protocol):
