@@ -146,6 +146,10 @@ def test_a_cell_of_an_earlier_law_keeps_its_ladder_and_runs_the_law_again(tmp_pa
     assert found["others"] == {**now["others"], "AUTO-S, rate 1": 2.0}
     (line,) = _regret_page.summary([found])
     assert line["regret"]["auto"][0] == pytest.approx(100.0 - now["ladder"]["0"])
+    # Another seed gets the ladder of the first one, and the law beside it.
+    beside = regret.measure(task, problem_of(task, 1), 3.0, 1, centre=2 * now["rate"])
+    assert beside["ladder"]["-1"] == beside["own"] == now["ladder"]["0"]
+    assert (beside["rate"], beside["own_rate"]) == (2 * now["rate"], now["rate"])
 
 
 def cell(task="a", epsilon=1.0, seed=1, ladder=(70.0, 80.0, 84.0), **more):

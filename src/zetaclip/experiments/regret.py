@@ -92,10 +92,12 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
             problem = None if task.features == "cnn" else problem_of(task, seed)
             for epsilon in left:
                 before = done.get((task.label, epsilon, seed))
+                same = (c for c in done.values() if _key(c)[:2] == (task.label, epsilon))
+                centre = next((c["rate"] for c in same if "rate" in c), None)
                 cell = (
                     _engine(task, epsilon, seed)
                     if problem is None
-                    else measure(task, problem, epsilon, seed, before)
+                    else measure(task, problem, epsilon, seed, before, centre)
                 )
                 with file.open("a") as lines:
                     lines.write(json.dumps(cell) + "\n")
@@ -160,6 +162,7 @@ def measure(
     epsilon: float,
     seed: int,
     before: Mapping[str, Any] | None = None,
+    centre: float | None = None,
 ) -> dict[str, Any]:
     """One cell: the law, its ladder, what was tried in its place, and the other methods.
 
@@ -169,6 +172,7 @@ def measure(
         epsilon: The target ε.
         seed: Of the start, the batches and the noise.
         before: What the cell has already; only the rest is run.
+        centre: The middle of the ladder, which is the same for all seeds; the law's rate if None.
     """
     size, linear = len(problem.y), not task.hidden
     widths = (problem.x.shape[1], *task.hidden, problem.outputs)
@@ -189,7 +193,7 @@ def measure(
         return _scores(problem, outputs)
 
     own = Setting(rate, update.clip_norm)
-    centre = before["rate"] if before else rate
+    centre = before["rate"] if before else centre or rate
     changed = before is not None and _law_changed(task, before)
     known: dict[str, dict[str, float]] = {
         part: dict(before[part]) if before else {} for part in _BESIDES
@@ -211,9 +215,9 @@ def measure(
     exponents = [0] if noisy else list(_SHORT_LADDER if task.large else _LADDER)
     if before:
         exponents = []
-    if changed:
+    if changed or not (before or math.isclose(centre, rate, rel_tol=1e-6)):
         settings["own", ""] = own
-    found = scores([replace(own, rate=rate * 2.0**k) for k in exponents] + [*settings.values()])
+    found = scores([replace(own, rate=centre * 2.0**k) for k in exponents] + [*settings.values()])
     ladder = dict(zip(exponents, found, strict=False))
     besides: dict[str, dict[str, float]] = {part: {} for part in (*_BESIDES, "own")}
     for (part, name), score in zip(settings, found[len(exponents) :], strict=True):
@@ -221,7 +225,7 @@ def measure(
     again = besides.pop("own")
     while not noisy and ladder and (exponents := _beyond(ladder)):
         ladder |= zip(
-            exponents, scores([replace(own, rate=rate * 2.0**k) for k in exponents]), strict=True
+            exponents, scores([replace(own, rate=centre * 2.0**k) for k in exponents]), strict=True
         )
     names = [name for name in left["others"] if name in _BASELINES]
     besides["others"] |= _others(problem, start, epsilon, seed, names)
