@@ -111,3 +111,14 @@ def test_what_is_lost_is_counted() -> None:
     with pytest.raises(ArithmeticError, match="without a bound"):
         pld([Event(0.1, 1.0, 10)], 1e-15, 1e-3)
     assert pld([Event(0.01, 50.0, 1)], 0.1, 1e-3) == 0
+
+
+def test_epsilon_has_the_same_bits_with_any_number_of_threads():
+    """Sums by BLAS hang on how many threads share them, and its threads burn time as they wait."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    events = [Event(256 / 60000, sigma, 1880) for sigma in (0.6, 0.68, 0.8)]
+    found = []
+    for threads in (1, 2):
+        with threadpoolctl.threadpool_limits(threads):
+            found.append([pld([event], 1e-5, 1e-4) for event in events])
+    assert found[0] == found[1]

@@ -161,7 +161,8 @@ def _window(steps: list[tuple[_Losses, int]], interval: float) -> tuple[int, int
     places = [losses.first + np.arange(len(losses.masses), dtype=np.float64) for losses, _ in steps]
     variance = 0.0
     for (losses, count), place in zip(steps, places, strict=True):
-        variance += count * float(losses.masses @ (place - losses.masses @ place) ** 2)
+        mean = _dot(losses.masses, place)
+        variance += count * _dot(losses.masses, (place - mean) ** 2)
     # The t that is best for a Gaussian. Heavier tails want a smaller one.
     start = math.sqrt(-2 * math.log(_TAIL) / max(variance, 1e-300))
 
@@ -173,13 +174,22 @@ def _window(steps: list[tuple[_Losses, int]], interval: float) -> tuple[int, int
         total = -math.log(_TAIL)
         for (losses, count), place in zip(steps, places, strict=True):
             top = max(t * place[0], t * place[-1])
-            total += count * (top + math.log(float(losses.masses @ np.exp(t * place - top))))
+            total += count * (top + math.log(_dot(losses.masses, np.exp(t * place - top))))
         return total / abs(t)
 
     edges = math.log(start / 1e4), math.log(4 * start)
     low = _least(lambda u: bound(-math.exp(u)), *edges)
     high = _least(lambda u: bound(math.exp(u)), *edges)
     return max(least, math.floor(-low)), min(most, math.ceil(high))
+
+
+def _dot(masses: Array, values: Array) -> float:
+    """The sum of products, the same on every machine.
+
+    Not by BLAS: its threads split the sum by their number, and on a busy machine they wait for each
+    other with the processor on, which took several times the time of the work.
+    """
+    return float((masses * values).sum())
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
@@ -206,18 +216,18 @@ def _epsilon(values: Array, masses: Array, infinite: float, delta: float) -> flo
 
     def excess(place: int) -> float:
         """The excess of δ if ε is ``values[place]``."""
-        tail = masses[place + 1 :] @ -np.expm1(values[place] - values[place + 1 :])
-        return float(infinite + tail - delta)
+        tail = _dot(masses[place + 1 :], -np.expm1(values[place] - values[place + 1 :]))
+        return infinite + tail - delta
 
     if not len(values):
         return 0.0
-    if infinite + float(masses @ -np.expm1(-values)) <= delta:
+    if infinite + _dot(masses, -np.expm1(-values)) <= delta:
         return 0.0
     low, high = -1, len(values) - 1  # excess(low) > 0 >= excess(high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     # Between the two points exactly the masses from ``high`` on count.
-    weights = masses[high:] @ np.exp(values[high] - values[high:])
-    ratio = (infinite + float(masses[high:].sum()) - delta) / float(weights)
+    weights = _dot(masses[high:], np.exp(values[high] - values[high:]))
+    ratio = (infinite + float(masses[high:].sum()) - delta) / weights
     return max(0.0, float(values[high]) + math.log(ratio)) * (1 + _ROUNDING)
