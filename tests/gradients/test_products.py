@@ -141,9 +141,9 @@ def test_threads_change_nothing(monkeypatch, width):
     x, g = values(13, 16, 6, 6), values(13, 37, 6, 6, seed=1)
     factors = torch.rand(13, dtype=torch.float64)
     found = []
-    for threads in (1, 3):
-        monkeypatch.setattr(products, "SHARED", 0)
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+    monkeypatch.setattr(products, "SHARED", 0)
+    for several in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda several=several: several)
         part = ConvPieces(x, g, geometry)
         total = torch.zeros(part.shape, dtype=torch.float64)
         part.add_to(total, factors)

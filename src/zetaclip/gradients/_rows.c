@@ -67,13 +67,14 @@ WIDE static void row_norms(const float *restrict values, size_t rows, size_t wid
     for (size_t row = 0; row < rows; row++) norms[row] = sqrt(norms[row]);
 }
 
-/* sum += factor * row for every row, in double. */
+/* sum += factor * row for every row, in double, in columns first to stop. */
 WIDE static void weigh_rows(const float *restrict values, const double *restrict factors,
-                            size_t rows, size_t width, double *restrict sum)
+                            size_t rows, size_t width, size_t first, size_t stop,
+                            double *restrict sum)
 {
     /* So many sums stay in the cache while the rows go by. */
-    for (size_t start = 0; start < width; start += COLUMNS) {
-        size_t end = width - start < COLUMNS ? width : start + COLUMNS, row = 0;
+    for (size_t start = first; start < stop; start += COLUMNS) {
+        size_t end = stop - start < COLUMNS ? stop : start + COLUMNS, row = 0;
         for (; row + 4 <= rows; row += 4) {
             const float *a = values + row * width, *b = a + width, *c = b + width, *d = c + width;
             double p = factors[row], q = factors[row + 1], r = factors[row + 2],
@@ -255,9 +256,13 @@ static int read_weigh_task(PyObject *tuple, size_t rows, task *to)
 static PyObject *weigh(PyObject *self, PyObject *args)
 {
     PyObject *list, *array;
-    Py_ssize_t count, rows;
+    Py_ssize_t count, rows, first, stop;
     Py_buffer factors;
-    if (!PyArg_ParseTuple(args, "OnO", &list, &rows, &array)) return NULL;
+    if (!PyArg_ParseTuple(args, "OnOnn", &list, &rows, &array, &first, &stop)) return NULL;
+    if (first < 0 || stop < first) {
+        PyErr_SetString(PyExc_ValueError, "there are no such columns");
+        return NULL;
+    }
     if (rows < 0 || !take(array, &factors, 'd', 0, rows)) {
         if (rows < 0) PyErr_SetString(PyExc_ValueError, "a negative number of rows");
         return NULL;
@@ -270,7 +275,9 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t done = 0; done < count; done++) {
         const task *t = tasks + done;
-        weigh_rows(t->first.buf, factors.buf, rows, t->first_width, t->second.buf);
+        Py_ssize_t width = t->first_width;
+        weigh_rows(t->first.buf, factors.buf, rows, width, first, stop < width ? stop : width,
+                   t->second.buf);
     }
     Py_END_ALLOW_THREADS
     release(tasks, count);
@@ -316,9 +323,10 @@ static PyMethodDef methods[] = {
      "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is\n"
      "not finite."},
     {"weigh", weigh, METH_VARARGS,
-     "weigh(tasks, rows, factors)\n\n"
+     "weigh(tasks, rows, factors, first, stop)\n\n"
      "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
-     "factors are added to. `factors` holds one float64 value per row."},
+     "factors are added to, in columns first to stop, if it has these. `factors` holds one float64\n"
+     "value per row."},
     {"mapped", mapped, METH_VARARGS,
      "mapped(matrix, multiplier, shift, squares, rows)\n\n"
      "Adds the squared length of multiplier * row - shift to each row's square, in float64."},

@@ -11,14 +11,13 @@ float64.
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..threads import deal
 
 compiled: Any
 try:
@@ -173,24 +172,8 @@ def _work(sizes: Sizes) -> int:
 
 
 def _deal(count: int, step: int, work: int, call: Callable[[int, int], None]) -> None:
-    """Calls ``call(first, stop)`` for all of range(count), in as many threads as torch uses."""
-    threads = 1 if work < SHARED else torch.get_num_threads()
-    share = -(-count // (threads * step)) * step
-    if share >= count:
+    """Deals much work to several threads, and does little at once."""
+    if work < SHARED:
         call(0, count)
-        return
-    pool = _pool(os.getpid(), threads)
-    others = [
-        pool.submit(call, first, min(first + share, count)) for first in range(share, count, share)
-    ]
-    try:
-        call(0, share)
-    finally:
-        for other in others:
-            other.result()
-
-
-@functools.cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads beside the one that calls; a fork has none of those of its parent."""
-    return ThreadPoolExecutor(threads - 1, f"zetaclip products of {process}")
+    else:
+        deal(count, step, call)

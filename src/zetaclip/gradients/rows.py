@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..threads import deal
+
 compiled: Any
 try:
     from . import _rows as compiled
@@ -26,6 +28,10 @@ except ImportError:  # built where there was no C compiler
 
 # From so many floats on the work is worth torch's threads. It only decides speed.
 LARGEST = 1 << 20
+# Floats whose sum is worth several threads. It only decides speed.
+SHARED = 1 << 20
+# Columns of sums are dealt to threads in multiples of this.
+COLUMNS = 64
 
 NormTask = tuple[np.ndarray | None, np.ndarray]
 """(x, g): two matrices whose row norms are multiplied; without x those of g alone."""
@@ -122,7 +128,12 @@ def norms(
 
 def weigh(tasks: list[WeighTask], factors: Tensor) -> None:
     """Adds the rows of each matrix, times these factors, to its sum."""
-    compiled.weigh(tasks, factors.shape[0], factors.numpy())
+    own, rows = factors.numpy(), len(factors)
+    widths = [to.size for _, to in tasks]
+    if rows * sum(widths) < SHARED:
+        compiled.weigh(tasks, rows, own, 0, max(widths, default=0))
+    else:
+        deal(max(widths), COLUMNS, lambda a, b: compiled.weigh(tasks, rows, own, a, b))
 
 
 def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:

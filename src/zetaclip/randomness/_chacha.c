@@ -296,14 +296,15 @@ static int read_arguments(PyObject *given, PyObject *array, uint32_t key[8], Py_
     return 1;
 }
 
-/* Standard normal values into `values`, or their rounded multiples added to rounded `values`. */
-static void draw(uint32_t key[8], double *values, size_t count, int add, double inverse,
-                 double scale)
+/* Standard normal values into `values`, or their rounded multiples added to rounded `values`, from
+ * number `first`, which begins two groups, to `stop`. */
+static void draw(uint32_t key[8], double *values, size_t first, size_t stop, int add,
+                 double inverse, double scale)
 {
     uint32_t k[2 * WORDS];
     double r[PAIRS], made[VALUES];
-    for (size_t done = 0; done < count; done += VALUES) {
-        size_t some = count - done < VALUES ? count - done : VALUES, group = done / VALUES;
+    for (size_t done = first; done < stop; done += VALUES) {
+        size_t some = stop - done < VALUES ? stop - done : VALUES, group = done / VALUES;
         if (group % 2 == 0) two_groups(key, group, NOISE, k);
         normal_group(key, group, k + group % 2 * WORDS, r, made);
         if (add)
@@ -325,7 +326,7 @@ static PyObject *normals(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO", &given, &array)) return NULL;
     if (!read_arguments(given, array, key, &values)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    draw(key, values.buf, values.len / sizeof(double), 0, 1.0, 1.0);
+    draw(key, values.buf, 0, values.len / sizeof(double), 0, 1.0, 1.0);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&values);
     Py_RETURN_NONE;
@@ -335,12 +336,21 @@ static PyObject *add_noise(PyObject *self, PyObject *args)
 {
     PyObject *given, *array;
     double inverse, scale;
+    Py_ssize_t first, stop;
     uint32_t key[8];
     Py_buffer values;
-    if (!PyArg_ParseTuple(args, "OOdd", &given, &array, &inverse, &scale)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOddnn", &given, &array, &inverse, &scale, &first, &stop))
+        return NULL;
     if (!read_arguments(given, array, key, &values)) return NULL;
+    if (first < 0 || stop < first || stop > values.len / (Py_ssize_t)sizeof(double) ||
+        first % (2 * VALUES)) {
+        wipe(key, sizeof key);
+        PyBuffer_Release(&values);
+        PyErr_SetString(PyExc_ValueError, "no range of values that begins two groups");
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
-    draw(key, values.buf, values.len / sizeof(double), 1, inverse, scale);
+    draw(key, values.buf, first, stop, 1, inverse, scale);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&values);
     Py_RETURN_NONE;
@@ -393,8 +403,9 @@ static PyMethodDef methods[] = {
     {"normals", normals, METH_VARARGS,
      "normals(key, values): fills a float64 buffer with standard normal values."},
     {"add_noise", add_noise, METH_VARARGS,
-     "add_noise(key, values, inverse, scale)\n\n"
-     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale).\n"
+     "add_noise(key, values, inverse, scale, first, stop)\n\n"
+     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale), from\n"
+     "number `first`, a multiple of the values of two groups, to `stop`.\n"
      "All must stay below 2^51."},
     {"uniforms", uniforms, METH_VARARGS,
      "uniforms(key, values): fills a float64 buffer with multiples of 2^-53 in [0, 1)."},

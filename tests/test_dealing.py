@@ -1,0 +1,106 @@
+"""Compiled work that is dealt to torch's threads."""
+
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from zetaclip import threads
+from zetaclip.gradients import rows
+from zetaclip.randomness import _noise, add_noise
+
+compiled = pytest.mark.skipif(rows.compiled is None, reason="nothing is compiled here")
+
+
+@pytest.fixture(params=["torch's threads", "a pool"])
+def three(request, monkeypatch):
+    """Three threads, by either way."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    if request.param == "a pool":
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 1000])
+def test_every_item_is_dealt_once_in_whole_steps(three, count):
+    seen, shares = [], []
+    threads.deal(count, 8, lambda a, b: (seen.extend(range(a, b)), shares.append((a, b))))
+    assert sorted(seen) == list(range(count))
+    assert all(first % 8 == 0 for first, _ in shares) and len(shares) <= 3
+
+
+def test_the_work_is_done_in_several_threads(three):
+    both = threading.Barrier(2, timeout=30)  # passed only by two threads at a time
+    threads.deal(2, 1, lambda first, stop: both.wait())
+
+
+def test_an_error_is_raised_after_all_shares_have_ended(three):
+    done = []
+
+    def call(first, stop):
+        if first == 0:
+            raise KeyError("the first")
+        done.append(first)
+
+    with pytest.raises(KeyError, match="the first"):
+        threads.deal(3, 1, call)
+    assert sorted(done) == [1, 2]
+
+
+def _in_a_fork(answers):
+    found = []
+    threads.deal(6, 1, lambda first, stop: found.extend(range(first, stop)))
+    answers.put(sorted(found))
+
+
+def test_a_fork_does_not_wait_for_its_parents_threads(three):
+    threads.deal(6, 1, lambda first, stop: None)
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    child = fork.Process(target=_in_a_fork, args=(answers,), daemon=True)
+    child.start()
+    assert answers.get(timeout=60) == list(range(6))
+    child.join()
+
+
+@compiled
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 5000])
+def test_noise_is_the_same_in_any_number_of_threads(monkeypatch, count):
+    monkeypatch.setattr(_noise, "_SHARED", 0)
+    found = []
+    for several in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda several=several: several)
+        values = np.zeros(count)
+        add_noise(bytes(range(32)), values, 1.0, 2.0**40)
+        found.append(values)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    assert len(np.unique(found[0])) == count  # no share repeats the noise of another
+
+
+@compiled
+def test_sums_of_rows_are_the_same_in_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(rows, "SHARED", 0)
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(13, width, generator=generator) for width in (1, 64, 300, 5000)]
+    factors = torch.rand(13, generator=generator, dtype=torch.float64)
+    found = []
+    for several in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda several=several: several)
+        sums = [torch.zeros(m.shape[1], dtype=torch.float64) for m in matrices]
+        pairs = zip(matrices, sums, strict=True)
+        rows.weigh([(matrix.numpy(), own.numpy()) for matrix, own in pairs], factors)
+        found.append(sums)
+    exact = [factors @ matrix.double() for matrix in matrices]
+    for one, two, three, whole in zip(*found, exact, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
+        assert torch.allclose(one, whole, rtol=1e-12, atol=1e-12)
+
+
+@compiled
+@pytest.mark.parametrize(("first", "stop"), [(-8, 8), (16, 8), (0, -8)])
+def test_ranges_that_do_not_exist_are_refused(first, stop):
+    own = np.zeros(4)
+    with pytest.raises(ValueError, match="no such columns"):
+        rows.compiled.weigh([(np.ones((2, 4), np.float32), own)], 2, np.ones(2), first, stop)
+    assert not own.any()
