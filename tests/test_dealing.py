@@ -104,3 +104,43 @@ def test_ranges_that_do_not_exist_are_refused(first, stop):
     with pytest.raises(ValueError, match="no such columns"):
         rows.compiled.weigh([(np.ones((2, 4), np.float32), own)], 2, np.ones(2), first, stop)
     assert not own.any()
+
+
+@compiled
+@pytest.mark.parametrize("several", [1, 3])
+def test_joined_rows_are_weighted_sums_of_rows_in_any_number_of_threads(monkeypatch, several):
+    monkeypatch.setattr(rows, "SHARED", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: several)
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(7, *shape, generator=generator) for shape in ((1,), (3, 5), (5000,))]
+    other = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    index = torch.tensor([[0, 1, 1], [2, 6, 3], [5, 4, 4], [3, 3, 3]])
+    weight = torch.tensor([[0.5, 0.5, 0], [1, 2, 3], [0.25, 0.75, 0], [1, 0, 0]])
+    *found, none = rows.joined([*matrices, other], index, weight)
+    for matrix, out in zip(matrices, found, strict=True):
+        exact = torch.einsum("us,us...->u...", weight.double(), matrix.double()[index])
+        assert out.shape == exact.shape and torch.allclose(out.double(), exact, atol=2e-6)
+        assert torch.equal(out[3], matrix[3])
+    assert none is None  # float64 is not for the compiled part
+
+
+@compiled
+@pytest.mark.parametrize("bad", [-1, 7])
+def test_rows_that_do_not_exist_are_not_joined(bad):
+    index = torch.tensor([[0, bad]])
+    with pytest.raises(ValueError, match="no such row"):
+        rows.joined([torch.ones(7, 4)], index, torch.ones(1, 2))
+
+
+@compiled
+def test_joined_rows_are_not_written_beyond_their_memory():
+    matrix, index, weights = np.ones((2, 4), np.float32), np.zeros((2, 1), np.int64), np.ones(2)
+    weights = weights.astype(np.float32)
+    for out in (np.zeros((1, 4), np.float32), np.zeros((3, 4), np.float32)):
+        with pytest.raises(ValueError, match="don't fit"):
+            rows.compiled.join([(matrix, out)], index, weights, (2, 2, 1, 0, 2))
+        assert not out.any()
+    fixed = np.zeros((2, 4), np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="don't fit"):
+        rows.compiled.join([(matrix, fixed)], index, weights, (2, 2, 1, 0, 2))

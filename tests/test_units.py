@@ -281,6 +281,24 @@ def test_views_of_a_row_are_averaged_before_clipping():
     assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
+def test_views_come_as_many_rows_at_a_time_as_a_batch_has_without_them():
+    seen, drawn = [], []
+
+    def augment(batch):
+        seen.append(len(batch[0]))
+        drawn.append(torch.rand(1).item())
+        return batch
+
+    engine, module, optimizer, loader = private(linear(), data(12), views=4, augment=augment, q=1.0)
+    for batch in loader:
+        optimizer.zero_grad()
+        mean_loss(module, batch).backward()
+        optimizer.step()
+    assert len(engine.ledger) == 1  # one release, all the same
+    assert seen[-4:] == [12, 12, 12, 12] and "at most 12 rows at a time" in repr(loader)
+    assert len(set(drawn[-4:])) == 4  # each part has randomness of its own
+
+
 def test_augmentation_follows_a_secret_key_and_leaves_torchs_stream_alone():
     seen, last = [], []
 

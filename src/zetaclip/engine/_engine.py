@@ -102,6 +102,7 @@ class PrivacyEngine(RunFacts):
             num_examples: N, the declared number of records; public. L = qN is the only divisor. By
                 default it is taken from the loader, with a warning: N then depends on the data.
             physical_batch_size: rows at a time, on each rank; bounds memory, changes nothing else.
+                None for the whole batch; with ``views``, for as many rows as it has without them.
             loss_reduction: how the loss reduces over the rows of a batch, "mean" or "sum". A
                 weighted mean (``weight=``, ``ignore_index``, a mean over tokens) is neither: it
                 divides by weights of the whole batch, so one record scales the gradients of all

@@ -14,6 +14,7 @@
 #include <Python.h>
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 #define LANES 8
@@ -87,6 +88,26 @@ WIDE static void weigh_rows(const float *restrict values, const double *restrict
     }
 }
 
+/* out = sum over its slots of weight * row, for units first to stop; every index is in range. */
+WIDE static void join_rows(const float *restrict values, const int64_t *restrict index,
+                           const float *restrict weights, size_t slots, size_t width, size_t first,
+                           size_t stop, float *restrict out)
+{
+    for (size_t unit = first; unit < stop; unit++)
+        for (size_t start = 0; start < width; start += COLUMNS) {
+            size_t end = width - start < COLUMNS ? width : start + COLUMNS;
+            float *restrict own = out + unit * width;
+            for (size_t slot = unit * slots; slot < (unit + 1) * slots; slot++) {
+                const float *row = values + (size_t)index[slot] * width;
+                const float weight = weights[slot];
+                if (slot == unit * slots)
+                    for (size_t i = start; i < end; i++) own[i] = weight * row[i];
+                else
+                    for (size_t i = start; i < end; i++) own[i] += weight * row[i];
+            }
+        }
+}
+
 /* squares += the squared lengths of multiplier * row - shift, in double. */
 WIDE static void mapped_rows(const float *restrict values, const double *restrict multiplier,
                              const double *restrict shift, size_t rows, size_t width,
@@ -109,7 +130,8 @@ WIDE static void mapped_rows(const float *restrict values, const double *restric
     }
 }
 
-/* Takes a contiguous buffer of one type of number, "f" or "d", and an exact count of them. */
+/* Takes a contiguous buffer of one type of number, "f", "d" or "l" (64 bits), and an exact count of
+ * them. */
 static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
 {
     const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
@@ -118,7 +140,8 @@ static int take(PyObject *object, Py_buffer *view, char type, int writable, size
         return 0;
     if (view->format == NULL || view->format[0] != type || view->format[1] ||
         (size_t)view->itemsize != size)
-        PyErr_Format(PyExc_TypeError, "the values must be float%d", (int)(8 * size));
+        PyErr_Format(PyExc_TypeError, "the values must be %s%d", type == 'l' ? "int" : "float",
+                     (int)(8 * size));
     else if ((size_t)view->len / size != count)
         PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
                      count);
@@ -285,6 +308,58 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static int read_join_task(PyObject *tuple, size_t rows, task *to)
+{
+    PyObject *matrix, *out;
+    if (!PyArg_ParseTuple(tuple, "OO", &matrix, &out)) return 0;
+    return take_matrix(matrix, &to->first, rows, &to->first_width) &&
+           take_matrix(out, &to->second, 1, &to->second_width);
+}
+
+static PyObject *join(PyObject *self, PyObject *args)
+{
+    PyObject *list, *given_index, *given_weights;
+    Py_ssize_t count, rows, units, slots, first, stop;
+    Py_buffer index, weights;
+    if (!PyArg_ParseTuple(args, "OOO(nnnnn)", &list, &given_index, &given_weights, &rows, &units,
+                          &slots, &first, &stop))
+        return NULL;
+    if (rows < 1 || units < 0 || slots < 1 || first < 0 || stop < first || stop > units) {
+        PyErr_SetString(PyExc_ValueError, "there are no such units");
+        return NULL;
+    }
+    if (!take(given_index, &index, 'l', 0, units * slots)) return NULL;
+    if (!take(given_weights, &weights, 'f', 0, units * slots)) {
+        PyBuffer_Release(&index);
+        return NULL;
+    }
+    task *tasks = read_tasks(list, rows, read_join_task, &count);
+    int fine = tasks != NULL;
+    const int64_t *at = index.buf;
+    for (Py_ssize_t i = first * slots; fine && i < stop * slots; i++)
+        if (at[i] < 0 || at[i] >= rows) {
+            PyErr_SetString(PyExc_ValueError, "there is no such row");
+            fine = 0;
+        }
+    for (Py_ssize_t i = 0; fine && i < count; i++)
+        if (tasks[i].second.readonly || tasks[i].second_width != units * tasks[i].first_width) {
+            PyErr_SetString(PyExc_ValueError, "the sums don't fit into what they are written to");
+            fine = 0;
+        }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i++)
+            join_rows(tasks[i].first.buf, at, weights.buf, slots, tasks[i].first_width, first, stop,
+                      tasks[i].second.buf);
+        Py_END_ALLOW_THREADS
+    }
+    if (tasks != NULL) release(tasks, count);
+    PyBuffer_Release(&index);
+    PyBuffer_Release(&weights);
+    if (!fine) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *mapped(PyObject *self, PyObject *args)
 {
     PyObject *given[4];
@@ -327,6 +402,10 @@ static PyMethodDef methods[] = {
      "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
      "factors are added to, in columns first to stop, if it has these. `factors` holds one float64\n"
      "value per row."},
+    {"join", join, METH_VARARGS,
+     "join(tasks, index, weights, (rows, units, slots, first, stop))\n\n"
+     "A task is (matrix, out), both float32: out[u] becomes the sum over slots of weights[u, slot]\n"
+     "* matrix[index[u, slot]], for units first to stop. The index is int64."},
     {"mapped", mapped, METH_VARARGS,
      "mapped(matrix, multiplier, shift, squares, rows)\n\n"
      "Adds the squared length of multiplier * row - shift to each row's square, in float64."},

@@ -12,4 +12,11 @@ def norms(
 def weigh(
     tasks: list[tuple[Any, Any]], rows: int, factors: Any, first: int, stop: int, /
 ) -> None: ...
+def join(
+    tasks: list[tuple[Any, Any]],
+    index: Any,
+    weights: Any,
+    sizes: tuple[int, int, int, int, int],
+    /,
+) -> None: ...
 def mapped(matrix: Any, multiplier: Any, shift: Any, squares: Any, rows: int, /) -> None: ...

@@ -159,6 +159,40 @@ def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:
     return True
 
 
+def joined(matrices: list[Tensor], index: Tensor, weight: Tensor) -> list[Tensor | None]:
+    """``Σ_s weight[u, s] * matrix[index[u, s]]`` for every unit u, in float32.
+
+    Args:
+        matrices: Each with a row per record.
+        index: Rows, int64, (units, slots).
+        weight: One number for each of them.
+
+    Returns:
+        A row per unit for each matrix that the compiled part can take, and None for the others. A
+        row is a function of its own unit's rows, whatever else is there.
+    """
+    units, slots = index.shape
+    fit = [m.numel() > 0 and plain(m, torch.float32) for m in matrices]
+    # numpy asks the system for large pages, of which far fewer have to be cleared.
+    found = [
+        torch.from_numpy(np.empty((units, *m.shape[1:]), np.float32)) if fits else None
+        for m, fits in zip(matrices, fit, strict=True)
+    ]
+    tasks = [
+        (matrix.detach().numpy(), out.numpy())
+        for matrix, out in zip(matrices, found, strict=True)
+        if out is not None
+    ]
+    if tasks and units:
+        at, own = index.contiguous().numpy(), weight.to(torch.float32).contiguous().numpy()
+        sizes = (len(tasks[0][0]), units, slots)
+        if slots * sum(out.size for _, out in tasks) < SHARED:
+            compiled.join(tasks, at, own, (*sizes, 0, units))
+        else:
+            deal(units, 1, lambda a, b: compiled.join(tasks, at, own, (*sizes, a, b)))
+    return found
+
+
 def add_mapped_squares(out: Tensor, matrix: Tensor, multiplier: Tensor, shift: Tensor) -> bool:
     """``out[i] += |multiplier * matrix[i] - shift|²``, if the compiled part can take these.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .combine import combine
 from .contributions import SUM_FLOATS, Contribution, Dense, Lookup, Outer, Single
+from .rows import joined
 
 Received = dict[int, list[Contribution]]
 
@@ -49,19 +50,31 @@ def by_unit(received: Received, counts: Tensor, mean: bool) -> Iterator[tuple[Re
         # A slot that is too much repeats a row of the same unit, so no other unit's NaN gets in.
         index = first[units].unsqueeze(1) + slots.clamp(max=own - 1)
         weight = (slots < own) / (own if mean else torch.ones_like(own))
+        # The gradients that are there already, in one compiled call.
+        there = [part for some in parts.values() for part in some if isinstance(part, Dense)]
+        sums = iter(joined([part.stored for part in there], index, weight))
         yield (
-            {p: [_joined(part, index, weight) for part in some] for p, some in parts.items()},
+            {
+                p: [
+                    _joined(part, index, weight, next(sums) if isinstance(part, Dense) else None)
+                    for part in some
+                ]
+                for p, some in parts.items()
+            },
             len(units),
         )
 
 
-def _joined(part: Contribution, index: Tensor, weight: Tensor) -> Contribution:
+def _joined(
+    part: Contribution, index: Tensor, weight: Tensor, stored: Tensor | None
+) -> Contribution:
     """One example per unit.
 
     Args:
         part: One example per row.
         index: The rows of each unit, (units, slots).
         weight: What each of them counts, (units, slots).
+        stored: The sums of a ``Dense``, if they are known already.
     """
     if isinstance(part, Single):
         return Outer(part.x[index], _weighted(part.g[index], weight), part.block)
@@ -72,8 +85,9 @@ def _joined(part: Contribution, index: Tensor, weight: Tensor) -> Contribution:
         g = _weighted(part.g[index], weight)
         return replace(part, ids=part.ids[index].flatten(1, 2), g=g.flatten(1, 2))
     whole = UnitSum(part, index, weight)
-    if isinstance(part, Dense):  # the rows' gradients are there already
-        return replace(part, stored=whole.summed("stored"), known=None)
+    if isinstance(part, Dense):
+        stored = whole.summed("stored") if stored is None else stored
+        return replace(part, stored=stored, known=None)
     return whole
 
 
