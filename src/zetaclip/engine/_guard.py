@@ -29,6 +29,9 @@ from ._sharding import Sharding, local
 # up to so many bytes are compared at every step; all others, which would take longer than that is
 # worth, for so many steps.
 COMPARED_BYTES = 1 << 14
+# Larger tensors are compared by a digest: a copy of them would be a good part of a step's memory.
+# A digest takes ten times as long as a copy.
+COPIED_BYTES = 1 << 20
 COMPARED_STEPS = 3
 
 
@@ -174,7 +177,9 @@ class Guard:
             return memory.values.raw
         if self._steps >= COMPARED_STEPS:
             return None
-        return _digest(tensor) if _in_one_place(tensor) else tensor.detach().clone()
+        if tensor.nbytes > COPIED_BYTES and _in_one_place(tensor):
+            return _digest(tensor)
+        return tensor.detach().clone()
 
     def _still_holds(self, place: int, tensor: Tensor | None) -> bool:
         content, memory = self._contents[place], self._memory[place]
@@ -351,7 +356,7 @@ def _in_one_place(tensor: Tensor) -> bool:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    """Of the bytes of a tensor: a copy of all weights would be a good part of a step's memory."""
+    """Of the bytes of a tensor."""
     values = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return hashlib.blake2b(values, digest_size=16).digest()
 
