@@ -163,3 +163,26 @@ def test_from_a_table_to_predictions(patients, capsys):
     exec(compile(code_of(page), page, "exec"), {"__name__": "docs"})
     printed = capsys.readouterr().out
     assert str(said[1]) in printed.splitlines()[0] and printed.count("ε = ") == 3
+
+
+def wide(text, tables):
+    """The numbers of lines above 100 characters; rows of a table can't be broken."""
+    return [
+        number
+        for number, line in enumerate(text.split("\n"), 1)
+        if len(line) > 100 and not (tables and line.lstrip().startswith("|"))
+    ]
+
+
+def test_lines_are_at_most_100_characters_wide():
+    assert wide("x" * 101 + "\n| " + "y" * 101, True) == [1]  # the test can fail
+    found = {}
+    for kind in ("py", "pyi", "c", "h", "toml", "md"):
+        for path in ROOT.rglob(f"*.{kind}"):
+            inside = path.relative_to(ROOT)
+            if not any(
+                part in ("runs", "build", "dist") or part.startswith(".") or "egg-info" in part
+                for part in inside.parts
+            ):
+                found[str(inside)] = wide(path.read_text(encoding="utf-8"), kind == "md")
+    assert len(found) > 300 and {name: lines for name, lines in found.items() if lines} == {}

@@ -139,8 +139,10 @@ def test_a_python_2_pickle_of_the_published_kind(tmp_path):
     """As published: protocol 2, byte strings, an array by numpy.core.multiarray._reconstruct."""
     array = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
     text = (
-        b"\x80\x02}q\x00(U\x04dataq\x01cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85q\x04U\x01bq\x05"
-        b"\x87q\x06Rq\x07(K\x01K\x02M\x00\x0c\x86q\x08cnumpy\ndtype\nq\tU\x02u1q\nK\x00K\x01\x87q\x0bRq\x0c(K\x03U\x01|q\rNNNJ\xff\xff"
+        b"\x80\x02}q\x00(U\x04dataq\x01cnumpy.core.multiarray\n_reconstruct\nq\x02"
+        b"cnumpy\nndarray\nq\x03K\x00\x85q\x04U\x01bq\x05"
+        b"\x87q\x06Rq\x07(K\x01K\x02M\x00\x0c\x86q\x08cnumpy\ndtype\nq\tU\x02u1q\n"
+        b"K\x00K\x01\x87q\x0bRq\x0c(K\x03U\x01|q\rNNNJ\xff\xff"
         b"\xff\xffJ\xff\xff\xff\xffK\x00tq\x0eb\x89T"
         + struct.pack("<i", array.size)
         + array.tobytes()

@@ -150,7 +150,8 @@ class PrivacyEngine(RunFacts):
         check_sampling(poisson_sampling)
         chosen = composition(method, clipping, max_grad_norm).for_update(optimizer)
         check_multiplier(noise_multiplier)
-        owners = Units(units, len(data_loader.dataset), rows_per_unit, views)  # type: ignore[arg-type]
+        records = len(data_loader.dataset)  # type: ignore[arg-type]
+        owners = Units(units, records, rows_per_unit, views)
         settings, declared = settings_for(
             data_loader,
             sample_rate,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandError
+from ..words import wrapped
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,7 +54,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once: a reader sees the old content or the new one."""
+    """Replaces a file at once: a reader sees the old content or the new one.
+
+    The prose of a page of Markdown is broken into lines.
+    """
+    if path.suffix == ".md":
+        text = wrapped(text)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -46,7 +46,7 @@ typedef struct {
     size_t step;                       /* of the wide side, from one position to the next */
     ptrdiff_t *where, *at;             /* offsets of positions, and of vectors on the wide side */
     ptrdiff_t *off;                    /* of rows, if the narrow side is an image; or NULL */
-    size_t row_step, spread, *to;      /* in a sum: from row to row, from lane to lane, of vectors */
+    size_t row_step, spread, *to;      /* in a sum: from row to row, lane to lane, of vectors */
     size_t kept_spread, *kept;         /* the same where gradients are stored */
 } job;
 
@@ -186,7 +186,8 @@ static int plan(const shape *s, job *j)
     const size_t rows = up(j->rows, chosen->rows);
     /* One more channel, of zeros, for rows beyond the last. */
     j->narrow_floats = up(way == PIXELS ? (channels + 1) * high * wide : rows * j->positions, UNIT);
-    j->wide_floats = up(way == CHANNELS_LAST ? high * wide * channels : j->positions * j->step, UNIT);
+    const size_t broad = way == CHANNELS_LAST ? high * wide * channels : j->positions * j->step;
+    j->wide_floats = up(broad, UNIT);
     j->row_step = way == PIXELS ? 1 : inputs;
     j->spread = way == PIXELS ? inputs : way == CHANNELS_LAST ? area : 1;
     j->kept_spread = way == CHANNELS_LAST ? 1 : j->spread;
@@ -565,7 +566,8 @@ static PyObject *add_mapped(PyObject *self, PyObject *args)
                               inputs * outputs, records};
     PyObject *result = NULL;
     int held = 0;
-    while (held < 5 && take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
+    while (held < 5 &&
+           take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
         held++;
     if (held == 5) {
         const size_t most = GROUP * NR * chosen->lanes;
@@ -574,8 +576,9 @@ static PyObject *add_mapped(PyObject *self, PyObject *args)
         if (memory == NULL) PyErr_NoMemory();
         else {
             Py_BEGIN_ALLOW_THREADS
-            chosen->add_mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale, long_map,
-                   long_shift, inputs, outputs, first, stop, taken[4].buf, memory);
+            chosen->add_mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale,
+                               long_map, long_shift, inputs, outputs, first, stop, taken[4].buf,
+                               memory);
             Py_END_ALLOW_THREADS
             free(memory);
             result = Py_NewRef(Py_None);
@@ -615,8 +618,8 @@ static PyMethodDef methods[] = {
     {"add_mapped", add_mapped, METH_VARARGS,
      "add_mapped(x, g, multiplier, shift, squares, (scale, |multiplier|, |shift|),\n"
      "             (records, inputs, outputs, first, stop))\n\n"
-     "Adds an upper bound of |scale * multiplier * g_i x_i^T - shift|^2 to squares[i], for records\n"
-     "first to stop."},
+     "Adds an upper bound of |scale * multiplier * g_i x_i^T - shift|^2 to squares[i], for\n"
+     "records first to stop."},
     {"width", width, METH_VARARGS,
      "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},
     {NULL, NULL, 0, NULL},

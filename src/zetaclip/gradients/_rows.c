@@ -366,7 +366,8 @@ static PyObject *mapped(PyObject *self, PyObject *args)
     Py_ssize_t rows;
     size_t width;
     Py_buffer matrix, multiplier, shift, squares;
-    if (!PyArg_ParseTuple(args, "OOOOn", given, given + 1, given + 2, given + 3, &rows)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOn", given, given + 1, given + 2, given + 3, &rows))
+        return NULL;
     if (rows < 1) {
         PyErr_SetString(PyExc_ValueError, "no rows");
         return NULL;
@@ -395,17 +396,17 @@ static PyMethodDef methods[] = {
      "norms(tasks, rows, values, fresh, lost, scale) -> largest\n\n"
      "A task is (x, g): two float32 matrices whose row norms are multiplied; x may be None. The\n"
      "float64 values are sums of squares (nothing yet, if fresh), one per row, and become\n"
-     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one is\n"
-     "not finite."},
+     "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one\n"
+     "is not finite."},
     {"weigh", weigh, METH_VARARGS,
      "weigh(tasks, rows, factors, first, stop)\n\n"
      "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
-     "factors are added to, in columns first to stop, if it has these. `factors` holds one float64\n"
-     "value per row."},
+     "factors are added to, in columns first to stop, if it has these. `factors` holds one\n"
+     "float64 value per row."},
     {"join", join, METH_VARARGS,
      "join(tasks, index, weights, (rows, units, slots, first, stop))\n\n"
-     "A task is (matrix, out), both float32: out[u] becomes the sum over slots of weights[u, slot]\n"
-     "* matrix[index[u, slot]], for units first to stop. The index is int64."},
+     "A task is (matrix, out), both float32: out[u] becomes the sum over slots of\n"
+     "weights[u, slot] * matrix[index[u, slot]], for units first to stop. The index is int64."},
     {"mapped", mapped, METH_VARARGS,
      "mapped(matrix, multiplier, shift, squares, rows)\n\n"
      "Adds the squared length of multiplier * row - shift to each row's square, in float64."},

@@ -126,7 +126,8 @@ TARGET static double NAME(one_record)(const job *j, const float *narrow, const f
                     if (j->kept_spread == 1 && left >= LANES)
                         memcpy(to, from, sizeof *made);
                     else
-                        for (size_t k = 0; k < LANES && k < left; k++) to[k * j->kept_spread] = from[k];
+                        for (size_t k = 0; k < LANES && k < left; k++)
+                            to[k * j->kept_spread] = from[k];
                 }
         }
     }

@@ -73,7 +73,9 @@ class WholeFloat32:
         if self.cudnn:
             torch.backends.cudnn.allow_tf32 = False
         for backend, kind, _ in self.settings:
-            if backend == self.backend and precision(backend, kind) in ROUNDED:  # type: ignore[misc]
+            if backend != self.backend:
+                continue
+            if precision(backend, kind) in ROUNDED:  # type: ignore[misc]
                 _set_precision(backend, kind, "ieee")  # type: ignore[misc]
 
     def _put_back(self) -> None:

@@ -34,7 +34,7 @@ class AdamBC(Optimizer):
 
         θ <- (1 - lr * weight_decay) θ - lr * m̂ / sqrt(max(v̂ - Φ̂, floor))
 
-    Φ̂ is the moving average of the noise variance, with the same β₂ and bias correction as v̂, so it
+    Φ̂ is the moving average of the noise variance, with the β₂ and bias correction of v̂, so it
     is right if C or σ changes. The engine tells the noise before each step (``set_noise_std``).
 
     Args:
