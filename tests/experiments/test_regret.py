@@ -134,7 +134,7 @@ def test_a_cell_of_an_earlier_law_keeps_its_ladder_and_runs_the_law_again(tmp_pa
     folder.mkdir()
     now = regret.measure(task, problem_of(task, 1), 3.0, 1)
     ladder = {"-1": 100.0, "0": 10.0, "1": 20.0}
-    old = {**now, "rate": now["rate"] * 1.5, "ladder": ladder, "tried": {"distance": 1.0}}
+    old = {**now, "rate": now["rate"] * 1.5, "ladder": ladder, "tried": {"gone": 1.0}}
     old["others"] = {**now["others"], "spectral C, else auto": 1.0, "AUTO-S, rate 1": 2.0}
     (folder / "cells.jsonl").write_text(json.dumps(old) + "\n")
     for _ in range(2):

@@ -11,7 +11,7 @@ from toys import network
 
 from zetaclip import PrivacyEngine, Spectral, methods, optim
 from zetaclip.mechanism import Mechanism
-from zetaclip.methods._auto import law, limits
+from zetaclip.methods._auto import law, layers, limits
 from zetaclip.training.lengths import length, updates_for
 
 
@@ -97,13 +97,14 @@ def test_steps_are_a_decaying_average_of_the_gradients():
     optimizer = optim.Auto([parameter], gain=2.0, steps=4, momentum=0.5)
     average = torch.zeros(3, 1)
     expected = torch.zeros(3, 1)
+    reach = 1.5 * math.sqrt(20 / 3)  # of few inputs: one counts as three
     for t in range(4):
         gradient = torch.tensor([[1.0], [2.0], [-3.0]]) * (t + 1)
         parameter.grad = gradient.clone()
         optimizer.set_noise_std(0.3)
         optimizer.step()
         average = 0.5 * average + 0.5 * gradient
-        rate = 1 / (2.0 * (0.3 * math.sqrt(32 / 15) / 1.5 + 1 / 2048)) * (1 - (t / 4) ** 2)
+        rate = 1 / (2.0 * (0.3 * math.sqrt(32 / 15) / reach + 1 / 2048)) * (1 - (t / 4) ** 2)
         expected -= rate * average
         assert optimizer.rate == pytest.approx(rate)
     torch.testing.assert_close(parameter.detach(), expected)
@@ -250,3 +251,44 @@ def test_what_is_given_stays_and_the_rest_follows():
     assert length(60_000, 1.0, True, epochs=4) == (800, 4)  # 300 updates before a larger batch
     assert length(60_000, 1.0, True, steps=100) == (20_000, None)
     assert length(60_000, 1.0, True, records=60_000)[0] == 200
+
+
+def test_few_inputs_bear_more_noise_in_shallow_models_only():
+    """Twice the reach with a quarter of the inputs; 20 and more, and deep networks, as ever."""
+    for regression in (False, True):
+        for depth in (1, 2):
+            usual, bound = limits(depth, regression, 300)
+            assert limits(depth, regression, 300, 5) == (pytest.approx(2 * usual), bound)
+            assert limits(depth, regression, 300, 20) == limits(depth, regression, 300, 784)
+            assert limits(depth, regression, 300, 20) == (usual, bound)
+        assert limits(3, regression, 300, 5) == limits(3, regression, 300)
+        assert limits(1, regression, 300, 1) == limits(1, regression, 300, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (nn.Linear(7, 3), (1, 7)),
+        (nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 2)), (2, 7)),
+        (nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 9), nn.Linear(9, 2)), (3, None)),
+        (nn.Sequential(nn.Conv2d(1, 9, 3), nn.Flatten(), nn.Linear(9, 2)), (2, None)),
+        (nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2)), (2, None)),
+        (nn.LayerNorm(6), (1, None)),
+    ],
+)
+def test_inputs_are_counted_where_a_weight_tells_them(model, found):
+    """A kernel of 9 numbers sees a whole picture, an embedding of 8 a whole vocabulary."""
+    assert layers(model.parameters()) == found
+
+
+def test_the_rate_of_a_small_table_follows_its_inputs():
+    """The same noise and gain: 5 inputs have twice the rate of 20, but for the bound."""
+    rates = []
+    for inputs in (5, 20):
+        weight = nn.Parameter(torch.zeros(1, inputs))
+        update = optim.Auto([weight], gain=1.0, steps=10)
+        update.set_noise_std(1.0)
+        weight.grad = torch.ones_like(weight)
+        update.step()
+        rates.append(update.rate)
+    assert rates[0] == pytest.approx(2 * rates[1], rel=1e-2)

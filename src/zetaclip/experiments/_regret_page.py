@@ -59,7 +59,7 @@ def summary(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "epsilon": epsilon,
                 "seeds": len(found),
                 "best": means[best],
-                "best_factor": 2.0 ** int(best),
+                "best_factor": 2.0 ** int(best) / _own_factor(found[0]),
                 "law": statistics.fmean(own_score(cell) for cell in found),
                 "constant": statistics.fmean(cell["constant"] for cell in found),
                 "regret": regrets,
@@ -82,6 +82,11 @@ def score(cell: Mapping[str, Any], name: str) -> float | None:
 def own_score(cell: Mapping[str, Any]) -> float:
     """Points of the law; the middle of the ladder, unless the law has changed since it was run."""
     return float(cell.get("own", cell["ladder"]["0"]))
+
+
+def _own_factor(cell: Mapping[str, Any]) -> float:
+    """The law's rate over the middle of the ladder."""
+    return float(cell["own_rate"] / cell["rate"]) if "own_rate" in cell else 1.0
 
 
 def spread(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, float]:
@@ -331,7 +336,7 @@ def detail(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
             f"{line['epsilon']:g}",
             str(line["seeds"]),
             f"{line['best']:.2f}",
-            f"{line['best_factor']:g}",
+            f"{line['best_factor']:.3g}",
             *(_shown(*line["regret"][n]) if n in line["regret"] else "" for n in names),
         ]
         for line in lines

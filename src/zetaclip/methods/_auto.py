@@ -29,6 +29,10 @@ _DEEP = 4
 # Networks of three or more layers bear less noise the longer they train: beyond this many updates
 # it is their number that counts, not its root.
 _USUAL_STEPS = 300
+# Linear models and networks of one hidden layer bear more noise with fewer inputs than the second
+# of these: where there are few directions to go astray in, the records bring the outputs back.
+# Fewer than the first were not tried.
+_FEW_INPUTS = 3, 20
 # How far one step may move an output of a linear model, and of a network.
 BOUND_LINEAR, BOUND_NETWORK = 2048.0, 16.0
 # C as a part of the gain: of a record's gradient per unit of the loss's slope.
@@ -38,22 +42,38 @@ CLIP_OF_GAIN_REGRESSION = 0.05
 UNIT_GAIN = math.sqrt(2.0)
 
 
-def layers(parameters: Iterable[Tensor]) -> int:
-    """How many layers these are the trained parameters of; 1 is a linear model."""
-    return max(1, sum(p.ndim > 1 for p in parameters))
+def layers(parameters: Iterable[Tensor]) -> tuple[int, int | None]:
+    """How many layers these are the trained parameters of, and how many inputs the first has.
+
+    A depth of 1 is a linear model. The inputs are None unless it is one, or a perceptron with one
+    hidden layer: a convolution or an embedding sees more inputs than its weight has columns.
+    """
+    shapes = [p.shape for p in parameters if p.ndim > 1]
+    depth = max(1, len(shapes))
+    if not shapes or depth > 2 or any(len(shape) > 2 for shape in shapes):
+        return depth, None
+    if depth == 2 and shapes[1][1] != shapes[0][0]:  # the second does not read the first's outputs
+        return depth, None
+    return depth, shapes[0][1]
 
 
-def limits(depth: int, regression: bool, steps: int) -> tuple[float, float]:
+def limits(
+    depth: int, regression: bool, steps: int, inputs: int | None = None
+) -> tuple[float, float]:
     """How far noise may move an output, and how far one step may.
 
     Args:
         depth: The number of layers.
         regression: Whether the outputs are for a target that is scaled to [-1, 1].
         steps: The number of updates.
+        inputs: The number of inputs, as ``layers`` tells it.
     """
     reach = REACH_REGRESSION if regression else REACH / (1 + min(depth, _DEEP))
     if depth > 2:
         reach *= math.sqrt(_USUAL_STEPS / max(_USUAL_STEPS, steps))
+    elif inputs is not None:
+        fewest, many = _FEW_INPUTS
+        reach *= math.sqrt(many / min(many, max(fewest, inputs)))
     return reach, BOUND_LINEAR if depth == 1 else BOUND_NETWORK
 
 
@@ -182,7 +202,7 @@ class Auto(Optimizer):
         self._given = self._planned = steps
         self._decay = decay
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        depth = layers(p for group in self.param_groups for p in group["params"])
+        depth, inputs = layers(p for group in self.param_groups for p in group["params"])
         if gain is None and depth > 1:
             raise ValueError(
                 "Auto must know how strongly the weights move the outputs: give "
@@ -190,7 +210,7 @@ class Auto(Optimizer):
                 "and the scale of yours, such as 2 * torch.rand(16, 20) - 1"
             )
         self.gain = _unit_gain(self.param_groups) if gain is None else float(gain)
-        self._depth, self._regression = depth, regression
+        self._depth, self._inputs, self._regression = depth, inputs, regression
         self.clip_norm = self.gain * (CLIP_OF_GAIN_REGRESSION if regression else CLIP_OF_GAIN)
 
     @property
@@ -226,7 +246,7 @@ class Auto(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        own = limits(self._depth, self._regression, self._planned)
+        own = limits(self._depth, self._regression, self._planned, self._inputs)
         full = law(self._noise_std, self._planned, self.gain, *own)
         for group in self.param_groups:
             done = group["updates"] = group.get("updates", 0) + 1

@@ -81,7 +81,11 @@ def length(
 
 
 def head_defaults(
-    config: Config, method: Method, size: int, network: tuple[int, float], regression: bool
+    config: Config,
+    method: Method,
+    size: int,
+    network: tuple[int, int | None, float],
+    regression: bool,
 ) -> dict[str, Any]:
     """Batch, length and rate of a network on fixed features, for private methods but "auto".
 
@@ -94,7 +98,7 @@ def head_defaults(
         network: What ``measure`` gives of it.
         regression: Whether the target is a number.
     """
-    depth, own_gain = network
+    depth, inputs, own_gain = network
     batch, epochs = length(
         size, config.epsilon, depth == 1,
         batch=config.batch_size, epochs=config.epochs, steps=config.steps,
@@ -115,7 +119,7 @@ def head_defaults(
             target = (config.epsilon or 3.0, delta, min(1.0, batch / size), steps)
             sigma = noise_multiplier_for(*target, config.accountant)
         momentum = _MOMENTUM if config.momentum is None else config.momentum
-        rate = law(sigma / batch, steps, own_gain, *limits(depth, regression, steps))
+        rate = law(sigma / batch, steps, own_gain, *limits(depth, regression, steps, inputs))
         rate *= rate_of_auto(config, size)
         # torch's momentum multiplies the rest.
         found |= {"lr": (1 - momentum) * rate, "schedule": "late"}
@@ -179,11 +183,11 @@ def made_up(dataset: Dataset, columns: int | None = None, long: float = 1.0) -> 
     return numbers.to(x.dtype) if x.is_floating_point() else numbers
 
 
-def measure(model: nn.Module, inputs: Tensor) -> tuple[int, float]:
-    """How many trained layers a model has, and its gain on made-up inputs."""
+def measure(model: nn.Module, inputs: Tensor) -> tuple[int, int | None, float]:
+    """What ``layers`` tells of a model's trained layers, and its gain on made-up inputs."""
     device = next(model.parameters()).device
     trained = (p for p in model.parameters() if p.requires_grad)
-    return layers(trained), float(f"{gain(model, inputs.to(device)):.4g}")
+    return *layers(trained), float(f"{gain(model, inputs.to(device)):.4g}")
 
 
 def records_in(minutes: float, model: nn.Module, inputs: Tensor) -> float:

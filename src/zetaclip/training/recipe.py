@@ -248,7 +248,7 @@ def _for_features(
 
 def _measured(
     config: Config, dataset: Dataset, model: nn.Module | None, say: Callable[[str], None]
-) -> tuple[nn.Module, Tensor, tuple[int, float]]:
+) -> tuple[nn.Module, Tensor, tuple[int, int | None, float]]:
     """The network, made-up inputs for it, and what ``lengths.measure`` tells of both.
 
     The network is built from a fixed seed for that, so that a run that is resumed finds the same.
@@ -290,7 +290,7 @@ def _resolve_auto(
         raise ConfigError("recipe 'paper' is for the paper's methods; name one, e.g. ww-dp-sgd")
     if config.minutes is not None and (config.epochs is not None or config.steps is not None):
         raise ConfigError("give minutes, or epochs or steps, not both")
-    model, inputs, (depth, gain) = _measured(config, dataset, model, say)
+    model, inputs, (depth, _, gain) = _measured(config, dataset, model, say)
     records = None if config.minutes is None else lengths.records_in(config.minutes, model, inputs)
     batch, epochs = lengths.length(
         size,
