@@ -137,6 +137,7 @@ def test_a_cell_of_an_earlier_law_keeps_its_ladder_and_runs_the_law_again(tmp_pa
     old = {**now, "rate": now["rate"] * 1.5, "ladder": ladder, "tried": {"gone": 1.0}}
     old["others"] = {**now["others"], "spectral C, else auto": 1.0, "AUTO-S, rate 1": 2.0}
     (folder / "cells.jsonl").write_text(json.dumps(old) + "\n")
+    assert regret.write(folder) == "no task has run yet"  # an earlier law's points are nobody's
     for _ in range(2):
         regret.run(tmp_path, say=lambda text: None)
         assert len((folder / "cells.jsonl").read_text().splitlines()) == 2

@@ -89,6 +89,20 @@ _UNTOUCHED = (
     Task("cifar100", (), 1, False, "patches", _ENDS),
 )
 TASKS = _CHOSEN_BY + _UNTOUCHED
+# For tasks that miss the goal: why, and the same table without that. The twins are no tasks of
+# their own; they tell whether the reason is the right one.
+TWINS = {
+    "xor, 64": (
+        "Its signals are products of two columns",
+        "the same columns added up",
+        Task("straight", (64,), 5, False),
+    ),
+    "narrow, 64": (
+        "The column that matters most has a spread of 1/24, another one 1/3",
+        "columns of the same spread",
+        Task("even", (64,), 10, False),
+    ),
+}
 
 
 def problem_of(task: Task, seed: int) -> Problem:
@@ -285,6 +299,18 @@ def _narrow(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
     return x / torch.tensor([1.0, 2.0, 4.0, 8.0]), _coin(g, x @ torch.tensor([1.0, -1.0, 1.0, 1.5]))
 
 
+def _straight(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
+    """``_xor`` with sums for products; the logit has the same variance."""
+    x = torch.randn(total, 10, generator=g)
+    return x, _coin(g, 3 * x[:, 0] + 2 * x[:, 2])
+
+
+def _even(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
+    """``_narrow`` with columns on the same scale."""
+    x, y = _narrow(g, total)
+    return x * torch.tensor([1.0, 2.0, 4.0, 8.0]), y
+
+
 def _flipped(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
     """A fifth of the labels are wrong."""
     x = torch.randn(total, 20, generator=g)
@@ -364,4 +390,7 @@ _SOURCES: dict[str, Callable[[int], Problem]] = {
     "unequal": _made(5000, _unequal, 4),
     "fifty": _made(20000, _fifty, 50),
     "lognormal": _made(3000, _lognormal),
+    # Twins of such.
+    "straight": _made(4000, _straight),
+    "even": _made(500, _even),
 }

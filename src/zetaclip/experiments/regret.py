@@ -25,7 +25,7 @@ from ..features import shared
 from ..methods._auto import CLIP_OF_GAIN, CLIP_OF_GAIN_REGRESSION, Auto, law, limits
 from ..training.lengths import length, signal_to_noise
 from ._exact import Problem, Setting, start_of, train
-from ._tasks import NOISY, TASKS, Task, problem_of
+from ._tasks import NOISY, TASKS, TWINS, Task, problem_of
 
 NAME = "no-tuning"
 TITLE = "Nothing to tune: regret of default settings against the best rate by the test set"
@@ -76,15 +76,16 @@ def run(out: str | Path, only: Mapping[str, Sequence[str]] | None = None, say: A
     wanted = only or {}
     done = {_key(cell): cell for cell in read(file)}
     outdated = {_key(cell)[::2] for cell in done.values() if _outdated(cell)}
+    tasks = _with_twins()
     # What an earlier law has left, then a first seed of every task, a second one, ...; what takes
     # minutes comes last.
     order = sorted(
         ((task.large, (task.label, seed) not in outdated, seed, place)
-         for place, task in enumerate(TASKS) for seed in range(1, task.seeds + 1))
+         for place, task in enumerate(tasks) for seed in range(1, task.seeds + 1))
     )  # fmt: skip
     with shared(folder / "features"):
         for number, (_, _, seed, place) in enumerate(order, 1):
-            task = TASKS[place]
+            task = tasks[place]
             named = task.name in wanted.get("data", [task.name])
             if not (named and str(seed) in wanted.get("seed", [str(seed)])):
                 continue
@@ -130,9 +131,15 @@ def planned() -> int:
     return sum(task.seeds * len(task.epsilons) for task in TASKS)
 
 
+def _with_twins() -> list[Task]:
+    """All tasks, and the twins of those that have one."""
+    labels = {task.label for task in TASKS}
+    return [*TASKS, *(twin for label, (_, _, twin) in TWINS.items() if label in labels)]
+
+
 def _besides(task: Task, epsilon: float, seed: int) -> dict[str, tuple[str, ...]]:
     """What a cell has beside its ladder: names, by part."""
-    if task.large or epsilon in NOISY:
+    if task.large or epsilon in NOISY or task not in TASKS:
         return dict.fromkeys(_BESIDES, ())
     others = (_SPECTRAL, *_BASELINES)
     return {
@@ -288,7 +295,7 @@ def _law_changed(task: Task, cell: Mapping[str, Any]) -> bool:
 
 def _outdated(cell: Mapping[str, Any]) -> bool:
     """Whether a cell is one of an earlier law, which has not run again."""
-    return any(task.label == cell["task"] and _law_changed(task, cell) for task in TASKS)
+    return any(task.label == cell["task"] and _law_changed(task, cell) for task in _with_twins())
 
 
 def _engine(task: Task, epsilon: float, seed: int) -> dict[str, Any]:
@@ -397,17 +404,20 @@ def _constant(problem: Problem) -> float:
 
 def write(folder: Path) -> str:
     """Writes regret.md, regret.json and regret.png; returns the summary."""
+    from . import _regret_misses as misses
     from . import _regret_page as page
     from .files import write_json, write_text
     from .plots import draw_regret
     from .tables import grid
 
     found = read(folder / "cells.jsonl")
-    cells = [cell for cell in found if not _outdated(cell)]
+    labels = {task.label for task in TASKS}
+    current = [cell for cell in found if not _outdated(cell)]
+    cells = [cell for cell in current if cell["task"] in labels]
     lines = page.summary(cells)
     if not lines:
         return "no task has run yet"
-    waiting = len(found) - len(cells)
+    waiting = len(found) - len(current)
     # On networks the previous default is spectral C at rate 1.
     usual = [name for name in _BASELINES if name not in _NETWORKS_ONLY]
     names = (page.LAW, page.PREVIOUS, *usual, _SPECTRAL)
@@ -429,9 +439,13 @@ def write(folder: Path) -> str:
         *grid(head, rows),
         *page.resampled(lines),
         *page.crossed(cells),
+        *misses.goals(lines),
+        *misses.large(current, lines),
         *page.tried(lines, tuple(_TRIED)),
         *table,
+        *misses.falls(cells, lines),
         *page.clips(cells),
+        *misses.moved_by_clip(cells),
         *page.warned(cells),
         "## Regret by task",
         "",
