@@ -63,36 +63,51 @@ def test_a_large_regret_has_its_reason_beside_it():
 def test_a_fall_is_a_miss_only_beyond_the_spread():
     def steps(task, falls, best=80.0):
         return [
-            cell(task, epsilon, seed, own, half=best if epsilon == 3 else 80.0)
+            cell(task, epsilon, seed, own, *[best if epsilon == 3 else 80.0] * 2)
             for seed, fall in enumerate(falls)
             for epsilon, own in ((1.0, 80.0), (3.0, 80.0 - fall))
         ]
 
-    cells = steps("a", (2.0, 2.1, 1.9), 81.0) + steps("b", (9.0, -3.0, 1.0)) + steps("c", (1.0,))
-    cells += steps("d", (-1.0, -1.0))
-    text = misses.falls(cells, page.summary(cells))
+    cells = steps("a", (2.0, 2.1, 1.9), 79.9) + steps("b", (9.0, -3.0, 1.0)) + steps("c", (1.0,))
+    cells += steps("d", (-1.0, -1.0)) + steps("e", (2.0, 2.0), 78.5)
+    cells += steps("lognormal", (2.0, 2.0), 80.0)
+    lines = page.summary(cells)
+    twin = steps("logarithms", (-0.5, -0.7))
+    text = misses.falls(cells + twin, lines)
     rows = {row.split("|")[1].strip(): row for row in text if row.startswith("| ")}
-    assert "beyond it: a miss" in rows["a"] and rows["a"].endswith("| +1.00 |")
+    assert "beyond it: a miss" in rows["a"] and rows["a"].endswith("| -0.10 |")
     assert "within the spread" in rows["b"] and "one seed can't tell" in rows["c"]
-    assert "d" not in rows and "1 do." in told(text)
+    assert "d" not in rows and "logarithms" not in rows
+    assert "3 do, of 5 steps" in told(text)
+    assert "- **a, ε 1 to 3**: Most of it is the law's rate: at the best rates it is -0.10." in text
+    assert "- **e, ε 1 to 3**: It is not the rate, and no other reason was measured." in text
+    (one,) = (row for row in text if row.startswith("- **lognormal, ε 1 to 3**"))
+    assert one.endswith("all else the same, the step is +0.60 ± 1.27.")
+    assert any("logarithms of the targets has not run" in row for row in misses.falls(cells, lines))
     assert misses.falls(steps("d", (-1.0,)), page.summary(steps("d", (-1.0,))))[0].startswith("No")
 
 
 def test_c_is_judged_against_what_it_may_move_and_the_spread():
     def moved(task, shifts):
         return [
-            cell(task, seed=s, twice=81.0, half=79.5, clips={"0.02": 80.0 + shift, "0.1": 80.1})
+            cell(task, seed=s, clips={"0.02": 80.0 + shift, "0.1": 80.1})
             for s, shift in enumerate(shifts)
         ]
 
-    cells = moved("a", (1.0, 1.1, 0.9)) + moved("b", (0.5, 0.2, 0.4)) + moved("c", (-2.0,))
-    cells += moved("d", (0.2, 0.3))
+    cells = moved("rare, 64", (1.0, 1.1, 0.9)) + moved("heart", (0.5, 0.2, 0.4))
+    cells += moved("ved", (-2.0,)) + moved("tiny", (0.2, 0.3)) + moved("wine", (2.0, 2.0))
+    cells += moved("balanced, 64", (0.5, 0.7))
     text = misses.moved_by_clip(cells)
     rows = {row.split("|")[1].strip(): row for row in text if row.startswith("| ")}
-    assert "beyond it: a miss" in rows["a"] and "-0.50, +1.00" in rows["a"]
-    assert "within the spread" in rows["b"] and "one seed can't tell" in rows["c"]
-    assert "d" not in rows and text[0].startswith("3 of 8 means move")
-    assert misses.moved_by_clip(moved("d", (0.1,)))[0].startswith("No C moves")
+    assert "beyond it: a miss" in rows["rare, 64"] and "within the spread" in rows["heart"]
+    assert "one seed can't tell" in rows["ved"] and not {"tiny", "balanced, 64"} & set(rows)
+    assert text[0] == "4 of 10 means move by more than 0.3 points; 2 do so"
+    assert (
+        "- **rare, 64, ε 1, C = 0.02**: 3 % of its records are positive: with half of them and all"
+        " else the same, it moves by +0.60 ± 1.27."
+    ) in text
+    assert "- **wine, ε 1, C = 0.02**: No reason was measured." in text
+    assert misses.moved_by_clip(moved("tiny", (0.1,)))[0].startswith("None of 2 means moves")
 
 
 @pytest.mark.parametrize("label", TWINS)
@@ -104,11 +119,17 @@ def test_a_twin_differs_from_its_task_in_the_reason_alone(label):
     assert (twin.hidden, twin.seeds, twin.epsilons) == (task.hidden, task.seeds, task.epsilons)
     one, other = problem_of(task, 1), problem_of(twin, 1)
     assert one.x.shape == other.x.shape and one.outputs == other.outputs
+    assert one.regression == other.regression
     if task.name == "narrow":
         assert (one.y == other.y).all()
         assert other.x.std(0).min() > 0.3 > 6 * one.x.std(0).min()
     if task.name == "xor":
         assert abs(_correlation(one)) < 0.05 < 0.4 < abs(_correlation(other))
+    if task.name == "lognormal":
+        assert (one.x == other.x).all()
+        assert float(one.y.median()) < -0.6 < -0.2 < float(other.y.median())
+    if task.name == "rare":
+        assert float(one.y.float().mean()) < 0.06 < 0.4 < float(other.y.float().mean())
 
 
 def _correlation(problem):

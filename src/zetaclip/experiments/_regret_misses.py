@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._regret_page import LAW, groups, halves, interval, own_score, rate_factor, spread, summary
-from ._tasks import NOISY, TASKS, TWINS
+from ._regret_page import (
+    LAW,
+    groups,
+    halves,
+    interval,
+    own_score,
+    rate_factor,
+    spread,
+    steps,
+    summary,
+)
+from ._tasks import TASKS, TWINS
 from .tables import grid
 
 # Median, 90th percentile and worst; twice that on the half that nobody tuned on.
@@ -50,7 +59,7 @@ def large(cells: _Cells, lines: Sequence[dict[str, Any]]) -> list[str]:
         if mean <= _LARGE:
             continue
         task, epsilon, factor = line["task"], line["epsilon"], line["best_factor"]
-        network = _network(task)
+        network, twin = _network(task), twins.get((_twin_of(task), epsilon))
         others = {
             other: change
             for (other, budget), same in found.items()
@@ -59,8 +68,8 @@ def large(cells: _Cells, lines: Sequence[dict[str, Any]]) -> list[str]:
         }
         said.append(
             f"- **{task}, ε {epsilon:g}**: {_with_interval(mean, wide, line['seeds'])}."
-            f" {factor:.2g} times the law's rate is best here.{_reason(task, epsilon, twins)}"
-            f" {_elsewhere(others)}"
+            f" {factor:.2g} times the law's rate is best here."
+            f"{_reason(task, _at_best(twin) if twin else None)} {_elsewhere(others)}"
         )
     told = said or [f"No task has a regret above {_LARGE:g} points."]
     return [
@@ -81,20 +90,10 @@ def _with_interval(mean: float, wide: float, seeds: int) -> str:
     return f"{mean:.2f} ± {wide:.2f} points over {seeds} seeds{proved}"
 
 
-def _reason(task: str, epsilon: float, lines: Mapping[tuple[str, float], Any]) -> str:
-    """What is special about the task, and the regret of the same table without that."""
-    if task not in TWINS:
-        return ""
-    why, instead, twin = TWINS[task]
-    line = lines.get((twin.label, epsilon))
-    if line is None:
-        return f" {why}; its twin with {instead} has not run."
+def _at_best(line: Mapping[str, Any]) -> str:
     mean, wide = line["regret"][LAW]
     shown = f"{mean:.2f}" if math.isnan(wide) else f"{mean:.2f} ± {wide:.2f}"
-    return (
-        f" {why}: with {instead} and all else the same, regret is {shown}, and"
-        f" {line['best_factor']:.2g} times the law's rate is best."
-    )
+    return f"regret is {shown}, and {line['best_factor']:.2g} times the law's rate is best"
 
 
 def _elsewhere(changes: Mapping[str, float]) -> str:
@@ -118,62 +117,110 @@ def _change(cells: _Cells, factor: float) -> float | None:
 
 
 def falls(cells: _Cells, lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Every fall from one ε to the next: beyond the seeds' spread or not; the step's part in it."""
-    by_line = {(line["task"], line["epsilon"]): line for line in lines}
-    found = {key: same for key, same in groups(cells).items() if key[1] not in NOISY}
-    rows = []
-    for task in dict.fromkeys(task for task, _ in found):
-        budgets = sorted(budget for name, budget in found if name == task)
-        for low, high in itertools.pairwise(budgets):
-            below = {c["seed"]: own_score(c) for c in found[task, low]}
-            pairs = [own_score(c) - below[c["seed"]] for c in found[task, high]
-                     if c["seed"] in below]  # fmt: skip
-            if not pairs or (mean := statistics.fmean(pairs)) >= 0:
-                continue
-            _, wide = interval(pairs)
-            best = by_line[task, high]["best"] - by_line[task, low]["best"]
-            rows.append([task, f"{low:g} to {high:g}", _points(mean, wide), str(len(pairs)),
-                         _verdict(-mean, wide, 0.0), f"{best:+.2f}"])  # fmt: skip
+    """Every fall from one ε to the next: beyond the seeds' spread or not, and why.
+
+    Args:
+        cells: The finished cells, with those of twins.
+        lines: The lines of the tasks.
+    """
+    best = {(line["task"], line["epsilon"]): line["best"] for line in lines}
+    ups = {(up["task"], up["low"]): up for up in steps(cells)}
+    tasks = [up for up in ups.values() if (up["task"], up["high"]) in best]
+    rows, said = [], []
+    for up in tasks:
+        mean, wide = up["change"]
+        if mean >= 0:
+            continue
+        at_best = best[up["task"], up["high"]] - best[up["task"], up["low"]]
+        span = f"{up['low']:g} to {up['high']:g}"
+        verdict = _verdict(-mean, wide, 0.0)
+        rows.append([up["task"], span, _points(mean, wide), str(up["seeds"]), verdict,
+                     f"{at_best:+.2f}"])  # fmt: skip
+        if verdict == _BEYOND:
+            twin = ups.get((_twin_of(up["task"]), up["low"]))
+            shown = f"the step is {_points(*twin['change'])}" if twin else None
+            told = _reason(up["task"], shown)
+            if not told and at_best > mean / 2:
+                told = f" Most of it is the law's rate: at the best rates it is {at_best:+.2f}."
+            told = told or " It is not the rate, and no other reason was measured."
+            said.append(f"- **{up['task']}, ε {span}**:{told}")
     if not rows:
         return ["No mean falls from one ε to the next.", ""]
-    proved = [row for row in rows if row[4] == _BEYOND]
+    tested = sum(up["seeds"] > 1 for up in tasks)
     return [
         f"{len(rows)} steps of {len({row[0] for row in rows})} tasks fall in the mean. A fall is a",
         "miss only if its 95 % interval over seeds, each paired with itself, excludes zero:",
-        f"{len(proved)} do. 'At the best rates' is the same step if each ε has the rate that is",
-        "best on its test set: where that rises, the law's rate is the reason for the fall; where",
-        "it falls as well, no rate of the ladder would have avoided it.",
+        f"{len(said)} do, of {tested} steps with two seeds or more. If none of these rose or fell,",
+        f"chance alone would make {0.025 * tested:.0f} such falls. 'At the best rates' is the same",
+        "step if each ε has the rate that is best on its test set.",
         "",
         *grid(["task", "ε", "fall", "seeds", "verdict", "at the best rates"], rows),
+        *said,
+        "",
     ]
 
 
 def moved_by_clip(cells: _Cells) -> list[str]:
-    """Every C that moves a mean by more than the goal: beyond the seeds' spread, and the rate's."""
-    rows, count = [], 0
-    for (task, epsilon), some in groups(cells).items():
-        found = [cell for cell in some if cell.get("clips")]
-        for clip in sorted({name for cell in found for name in cell["clips"]}, key=float):
-            shifts = [c["clips"][clip] - own_score(c) for c in found if clip in c["clips"]]
-            mean, wide = interval(shifts)
-            count += 1
-            if abs(mean) <= _MOVED:
-                continue
-            twice, half = (_change(found, factor) for factor in (2.0, 0.5))
-            rates = ", ".join("" if v is None else f"{v:+.2f}" for v in (half, twice))
-            rows.append([task, f"{epsilon:g}", clip, _points(mean, wide), str(len(shifts)),
-                         _verdict(abs(mean), wide, _MOVED), rates])  # fmt: skip
+    """Every C that moves a mean by more than the goal: beyond the seeds' spread or not, and why.
+
+    Args:
+        cells: The finished cells, with those of twins.
+    """
+    tasks = {task.label for task in TASKS}
+    shifts = _shifts(cells)
+    rows, said = [], []
+    for (task, epsilon, clip), (mean, wide, seeds) in shifts.items():
+        if abs(mean) <= _MOVED or task not in tasks:
+            continue
+        verdict = _verdict(abs(mean), wide, _MOVED)
+        rows.append([task, f"{epsilon:g}", clip, _points(mean, wide), str(seeds), verdict])
+        if verdict == _BEYOND:
+            twin = shifts.get((_twin_of(task), epsilon, clip))
+            told = _reason(task, f"it moves by {_points(*twin[:2])}" if twin else None)
+            told = told or " No reason was measured."
+            said.append(f"- **{task}, ε {epsilon:g}, C = {clip}**:{told}")
+    count = sum(task in tasks for task, _, _ in shifts)
     if not rows:
-        return [f"No C moves a mean by more than {_MOVED} points.", ""]
-    proved = sum(row[5] == _BEYOND for row in rows)
+        return [f"None of {count} means moves by more than {_MOVED} points.", ""]
     return [
-        f"{len(rows)} of {count} means move by more than {_MOVED} points; {proved} of them do so",
+        f"{len(rows)} of {count} means move by more than {_MOVED} points; {len(said)} do so",
         f"beyond the seeds' spread: the 95 % interval excludes all shifts of up to {_MOVED}.",
-        "A smaller C lets small gradients count as much as large ones. The last column has what",
-        "half and twice the rate do to the same cells, as a scale for it.",
         "",
-        *grid(["task", "ε", "C", "moves by", "seeds", "verdict", "rate x 1/2, x 2"], rows),
+        *grid(["task", "ε", "C", "moves by", "seeds", "verdict"], rows),
+        *said,
+        "",
     ]
+
+
+def _shifts(cells: _Cells) -> dict[tuple[str, float, str], tuple[float, float, int]]:
+    """What each C that was given does to the points, by task, ε and C: mean, interval, seeds."""
+    found: dict[tuple[str, float, str], list[float]] = {}
+    for (task, epsilon), same in groups(cells).items():
+        for cell in same:
+            for clip, points in cell["clips"].items():
+                shift = points - own_score(cell)
+                found.setdefault((task, epsilon, clip), []).append(shift)
+    return {key: (*interval(values), len(values)) for key, values in found.items()}
+
+
+def _twin_of(task: str) -> str:
+    """The label of a task's twin; empty if it has none."""
+    return TWINS[task][2].label if task in TWINS else ""
+
+
+def _reason(task: str, shown: str | None) -> str:
+    """What is special about a task, and what its twin, which is without that, shows.
+
+    Args:
+        task: The task's label; one without a twin has nothing to say.
+        shown: What the twin shows; None if it has not run.
+    """
+    if task not in TWINS:
+        return ""
+    why, instead, _ = TWINS[task]
+    if shown is None:
+        return f" {why}; its twin with {instead} has not run."
+    return f" {why}: with {instead} and all else the same, {shown}."
 
 
 _BEYOND, _WITHIN, _UNKNOWN = "beyond it: a miss", "within the spread", "one seed can't tell"

@@ -227,33 +227,42 @@ def tried(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     ]
 
 
+def steps(cells: _Cells) -> list[dict[str, Any]]:
+    """Each step from one ε to the next: the law's change over seeds that both have."""
+    by_task: dict[str, dict[float, dict[int, float]]] = {}
+    for (task, epsilon), found in groups(cells).items():
+        if epsilon not in NOISY:
+            by_task.setdefault(task, {})[epsilon] = {c["seed"]: own_score(c) for c in found}
+    ups = []
+    for task, by_budget in by_task.items():
+        for low, high in itertools.pairwise(sorted(by_budget)):
+            below, above = by_budget[low], by_budget[high]
+            changes = [above[seed] - below[seed] for seed in above if seed in below]
+            if changes:
+                ups.append({"task": task, "low": low, "high": high, "seeds": len(changes),
+                            "change": interval(changes)})  # fmt: skip
+    return ups
+
+
 def rises(cells: _Cells) -> tuple[list[str], int, int]:
     """The table of accuracy over ε; how many tasks there are, and how many fall somewhere.
 
     A task falls where the mean difference between two neighbouring ε over seeds, with its 95 %
     interval, is below zero.
     """
-    by_task: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
+    means: dict[str, list[str]] = {}
     for (task, epsilon), found in groups(cells).items():
         if epsilon not in NOISY:
-            by_task.setdefault(task, {})[epsilon] = found
-    rows, falls = [], 0
-    for task, by_budget in by_task.items():
-        budgets = sorted(by_budget)
-        means = [statistics.fmean(own_score(c) for c in by_budget[e]) for e in budgets]
-        signs = []
-        for low, high in itertools.pairwise(budgets):
-            below = {c["seed"]: own_score(c) for c in by_budget[low]}
-            differences = [
-                own_score(c) - below[c["seed"]] for c in by_budget[high] if c["seed"] in below
-            ]
-            mean, wide = interval(differences) if differences else (0.0, math.nan)
-            signs.append(
-                "?" if math.isnan(wide) else "+" if mean > wide else "-" if mean < -wide else "="
-            )
-        falls += "-" in signs
-        told = [f"{e:g}: {m:.2f}" for e, m in zip(budgets, means, strict=True)]
-        rows.append([task, ", ".join(told), " ".join(signs)])
+            mean = statistics.fmean(own_score(c) for c in found)
+            means.setdefault(task, []).append(f"{epsilon:g}: {mean:.2f}")
+    signs: dict[str, list[str]] = {task: [] for task in means}
+    for up in steps(cells):
+        mean, wide = up["change"]
+        signs[up["task"]].append(
+            "?" if math.isnan(wide) else "+" if mean > wide else "-" if mean < -wide else "="
+        )
+    falls = sum("-" in found for found in signs.values())
+    rows = [[task, ", ".join(means[task]), " ".join(signs[task])] for task in means]
     table = [
         "## Does accuracy rise with ε?",
         "",

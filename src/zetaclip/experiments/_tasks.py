@@ -102,6 +102,16 @@ TWINS = {
         "columns of the same spread",
         Task("even", (64,), 10, False),
     ),
+    "lognormal": (
+        "R² counts its few large targets most, and a clipped gradient follows most records",
+        "logarithms of the targets",
+        Task("logarithms", (), 5, False),
+    ),
+    "rare, 64": (
+        "3 % of its records are positive",
+        "half of them",
+        Task("balanced", (64,), 5, False),
+    ),
 }
 
 
@@ -358,6 +368,12 @@ def _lognormal(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
     return x, torch.exp(0.7 * x @ (w / w.norm()) + 0.3 * torch.randn(total, generator=g))
 
 
+def _logarithms(g: torch.Generator, total: int) -> tuple[Tensor, Tensor]:
+    """``_lognormal`` with the logarithms of the targets."""
+    x, y = _lognormal(g, total)
+    return x, y.log()
+
+
 _SOURCES: dict[str, Callable[[int], Problem]] = {
     "digits": _bundled("digits", 10),
     "heart": _stored("heart", shuffled=True),
@@ -393,4 +409,6 @@ _SOURCES: dict[str, Callable[[int], Problem]] = {
     # Twins of such.
     "straight": _made(4000, _straight),
     "even": _made(500, _even),
+    "logarithms": _made(3000, _logarithms),
+    "balanced": _table(8000, 30),
 }

@@ -58,7 +58,7 @@ _TRIED: dict[str, Callable[[Setting], Setting]] = {
 _CLIPS = (0.02, 0.1, 0.5, 2.0, 8.0)
 _CLIP_TASKS = (
     "heart", "tiny", "ved", "digits", "twenty", "heart, bins", "ved, bins", "heart, 64", "ved, 64",
-    "digits, 64", "rare, 64",
+    "digits, 64", "rare, 64", "balanced, 64",
 )  # fmt: skip
 
 
@@ -139,9 +139,9 @@ def _with_twins() -> list[Task]:
 
 def _besides(task: Task, epsilon: float, seed: int) -> dict[str, tuple[str, ...]]:
     """What a cell has beside its ladder: names, by part."""
-    if task.large or epsilon in NOISY or task not in TASKS:
+    if task.large or epsilon in NOISY:
         return dict.fromkeys(_BESIDES, ())
-    others = (_SPECTRAL, *_BASELINES)
+    others = (_SPECTRAL, *_BASELINES) if task in TASKS else ()
     return {
         "tried": tuple(_TRIED) if task.chosen_by and seed == 1 else (),
         "clips": tuple(f"{clip:g}" for clip in _CLIPS)
@@ -443,9 +443,9 @@ def write(folder: Path) -> str:
         *misses.large(current, lines),
         *page.tried(lines, tuple(_TRIED)),
         *table,
-        *misses.falls(cells, lines),
+        *misses.falls(current, lines),
         *page.clips(cells),
-        *misses.moved_by_clip(cells),
+        *misses.moved_by_clip(current),
         *page.warned(cells),
         "## Regret by task",
         "",
