@@ -103,8 +103,8 @@ def test_c_is_judged_against_what_it_may_move_and_the_spread():
     assert "one seed can't tell" in rows["ved"] and not {"tiny", "balanced, 64"} & set(rows)
     assert text[0] == "4 of 10 means move by more than 0.3 points; 2 do so"
     assert (
-        "- **rare, 64, ε 1, C = 0.02**: 3 % of its records are positive: with half of them and all"
-        " else the same, it moves by +0.60 ± 1.27."
+        "- **rare, 64, ε 1, C = 0.02**: 3 % of its records are positive: with half of them positive"
+        " and all else the same, it moves by +0.60 ± 1.27."
     ) in text
     assert "- **wine, ε 1, C = 0.02**: No reason was measured." in text
     assert misses.moved_by_clip(moved("tiny", (0.1,)))[0].startswith("None of 2 means moves")

@@ -282,7 +282,7 @@ def clips(cells: _Cells) -> list[str]:
         if not found:
             continue
         shown = []
-        for clip in ("0.02", "0.1"):
+        for clip in ("0.02", "0.1", "0.5"):
             if all(clip in cell["clips"] for cell in found):
                 mean, wide = interval([cell["clips"][clip] - own_score(cell) for cell in found])
                 shown.append(_shown(mean, wide, signed=True))
@@ -295,9 +295,9 @@ def clips(cells: _Cells) -> list[str]:
         "## Does C matter?",
         "",
         "Points over the law's own C if C is given (`--clip`). A C above the law's is never taken,",
-        "so it changes nothing: here that is every one of 0.5, 2 and 8.",
+        "so it changes nothing: here that is every one of 2 and 8.",
         "",
-        *grid(["task", "ε", "C of the law", "C = 0.02", "C = 0.1"], rows),
+        *grid(["task", "ε", "C of the law", "C = 0.02", "C = 0.1", "C = 0.5"], rows),
     ]
 
 

@@ -109,7 +109,7 @@ TWINS = {
     ),
     "rare, 64": (
         "3 % of its records are positive",
-        "half of them",
+        "half of them positive",
         Task("balanced", (64,), 5, False),
     ),
 }
