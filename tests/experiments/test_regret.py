@@ -311,3 +311,21 @@ def test_a_late_average_is_the_weighted_mean_of_the_weights():
     for step, place in enumerate(places):
         mean += 3 / (step + 3) * (place - mean)
     assert float(found) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 3)])
+def test_the_rate_is_the_one_that_the_optimizer_takes(hidden):
+    """Five inputs, so that the rule for few of them acts where it should."""
+    data = problem(outputs=1)
+    update = regret._update((5, *hidden, 1), data)
+    update.plan(300)
+    update.set_noise_std(12.0 / 30)
+    for group in update.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    update.step()
+    task = Task("a", hidden, 1, True)
+    found = regret._rate(task, False, update.gain, 12.0, 30, 300, 30, 5)
+    assert update.rate == pytest.approx(found)
+    many = regret._rate(task, False, update.gain, 12.0, 30, 300, 30, 50)
+    assert found / many == pytest.approx(2.0 if len(hidden) < 2 else 1.0, rel=0.02)
