@@ -10,7 +10,7 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ZETACLIP_CACHE", str(tmp_path / "cache"))
 
 
-def tiny(channels=3, height=12, width=12, mirror=True, pictures=None, seed=0):
+def tiny(channels=3, height=12, width=12, mirror=True, pictures=None, seed=0, framed=0):
     """Small settings that have every part: two sizes, and a second layer."""
     size, half = (height, width), ((height + 1) // 2, (width + 1) // 2)
     blocks = (
@@ -20,7 +20,7 @@ def tiny(channels=3, height=12, width=12, mirror=True, pictures=None, seed=0):
         Block(size, 1, 3, 1, 8, 1, 6, 3, mirror, Second(2, 6, 8)),
     )
     kinds = (("leaves", 40), ("dense", 40)) if channels == 3 else (("strokes", 60), ("shapes", 20))
-    return Settings((channels, height, width), blocks, pictures or kinds, seed)
+    return Settings((channels, height, width), blocks, pictures or kinds, seed, framed)
 
 
 @pytest.fixture

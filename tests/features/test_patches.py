@@ -10,6 +10,7 @@ from zetaclip.data import Dataset, Split
 from zetaclip.errors import InputError
 from zetaclip.features import _patches as module
 from zetaclip.features import build, features_of, patches, precompute, rebuilt
+from zetaclip.features._frame import framed
 from zetaclip.features._patches import Settings, fits, from_settings, settings_for
 
 
@@ -45,6 +46,19 @@ def test_blocks_that_share_a_first_layer_give_what_each_gives_alone(small):
     assert torch.equal(made.blocks[2].bank.weight, made.blocks[3].bank.weight)
     alone = torch.cat([block.whitened(block.pooled(x)) for block in made.blocks], 1) / 2
     torch.testing.assert_close(made(x)[:, :-1], alone)
+
+
+def test_the_first_blocks_see_framed_pictures_and_the_others_plain_ones(small):
+    kept = {"channels": 1, "mirror": False}
+    plain, mixed, x = small(**kept), small(**kept, framed=3), pictures_of(5, (1, 12, 12))
+    for number, block in enumerate(mixed.blocks):
+        seen = framed(x) if number < 3 else x
+        columns = slice(6 * number, 6 * number + 6)
+        alone = block.whitened(block.pooled(seen)) / 2
+        torch.testing.assert_close(mixed(x)[:, columns], alone)
+        # Their constants are made from such pictures, too.
+        same = torch.equal(block.bank.weight, plain.blocks[number].bank.weight)
+        assert same == (number == 3)
 
 
 def test_whitened_features_of_the_synthetic_pictures_are_uncorrelated(settings, small):
@@ -131,10 +145,17 @@ def test_without_a_cache_that_can_be_written_constants_are_made_each_time(
 
 def test_the_digest_follows_the_settings_and_not_the_size_before_the_averaging(settings):
     assert settings().digest() == settings().digest()
-    assert len({settings(**c).digest() for c in ({}, {"seed": 1}, {"mirror": False})}) == 3
+    changes = ({}, {"seed": 1}, {"mirror": False}, {"framed": 1}, {"framed": 2})
+    assert len({settings(**change).digest() for change in changes}) == 5
     large = Settings((3, 50, 50), settings().blocks, settings().pictures)
     assert large.digest() == settings().digest()
     assert from_settings(large)(torch.zeros(1, 3, 50, 50)).shape == (1, 25)
+
+
+def test_what_was_made_before_there_were_frames_keeps_its_name():
+    """Digests of an earlier version; models that were trained with it can still be loaded."""
+    for shape, digest in (((1, 8, 8), "f2ee36d66b53976e"), ((3, 32, 32), "10c32c787d03d3b5")):
+        assert settings_for(shape).digest().startswith(digest)
 
 
 # -- settings
@@ -224,8 +245,9 @@ def test_the_state_dict_carries_everything(small, settings):
     assert torch.equal(other(x), made(x))
 
 
-def test_the_module_can_be_exported(small):
-    made, x = small(), pictures_of(4)
+@pytest.mark.parametrize("framed", [0, 2])
+def test_the_module_can_be_exported(small, framed):
+    made, x = small(framed=framed), pictures_of(4)
     rows = torch.export.Dim("rows", min=2, max=512)
     program = torch.export.export(made, (x,), dynamic_shapes=({0: rows},))
     many = pictures_of(70)

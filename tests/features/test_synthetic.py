@@ -55,3 +55,18 @@ def test_strokes_lie_on_black_and_leaves_cover_all():
     strokes, dense = pictures("strokes", 64, (1, 28, 28)), pictures("dense", 64, (3, 28, 28))
     assert (strokes == -1).double().mean() > 0.5 and (strokes == 1).double().mean() > 0.01
     assert (dense == -1).double().mean() < 0.05
+
+
+def test_glyphs_hang_together_more_often_than_strokes():
+    """Counted by scipy: pieces of ink; and they leave the edge empty."""
+    from scipy.ndimage import label
+
+    def pieces(kind):
+        found = pictures(kind, 200, (1, 28, 28))[:, 0]
+        return [label(one > 0, structure=[[1] * 3] * 3)[1] for one in found.numpy()]
+
+    glyphs, strokes = pieces("glyphs"), pieces("strokes")
+    assert min(glyphs) >= 1 and sum(n == 1 for n in glyphs) > 0.7 * 200
+    assert sum(glyphs) < sum(strokes)
+    drawn = pictures("glyphs", 200, (1, 28, 28))
+    assert (drawn[..., 0] == -1).all() and (drawn[:, :, 0] == -1).all()

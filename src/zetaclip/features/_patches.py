@@ -18,6 +18,7 @@ from ..errors import InputError
 from ._blocks import Block, BlockModule, Second, make_block
 from ._cache import constants
 from ._draws import Draws
+from ._frame import framed
 from ._synthetic import pictures
 
 Shape = tuple[int, int, int]
@@ -39,12 +40,14 @@ class Settings:
         blocks: The blocks.
         pictures: How many synthetic pictures of each kind.
         seed: Another seed gives other synthetic pictures and filters.
+        framed: So many of the blocks, the first ones, see pictures in a standard frame.
     """
 
     shape: Shape
     blocks: tuple[Block, ...]
     pictures: tuple[tuple[str, int], ...]
     seed: int = 0
+    framed: int = 0
 
     @property
     def columns(self) -> int:
@@ -55,6 +58,8 @@ class Settings:
         """A name for these settings."""
         # Not by height and width: what matters is the size that the blocks see.
         made = {**asdict(self), "shape": self.shape[0], "version": _VERSION}
+        if not self.framed:  # what was made before there were frames keeps its name
+            del made["framed"]
         text = json.dumps(made, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -100,6 +105,7 @@ def settings_for(shape: tuple[int, ...], *, mirror: bool | None = None) -> Setti
     else:
         kinds = (("strokes", 5000), ("shapes", 1000))
     side = min(size)
+    in_frame = 0
     if side < 12:
         kinds = tuple((kind, count // 2) for kind, count in kinds)
         blocks = [Block(size, 1, 4, 1, 128, 3, 768, 100, same)]
@@ -117,12 +123,10 @@ def settings_for(shape: tuple[int, ...], *, mirror: bool | None = None) -> Setti
             Block(half, 2, 5, 1, 256, 2, 2048, 1000, same, Second(1, 64, 1024)),
         ]
     else:
-        blocks = [
-            Block(size, 2, 6, 2, 128, 4, 1536, 100, same),
-            Block(size, 2, 9, 2, 128, 4, 1536, 100, same),
-            Block(size, 2, 5, 1, 64, 4, 1536, 100, same, Second(1, 32, 128)),
-        ]
-    return Settings((channels, height, width), tuple(blocks), kinds)
+        kinds, in_frame = (("glyphs", 5000), ("shapes", 1000)), 2
+        two = Block(size, 2, 5, 1, 64, 4, 1536, 100, same, Second(1, 32, 128))
+        blocks = [Block(size, 2, 6, 2, 128, 4, 1536, 100, same), two, two]  # the last: no frame
+    return Settings((channels, height, width), tuple(blocks), kinds, framed=in_frame)
 
 
 class Patches(nn.Module):
@@ -170,8 +174,12 @@ class Patches(nn.Module):
 
     def _pooled(self, x: Tensor) -> list[Tensor]:
         """Each block's features before the whitening."""
+        count, own = self.settings.framed, self._own
         known: dict[object, Tensor] = {}
-        return [block.pooled(x, known) for block in self._own]
+        found = [block.pooled(x, known) for block in own[count:]]
+        if count:
+            x, known = framed(x), {}
+        return [block.pooled(x, known) for block in own[:count]] + found
 
     def describe(self) -> dict[str, object]:
         """What was fixed in advance, for the result of a run."""
@@ -225,9 +233,11 @@ def _make(settings: Settings, say: Callable[[str], None]) -> dict[str, Tensor]:
     say("making the constants of the features from synthetic pictures (once; they are cached)")
     drawn = torch.cat([pictures(k, n, shape, settings.seed) for k, n in settings.pictures])
     drawn = drawn[Draws("order", settings.seed).order(len(drawn))]
+    seen = framed(drawn) if settings.framed else drawn
     made: dict[str, Tensor] = {}
     for number, block in enumerate(settings.blocks):
-        state = make_block(block, drawn, settings.seed).float().state_dict()
+        given = seen if number < settings.framed else drawn
+        state = make_block(block, given, settings.seed).float().state_dict()
         made |= {f"blocks.{number}.{name}": value for name, value in state.items()}
         say(f"constants of block {number + 1} of {len(settings.blocks)} are made")
     return made

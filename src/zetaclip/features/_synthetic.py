@@ -17,7 +17,7 @@ from ._draws import Draws
 
 _ROWS = 64  # pictures that are drawn together; small, so that they stay in the processor's cache
 _EDGES = 6
-KINDS = ("leaves", "dense", "strokes", "shapes")
+KINDS = ("leaves", "dense", "strokes", "shapes", "glyphs")
 
 
 def pictures(kind: str, count: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
@@ -26,7 +26,8 @@ def pictures(kind: str, count: int, shape: tuple[int, int, int], seed: int = 0) 
     Args:
         kind: "leaves": few to many opaque shapes with texture. "dense": the whole canvas is
             covered, in related colours, sometimes blurred. "strokes": thick curves on black.
-            "shapes": a few filled shapes on black.
+            "shapes": a few filled shapes on black. "glyphs": strokes of one width that hang
+            together, as in letters and digits.
         count: How many.
         shape: (channels, height, width), with 1 or 3 channels.
         seed: Another seed gives other pictures.
@@ -34,7 +35,7 @@ def pictures(kind: str, count: int, shape: tuple[int, int, int], seed: int = 0) 
     Returns:
         Shape (count, channels, height, width).
     """
-    make = {"leaves": _leaves, "dense": _dense, "strokes": _strokes, "shapes": _shapes}[kind]
+    make = (_leaves, _dense, _strokes, _shapes, _glyphs)[KINDS.index(kind)]
     draws = Draws("pictures", kind, shape, seed)
     parts = [make(draws, min(_ROWS, count - at), shape) for at in range(0, count, _ROWS)]
     return torch.cat(parts)[:count].clamp_(-1.0, 1.0)
@@ -89,7 +90,7 @@ def _shapes(draws: Draws, rows: int, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _strokes(draws: Draws, rows: int, shape: tuple[int, int, int]) -> Tensor:
-    channels, height, width = shape
+    _, height, width = shape
     side, most, pieces = min(height, width), 3, 15
     number = draws.whole(rows, low=1, high=most + 1)
     corners = draws.uniform(rows, most, 4, 2, low=0.15, high=0.85)
@@ -98,11 +99,62 @@ def _strokes(draws: Draws, rows: int, shape: tuple[int, int, int]) -> Tensor:
     weights = torch.stack(((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3), 1)
     points = weights @ corners  # along cubic Bézier curves: (rows, most, pieces + 1, 2)
     thick = side * draws.uniform(rows, most, low=0.045, high=0.14) + 0.2
+    return _drawn(points, thick, number, shape)
+
+
+def _glyphs(draws: Draws, rows: int, shape: tuple[int, int, int]) -> Tensor:
+    size = torch.tensor(shape[1:], dtype=torch.float64)
+    side, most, knots, pieces = min(shape[1:]), 3, 5, 6
+    number = draws.whole(rows, low=1, high=most + 1)
+    # Walks with a bend of their own: lines, arcs, waves, loops.
+    turn = 1.2 * draws.uniform(rows, most, knots - 1, low=-1.0, high=1.0)
+    turn = (turn + 1.4 * draws.uniform(rows, most, 1, low=-1.0, high=1.0)).cumsum(2)
+    turn = turn + 2 * torch.pi * draws.uniform(rows, most, 1)
+    step = torch.stack((turn.sin(), turn.cos()), 3)
+    step = step * draws.uniform(rows, most, knots - 1, 1, low=0.5, high=1.5)
+    step = step * draws.uniform(rows, most, 1, 1, low=0.4, high=1.2)
+    walks = list(F.pad(step.cumsum(2), (0, 0, 1, 0)).unbind(1))
+    # Each has a knot at one of the walk before, most often.
+    row = torch.arange(rows)
+    for k in range(1, most):
+        there = walks[k - 1][row, draws.whole(rows, low=0, high=knots)]
+        here = walks[k][row, draws.whole(rows, low=0, high=knots)]
+        apart = 0.8 * draws.normal(rows, 2) * (draws.uniform(rows, 1) < 0.3)
+        walks[k] = walks[k] + (there - here + apart)[:, None]
+    # Smooth curves through the knots (Catmull-Rom), in a box in the middle.
+    walk = torch.stack(walks, 1)
+    walk = torch.cat((walk[:, :, :1], walk, walk[:, :, -1:]), 2)
+    t = torch.arange(pieces, dtype=torch.float64) / pieces
+    weights = (-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, t**3 - t**2)
+    points = walk.unfold(2, 4, 1) @ (torch.stack(weights) / 2)
+    points = torch.cat((points.transpose(3, 4).flatten(2, 3), walk[:, :, -1:]), 2)
+    used = (torch.arange(most) < number[:, None])[:, :, None, None]
+    low = torch.where(used, points, torch.inf).amin((1, 2), keepdim=True)
+    high = torch.where(used, points, -torch.inf).amax((1, 2), keepdim=True)
+    box = side * draws.uniform(rows, 1, 1, 1, low=0.55, high=0.8)
+    scale = box / (high - low).amax(3, keepdim=True)
+    points = (points - (low + high) / 2) * scale + size / 2
+    thick = side * draws.uniform(rows, 1, low=0.05, high=0.13)
+    thick = thick * draws.uniform(rows, most, low=0.85, high=1.15)
+    return _drawn(points, thick, number, shape)
+
+
+def _drawn(points: Tensor, thick: Tensor, number: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """White lines on black.
+
+    Args:
+        points: Along the lines: (rows, lines, points, 2).
+        thick: Their width: (rows, lines).
+        number: How many of the lines are drawn: (rows).
+        shape: (channels, height, width).
+    """
+    channels, height, width = shape
+    rows = len(points)
     ink = torch.zeros(rows, height, width, dtype=torch.float64)
     y, x = _grid(height, width)
-    for curve in range(most):
+    for curve in range(points.shape[1]):
         nearest = torch.full_like(ink, torch.inf)
-        for piece in range(pieces):
+        for piece in range(points.shape[2] - 1):
             start = points[:, curve, piece, :, None, None]
             along = points[:, curve, piece + 1, :, None, None] - start
             dy, dx = y - start[:, 0], x - start[:, 1]
