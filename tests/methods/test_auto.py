@@ -236,6 +236,12 @@ def test_small_sets_get_full_batches_and_noise_few_updates():
     assert batch == round(2e6 / 300) and epochs * -(-50_000 // batch) == pytest.approx(300)
 
 
+def test_a_linear_model_of_many_inputs_gets_larger_batches():
+    few, many = (length(50_000, 8.0, True, inputs=inputs) for inputs in (999, 1000))
+    assert (few[0], many[0]) == (round(2e6 / 1002), round(5e6 / 1002))
+    assert length(50_000, 8.0, False, inputs=1000) == length(50_000, 8.0, False)
+
+
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("size", [3, 40, 1437, 60_000, 3_000_000])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, None])

@@ -193,7 +193,7 @@ def measure(
     widths = (problem.x.shape[1], *task.hidden, problem.outputs)
     start = start_of(widths, seed)
     update = _update(widths, problem)
-    batch, epochs = length(size, epsilon, linear)
+    batch, epochs = length(size, epsilon, linear, inputs=widths[0])
     assert epochs is not None
     steps = round(epochs * -(-size // batch))
     sigma = _sigma(epsilon, min(1.0, batch / size), steps, size)

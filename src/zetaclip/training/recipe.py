@@ -290,12 +290,13 @@ def _resolve_auto(
         raise ConfigError("recipe 'paper' is for the paper's methods; name one, e.g. ww-dp-sgd")
     if config.minutes is not None and (config.epochs is not None or config.steps is not None):
         raise ConfigError("give minutes, or epochs or steps, not both")
-    model, inputs, (depth, _, gain) = _measured(config, dataset, model, say)
+    model, inputs, (depth, width, gain) = _measured(config, dataset, model, say)
     records = None if config.minutes is None else lengths.records_in(config.minutes, model, inputs)
     batch, epochs = lengths.length(
         size,
         config.epsilon,
         depth == 1,
+        inputs=width,
         batch=config.batch_size,
         epochs=config.epochs,
         steps=config.steps,
