@@ -22,7 +22,7 @@ setup(
             name,
             [source],
             extra_compile_args=FLAGS + FUSED.get(name, []),
-            depends=["src/zetaclip/gradients/_tiles.h"],
+            depends=["src/zetaclip/gradients/_tiles.h", "src/zetaclip/gradients/_buffers.h"],
             optional=True,
         )
         for name, source in SOURCES.items()

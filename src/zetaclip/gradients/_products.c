@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_buffers.h"
+
 #define NR 3          /* vectors of a tile */
 #define BLOCK 6       /* vectors, and panels of outputs, whose sums stay in the cache */
 #define PANELS 2
@@ -293,25 +295,6 @@ static void pack(const shape *s, const job *j, const float *restrict x, const fl
                        s->width * sizeof(float));
         transpose(g, outputs, positions, positions, wide, j->step);
     }
-}
-
-/* Takes a contiguous buffer of one type of number, "f" or "d", and an exact count of them. */
-static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
-{
-    const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
-    if (PyObject_GetBuffer(object, view,
-                           PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
-        return 0;
-    if (view->format == NULL || view->format[0] != type || view->format[1] ||
-        (size_t)view->itemsize != size)
-        PyErr_Format(PyExc_TypeError, "the values must be float%d", (int)(8 * size));
-    else if ((size_t)view->len / size != count)
-        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
-                     count);
-    else
-        return 1;
-    PyBuffer_Release(view);
-    return 0;
 }
 
 static int read_shape(PyObject *tuple, shape *s)

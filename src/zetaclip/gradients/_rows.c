@@ -17,6 +17,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_buffers.h"
+
 #define LANES 8
 /* Values per turn of the inner loop: four sums side by side hide the latency of an addition. */
 #define STRIDE (4 * LANES)
@@ -128,27 +130,6 @@ WIDE static void mapped_rows(const float *restrict values, const double *restric
         for (size_t k = 0; k < STRIDE; k++) total += sums[k];
         squares[row] += total;
     }
-}
-
-/* Takes a contiguous buffer of one type of number, "f", "d" or "l" (64 bits), and an exact count of
- * them. */
-static int take(PyObject *object, Py_buffer *view, char type, int writable, size_t count)
-{
-    const size_t size = type == 'f' ? sizeof(float) : sizeof(double);
-    if (PyObject_GetBuffer(object, view,
-                           PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0)
-        return 0;
-    if (view->format == NULL || view->format[0] != type || view->format[1] ||
-        (size_t)view->itemsize != size)
-        PyErr_Format(PyExc_TypeError, "the values must be %s%d", type == 'l' ? "int" : "float",
-                     (int)(8 * size));
-    else if ((size_t)view->len / size != count)
-        PyErr_Format(PyExc_ValueError, "%zu numbers where %zu are needed", (size_t)view->len / size,
-                     count);
-    else
-        return 1;
-    PyBuffer_Release(view);
-    return 0;
 }
 
 /* Takes a float32 matrix of so many rows, of any width. */
