@@ -384,6 +384,25 @@ def test_a_zone_is_drawn_where_all_rows_have_it(mini_file, tmp_path, monkeypatch
     assert legend == ["Spectral", "Other", *zone]
 
 
+def test_one_picture_of_all_groups_with_values_published_elsewhere(monkeypatch, tmp_path):
+    planned = plan.make_plan(spec.load("accuracy"))
+    table = results.table(planned, {}, "", 0)
+    values = {"mean": 90.0, "std": 1.0}
+    for line in table["rows"]:
+        if line["label"] == "Fixed features, linear head" and line["group"] != "CIFAR-100":
+            line["cells"] = [{"ours": values, "published": None} for _ in line["cells"]]
+    seen = []
+    monkeypatch.setattr(plots, "_save", lambda figure, folder, name: seen.append(figure) or [name])
+    (wanted,) = planned.experiment.plots
+    assert plots._lines(planned, table, wanted, tmp_path) == ["Test accuracy against ε"]
+    (figure,) = seen
+    assert [ax.get_title() for ax in figure.axes] == [g["label"] for g in planned.experiment.groups]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["Fixed features, linear head", "published elsewhere"]
+    stars = {ax.get_title(): [text.xy for text in ax.texts] for ax in figure.axes if ax.texts}
+    assert stars == {"MNIST": [(3.0, 98.7)], "CIFAR-10": [(3.0, 69.3), (1.0, 72.3)]}
+
+
 def test_a_subset_is_not_put_beside_published_cells():
     experiment = spec.load("noniid")
     planned = plan.make_plan(experiment)

@@ -154,60 +154,81 @@ def _ladders(table: Mapping[str, Any], folder: Path) -> list[str]:
 def _lines(
     plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], folder: Path
 ) -> list[str]:
-    """A measure over the columns' x, with a line per row; the paper's is dashed and grey."""
+    """A measure over the columns' x, with a line per row: a plot per group, or one of them all."""
+    groups = list(dict.fromkeys(line["group"] for line in table["rows"]))
+    if spec.get("together"):
+        figure, axes = _figure(2.9 * len(groups), 3.6, len(groups))
+        drawn = [
+            _rows(plan, table, spec, group, ax) for group, ax in zip(groups, axes, strict=True)
+        ]
+        if not any(drawn):
+            return []
+        entries: dict[str, Any] = {}
+        for group, ax in zip(groups, axes, strict=True):
+            ax.set_title(group, fontsize=10)
+            entries |= {label: line for line, label in zip(*ax.get_legend_handles_labels())}
+        figure.legend(
+            entries.values(), entries, fontsize=8, loc="outside lower center", ncols=len(entries)
+        )
+        figure.suptitle(spec["title"], fontsize=10)
+        return _save(figure, folder, spec["title"])
     names = []
+    for group in groups:
+        figure, (ax,) = _figure(8.5, 4.8)
+        if _rows(plan, table, spec, group, ax):
+            ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            ax.set_title(_title(spec["title"], group), fontsize=10)
+            names += _save(figure, folder, f"{spec['title']} {group}")
+    return names
+
+
+def _rows(
+    plan: Plan, table: Mapping[str, Any], spec: Mapping[str, Any], group: str, ax: Any
+) -> bool:
+    """The lines of one group; the paper's are dashed and grey, other published values stars.
+
+    Returns:
+        Whether more than training without privacy has run.
+    """
     measure = spec.get("measure", table["column_details"][0]["measure"])
     places = [
         place
         for place, detail in enumerate(table["column_details"])
         if detail["measure"] == measure
     ]
-    for group in dict.fromkeys(line["group"] for line in table["rows"]):
-        figure, (ax,) = _figure(8.5, 4.8)
-        shown, private = 0, False
-        for line in (line for line in table["rows"] if line["group"] == group):
-            drawn = [
-                (table["column_details"][place]["x"], line["cells"][place]) for place in places
-            ]
-            # A cell that was not run leaves a gap in the line.
-            ours = [(x, (cell and cell["ours"]) or _NOTHING) for x, cell in drawn]
-            theirs = [
-                (x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]
-            ]
-            if any(cell is not _NOTHING for _, cell in ours):
-                ax.errorbar(
-                    [x for x, _ in ours],
-                    [cell["mean"] for _, cell in ours],
-                    yerr=[cell["std"] or 0.0 for _, cell in ours],
-                    label=line["label"],
-                    capsize=2,
-                    **_style(shown),
-                )
-                shown += 1
-                private = private or is_private(plan, line["label"])
-                if line["method"] in _PAPER and theirs:
-                    style = _PAPER[line["method"]]
-                    ax.plot(
-                        *zip(*theirs, strict=True),
-                        style,
-                        color="#777777",
-                        label=f"paper: {line['label']}",
-                    )
-        if not private:  # only training without privacy has run
+    private = False
+    for number, line in enumerate(line for line in table["rows"] if line["group"] == group):
+        drawn = [(table["column_details"][place]["x"], line["cells"][place]) for place in places]
+        # A cell that was not run leaves a gap in the line.
+        ours = [(x, (cell and cell["ours"]) or _NOTHING) for x, cell in drawn]
+        theirs = [(x, cell["published"]["mean"]) for x, cell in drawn if cell and cell["published"]]
+        if all(cell is _NOTHING for _, cell in ours):
             continue
-        if spec.get("x_log"):
-            ax.set_xscale("log")
-        # Ticks at the columns' values, because powers of ten don't suit an ε of 0.5, 2 and 8.
-        ticks = sorted({table["column_details"][place]["x"] for place in places})
-        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        ax.minorticks_off()
-        ax.set_xlabel(spec.get("x_label", ""))
-        ax.set_ylabel(MEASURES[measure].label)
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        ax.set_title(_title(spec["title"], group), fontsize=10)
-        names += _save(figure, folder, f"{spec['title']} {group}")
-    return names
+        ax.errorbar(
+            [x for x, _ in ours],
+            [cell["mean"] for _, cell in ours],
+            yerr=[cell["std"] or 0.0 for _, cell in ours],
+            label=line["label"],
+            capsize=2,
+            **_style(number),
+        )
+        private = private or is_private(plan, line["label"])
+        if line["method"] in _PAPER and theirs:
+            style, label = _PAPER[line["method"]], f"paper: {line['label']}"
+            ax.plot(*zip(*theirs, strict=True), style, color="#777777", label=label)
+    for label, x, y in spec.get("published", {}).get(group, ()):
+        ax.plot([x], [y], "*", markersize=9, color="#777777", label="published elsewhere")
+        ax.annotate(label, (x, y), xytext=(4, -9), textcoords="offset points", fontsize=6)
+    if spec.get("x_log"):
+        ax.set_xscale("log")
+    # Ticks at the columns' values, because powers of ten don't suit an ε of 0.5, 2 and 8.
+    ticks = sorted({table["column_details"][place]["x"] for place in places})
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel(spec.get("x_label", ""))
+    ax.set_ylabel(MEASURES[measure].label)
+    ax.grid(alpha=0.3)
+    return private
 
 
 def _series(
