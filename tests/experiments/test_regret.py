@@ -329,3 +329,14 @@ def test_the_rate_is_the_one_that_the_optimizer_takes(hidden):
     assert update.rate == pytest.approx(found)
     many = regret._rate(task, False, update.gain, 12.0, 30, 300, 30, 50)
     assert found / many == pytest.approx(2.0 if len(hidden) < 2 else 1.0, rel=0.02)
+
+
+def test_a_smaller_c_is_also_run_with_a_larger_rate():
+    """Digits, where it costs points: the same as that C and that rate would have."""
+    task = next(t for t in TASKS if t.label == "digits")
+    data = problem_of(task, 1)
+    found = regret.measure(task, data, 8.0, 4)["clips"]
+    assert set(found) == {"0.02", "0.1", "0.02 x 1.4", "0.02 x 2", "0.1 x 1.4", "0.1 x 2"}
+    assert found["0.02 x 2"] != found["0.02"]
+    other = next(t for t in TASKS if t.label == "heart")
+    assert not any(" x " in name for name in regret._besides(other, 8.0, 4)["clips"])

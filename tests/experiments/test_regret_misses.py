@@ -107,6 +107,15 @@ def test_c_is_judged_against_what_it_may_move_and_the_spread():
         " and all else the same, it moves by +0.60 ± 1.27."
     ) in text
     assert "- **wine, ε 1, C = 0.02**: No reason was measured." in text
+    for one in cells:  # the same C with a larger rate is a reason, and no C of its own
+        if one["task"] == "wine":
+            one["clips"] |= {"0.02 x 1.4": 80.1, "0.02 x 2": 80.4}
+    text = misses.moved_by_clip(cells)
+    assert text[0] == "4 of 10 means move by more than 0.3 points; 2 do so"
+    (said,) = (row for row in text if row.startswith("- **wine"))
+    assert said.endswith(
+        "+0.10 ± 0.00 with 1.4 times the rate, +0.40 ± 0.00 with 2 times the rate."
+    )
     assert misses.moved_by_clip(moved("tiny", (0.1,)))[0].startswith("None of 2 means moves")
 
 

@@ -170,16 +170,16 @@ def moved_by_clip(cells: _Cells) -> list[str]:
     shifts = _shifts(cells)
     rows, said = [], []
     for (task, epsilon, clip), (mean, wide, seeds) in shifts.items():
-        if abs(mean) <= _MOVED or task not in tasks:
+        if abs(mean) <= _MOVED or task not in tasks or " x " in clip:
             continue
         verdict = _verdict(abs(mean), wide, _MOVED)
         rows.append([task, f"{epsilon:g}", clip, _points(mean, wide), str(seeds), verdict])
         if verdict == _BEYOND:
             twin = shifts.get((_twin_of(task), epsilon, clip))
             told = _reason(task, f"it moves by {_points(*twin[:2])}" if twin else None)
-            told = told or " No reason was measured."
+            told = told or _larger(shifts, task, epsilon, clip) or " No reason was measured."
             said.append(f"- **{task}, ε {epsilon:g}, C = {clip}**:{told}")
-    count = sum(task in tasks for task, _, _ in shifts)
+    count = sum(task in tasks and " x " not in clip for task, _, clip in shifts)
     if not rows:
         return [f"None of {count} means moves by more than {_MOVED} points.", ""]
     return [
@@ -190,6 +190,24 @@ def moved_by_clip(cells: _Cells) -> list[str]:
         *said,
         "",
     ]
+
+
+def _larger(
+    shifts: Mapping[tuple[str, float, str], tuple[float, float, int]],
+    task: str,
+    epsilon: float,
+    clip: str,
+) -> str:
+    """What the same C does with a larger rate; empty if that has not run."""
+    found = {
+        name.partition(" x ")[2]: _points(mean, wide)
+        for (other, budget, name), (mean, wide, _) in shifts.items()
+        if (other, budget) == (task, epsilon) and name.startswith(f"{clip} x ")
+    }
+    if not found:
+        return ""
+    listed = ", ".join(f"{shown} with {times} times the rate" for times, shown in found.items())
+    return f" Against the law as it is, the same C moves it by {listed}."
 
 
 def _shifts(cells: _Cells) -> dict[tuple[str, float, str], tuple[float, float, int]]:
