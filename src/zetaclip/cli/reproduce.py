@@ -130,7 +130,7 @@ def _no_tuning(arguments: argparse.Namespace) -> int:
     if unknown := set(only) - {"data", "seed"}:
         raise CommandError(f"no-tuning can be limited by data and seed, not by {unknown.pop()}")
     if arguments.dry_run:
-        cells = regret.read(Path(arguments.out) / regret.NAME / "cells.jsonl")
+        cells = regret.finished(regret.read(Path(arguments.out) / regret.NAME / "cells.jsonl"))
         print(f"{len(cells)} of {regret.planned()} cells (task, ε, seed) have run")
         return 0
     if arguments.tables_only:

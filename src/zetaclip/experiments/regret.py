@@ -135,6 +135,12 @@ def planned() -> int:
     return sum(task.seeds * len(task.epsilons) for task in TASKS)
 
 
+def finished(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the tasks by the present law; twins and earlier laws are left out."""
+    labels = {task.label for task in TASKS}
+    return [cell for cell in cells if cell["task"] in labels and not _outdated(cell)]
+
+
 def _with_twins() -> list[Task]:
     """All tasks, and the twins of those that have one."""
     labels = {task.label for task in TASKS}
@@ -425,9 +431,8 @@ def write(folder: Path) -> str:
     from .tables import grid
 
     found = read(folder / "cells.jsonl")
-    labels = {task.label for task in TASKS}
     current = [cell for cell in found if not _outdated(cell)]
-    cells = [cell for cell in current if cell["task"] in labels]
+    cells = finished(current)
     lines = page.summary(cells)
     if not lines:
         return "no task has run yet"
