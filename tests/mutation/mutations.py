@@ -464,6 +464,27 @@ _add(
     "gradients/test_products.py::test_threads_change_nothing",
 )
 _add(
+    "every thread draws the noise of the first (C)",
+    "randomness/_chacha.c",
+    "some = stop - done < VALUES ? stop - done : VALUES, group = done / VALUES;",
+    "some = stop - done < VALUES ? stop - done : VALUES, group = (done - first) / VALUES;",
+    "test_dealing.py::test_noise_is_the_same_in_any_number_of_threads",
+)
+_add(
+    "the last share of the work is left out",
+    "threads.py",
+    "shares = iter(range(0, count, share))",
+    "shares = iter(range(0, count - share, share))",
+    "test_dealing.py::test_every_item_is_dealt_once_in_whole_steps",
+)
+_add(
+    "a unit gets a row of another one (C)",
+    "gradients/_rows.c",
+    "const float *row = values + (size_t)index[slot] * width;",
+    "const float *row = values + (size_t)(index[slot] ? index[slot] - 1 : 0) * width;",
+    "test_dealing.py::test_joined_rows_are_weighted_sums_of_rows_in_any_number_of_threads",
+)
+_add(
     "a norm by Gram matrices is believed whatever cancels",
     "gradients/grams.py",
     "return max(TRUSTED, positions * 2.0**-13) if made else TRUSTED",
@@ -538,7 +559,7 @@ _add(
 )
 _add(
     "a buffer's length is not checked (C)",
-    "gradients/_rows.c",
+    "gradients/_buffers.h",
     "!= count)",
     "< 0)",
     "gradients/test_rows.py::test_buffers_of_another_type_or_length_are_refused",
