@@ -29,10 +29,10 @@ from ._sharding import Sharding, local
 # up to so many bytes are compared at every step; all others, which would take longer than that is
 # worth, for so many steps.
 COMPARED_BYTES = 1 << 14
-# Larger tensors are compared by a digest: a copy of them would be a good part of a step's memory.
-# A digest takes ten times as long as a copy.
-COPIED_BYTES = 1 << 20
 COMPARED_STEPS = 3
+# In these steps, tensors up to so many bytes are compared with a copy. Larger ones are compared by
+# a digest, which is slower, because a copy of them would be a good part of a step's memory.
+COPIED_BYTES = 1 << 20
 
 
 class Guard:
