@@ -16,13 +16,19 @@ SOURCES = {
 # Products may be fused: they are made and used on one machine, by one code.
 FUSED = {"zetaclip.gradients._products": ["-ffp-contract=fast"]}
 
+HEADERS = [
+    "src/zetaclip/_team.h",
+    "src/zetaclip/gradients/_tiles.h",
+    "src/zetaclip/gradients/_buffers.h",
+]
+
 setup(
     ext_modules=[
         Extension(
             name,
             [source],
             extra_compile_args=FLAGS + FUSED.get(name, []),
-            depends=["src/zetaclip/gradients/_tiles.h", "src/zetaclip/gradients/_buffers.h"],
+            depends=HEADERS,
             optional=True,
         )
         for name, source in SOURCES.items()

@@ -1,5 +1,6 @@
 """Compiled work that is dealt to torch's threads."""
 
+import ctypes
 import multiprocessing
 import threading
 
@@ -14,53 +15,78 @@ from zetaclip.randomness import _noise, add_noise
 compiled = pytest.mark.skipif(rows.compiled is None, reason="nothing is compiled here")
 
 
-@pytest.fixture(params=["torch's threads", "a pool"])
-def three(request, monkeypatch):
-    """Three threads, by either way."""
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+START = ctypes.CFUNCTYPE(None, BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def _address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+@pytest.fixture
+def three(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    if request.param == "a pool":
-        monkeypatch.setattr(threads, "_openmp", lambda: None)
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 1000])
-def test_every_item_is_dealt_once_in_whole_steps(three, count):
-    seen, shares = [], []
-    threads.deal(count, 8, lambda a, b: (seen.extend(range(a, b)), shares.append((a, b))))
-    assert sorted(seen) == list(range(count))
-    assert all(first % 8 == 0 for first, _ in shares) and len(shares) <= 3
+@compiled
+@pytest.mark.parametrize("width", [1, 64, 65, 128, 129, 192, 193, 1000])
+def test_every_column_is_summed_once_whoever_takes_the_shares(width):
+    """A library of our own: each of three threads comes after the other, the last one first."""
+    started = []
+
+    @START
+    def start(body, data, count, _):
+        started.append(count)
+        for _ in range(count):
+            body(data)
+
+    matrix, own = np.arange(2 * width, dtype=np.float32).reshape(2, width), np.zeros(width)
+    rows.compiled.weigh([(matrix, own)], 2, np.array([1.0, 2.0]), (_address(start), 3))
+    assert np.array_equal(own, matrix[0] + 2.0 * matrix[1])
+    assert started == ([3] if width > 64 else [])  # a share is 64 columns at least
 
 
-def test_the_work_is_done_in_several_threads(three):
-    both = threading.Barrier(2, timeout=30)  # passed only by two threads at a time
-    threads.deal(2, 1, lambda first, stop: both.wait())
+@pytest.mark.skipif(not threads._openmp(), reason="torch has no OpenMP library here")
+def test_the_library_runs_a_function_in_several_threads(three):
+    both = threading.Barrier(3, timeout=30)  # passed only by three threads at a time
+    body = BODY(lambda _: both.wait())
+    start, count = threads.team()
+    START(start)(body, None, count, 0)
+    assert count == 3 and not both.broken
 
 
-def test_an_error_is_raised_after_all_shares_have_ended(three):
-    done = []
+def test_one_thread_needs_no_library(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert threads.team() == threads.ALONE
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(threads, "_openmp", lambda: 0)
+    assert threads.team() == threads.ALONE
 
-    def call(first, stop):
-        if first == 0:
-            raise KeyError("the first")
-        done.append(first)
 
-    with pytest.raises(KeyError, match="the first"):
-        threads.deal(3, 1, call)
-    assert sorted(done) == [1, 2]
+@compiled
+@pytest.mark.parametrize("team", [(0, 0), (0, -1), (0, 1 << 20), (0,), "2", (None, 2)])
+def test_a_team_that_can_not_be_is_refused(team):
+    own = np.zeros(4)
+    with pytest.raises((TypeError, ValueError, SystemError)):
+        rows.compiled.weigh([(np.ones((2, 4), np.float32), own)], 2, np.ones(2), team)
+    assert not own.any()
 
 
 def _in_a_fork(answers):
-    found = []
-    threads.deal(6, 1, lambda first, stop: found.extend(range(first, stop)))
-    answers.put(sorted(found))
+    own = np.zeros(1000)
+    rows.compiled.weigh([(np.ones((2, 1000), np.float32), own)], 2, np.ones(2), threads.team())
+    answers.put((threads.team(), own.sum()))
 
 
+@compiled
 def test_a_fork_does_not_wait_for_its_parents_threads(three):
-    threads.deal(6, 1, lambda first, stop: None)
+    own = np.zeros(1000)
+    rows.compiled.weigh([(np.ones((2, 1000), np.float32), own)], 2, np.ones(2), threads.team())
     fork = multiprocessing.get_context("fork")
     answers = fork.Queue()
     child = fork.Process(target=_in_a_fork, args=(answers,), daemon=True)
     child.start()
-    assert answers.get(timeout=60) == list(range(6))
+    assert answers.get(timeout=60) == (threads.ALONE, 2000.0)
     child.join()
 
 
@@ -98,15 +124,6 @@ def test_sums_of_rows_are_the_same_in_any_number_of_threads(monkeypatch):
 
 
 @compiled
-@pytest.mark.parametrize(("first", "stop"), [(-8, 8), (16, 8), (0, -8)])
-def test_ranges_that_do_not_exist_are_refused(first, stop):
-    own = np.zeros(4)
-    with pytest.raises(ValueError, match="no such columns"):
-        rows.compiled.weigh([(np.ones((2, 4), np.float32), own)], 2, np.ones(2), first, stop)
-    assert not own.any()
-
-
-@compiled
 @pytest.mark.parametrize("several", [1, 3])
 def test_joined_rows_are_weighted_sums_of_rows_in_any_number_of_threads(monkeypatch, several):
     monkeypatch.setattr(rows, "SHARED", 0)
@@ -138,9 +155,9 @@ def test_joined_rows_are_not_written_beyond_their_memory():
     weights = weights.astype(np.float32)
     for out in (np.zeros((1, 4), np.float32), np.zeros((3, 4), np.float32)):
         with pytest.raises(ValueError, match="don't fit"):
-            rows.compiled.join([(matrix, out)], index, weights, (2, 2, 1, 0, 2))
+            rows.compiled.join([(matrix, out)], index, weights, (2, 2, 1), threads.ALONE)
         assert not out.any()
     fixed = np.zeros((2, 4), np.float32)
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="don't fit"):
-        rows.compiled.join([(matrix, fixed)], index, weights, (2, 2, 1, 0, 2))
+        rows.compiled.join([(matrix, fixed)], index, weights, (2, 2, 1), threads.ALONE)

@@ -220,19 +220,21 @@ def test_buffers_that_do_not_fit_are_refused():
 
     x, g = np.zeros((3, 4), np.float32), np.zeros((3, 2), np.float32)
     own, out = np.zeros(8), np.zeros(3)
-    sizes = (3, 4, 2, 0, 3)
+    sizes, alone = (3, 4, 2), (0, 1)
     lengths = (1.0, 1.0, 1.0)
-    products.compiled.add_mapped(x, g, own, own, out, lengths, sizes)
+    products.compiled.add_mapped(x, g, own, own, out, lengths, sizes, alone)
     rows.compiled.mapped(x, own[:4], own[:4], out, 3)
     for bad in (
-        (x[:2], g, own, own, out, lengths, sizes),
-        (x, g.astype(np.float64), own, own, out, lengths, sizes),
-        (x, g, own[:7], own, out, lengths, sizes),
-        (x, g, own, own[:7], out, lengths, sizes),
-        (x, g, own, own, out[:2], lengths, sizes),
-        (x, g, own, own, out, lengths[:2], sizes),
-        (x, g, own, own, out, lengths, (3, 4, 2, 0, 4)),
-        (x, g, own, own, out, lengths, (3, 4, 2, -1, 3)),
+        (x[:2], g, own, own, out, lengths, sizes, alone),
+        (x, g.astype(np.float64), own, own, out, lengths, sizes, alone),
+        (x, g, own[:7], own, out, lengths, sizes, alone),
+        (x, g, own, own[:7], out, lengths, sizes, alone),
+        (x, g, own, own, out[:2], lengths, sizes, alone),
+        (x, g, own, own, out, lengths[:2], sizes, alone),
+        (x, g, own, own, out, lengths, (4, 4, 2), alone),
+        (x, g, own, own, out, lengths, (3, 4, 0), alone),
+        (x, g, own, own, out, lengths, (-3, 4, 2), alone),
+        (x, g, own, own, out, lengths, sizes, (0, 0)),
     ):
         with pytest.raises((TypeError, ValueError)):
             products.compiled.add_mapped(*bad)

@@ -17,6 +17,7 @@ from zetaclip.gradients.convolution import (
     _window_grams,
     convolution_contribution,
 )
+from zetaclip.threads import ALONE
 
 pytestmark = pytest.mark.skipif(
     products.compiled is None, reason="zetaclip was built without a C compiler"
@@ -230,21 +231,20 @@ def test_buffers_that_do_not_fit_are_refused():
     sizes = (2, 4, 5, 5, 3, 5, 5, 3, 3, 1, 1, 1, 1, 1, 1, 0)
     squares, stored = np.zeros(2), np.zeros((2, 108), np.float32)
     factors, total = np.ones(2), np.zeros(108)
-    library.norms(x, g, sizes, squares, stored, 0, 2)
-    library.add(x, g, sizes, factors, total, 0, 3)
+    library.norms(x, g, sizes, squares, stored, ALONE)
+    library.add(x, g, sizes, factors, total, ALONE)
     wrong = (TypeError, ValueError, BufferError, OverflowError)
     read_only = np.zeros(2)
     read_only.flags.writeable = False
     for bad in (
-        (x[:1], g, sizes, squares, None, 0, 2),
-        (x, g.astype(np.float64), sizes, squares, None, 0, 2),
-        (x[:, :, ::2], g, sizes, squares, None, 0, 2),
-        (x, g, sizes, squares[:1], None, 0, 2),
-        (x, g, sizes, read_only, None, 0, 2),
-        (x, g, sizes, squares, stored[:, :9], 0, 2),
-        (x, g, sizes, squares, None, 0, 3),
-        (x, g, sizes, squares, None, -1, 2),
-        (x, g, sizes[:-1], squares, None, 0, 2),
+        (x[:1], g, sizes, squares, None, ALONE),
+        (x, g.astype(np.float64), sizes, squares, None, ALONE),
+        (x[:, :, ::2], g, sizes, squares, None, ALONE),
+        (x, g, sizes, squares[:1], None, ALONE),
+        (x, g, sizes, read_only, None, ALONE),
+        (x, g, sizes, squares, stored[:, :9], ALONE),
+        (x, g, sizes, squares, None, (0, 0)),
+        (x, g, sizes[:-1], squares, None, ALONE),
     ):
         with pytest.raises(wrong):
             library.norms(*bad)
@@ -261,27 +261,26 @@ def test_buffers_that_do_not_fit_are_refused():
     ):
         changed = sizes[:place] + (value,) + sizes[place + 1 :]
         with pytest.raises(wrong):
-            library.norms(x, g, changed, squares, None, 0, 2)
+            library.norms(x, g, changed, squares, None, ALONE)
         with pytest.raises(wrong):
-            library.add(x, g, changed, factors, total, 0, 3)
+            library.add(x, g, changed, factors, total, ALONE)
     for bad in (
-        (x, g, sizes, factors[:1], total, 0, 3),
-        (x, g, sizes, factors, total[:9], 0, 3),
-        (x, g, sizes, factors, total.astype(np.float32), 0, 3),
-        (x, g, sizes, factors, total, 0, 4),
-        (x, g, sizes, factors, total, 1, 3),
+        (x, g, sizes, factors[:1], total, ALONE),
+        (x, g, sizes, factors, total[:9], ALONE),
+        (x, g, sizes, factors, total.astype(np.float32), ALONE),
+        (x, g, sizes, factors, total, (0, -1)),
     ):
         with pytest.raises(wrong):
             library.add(*bad)
     a, b = np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32)
-    library.add_outer(a, b, factors, np.zeros(12), (2, 4, 3, 0, 3))
+    library.add_outer(a, b, factors, np.zeros(12), (2, 4, 3), ALONE)
     for bad in (
-        (a, b, factors, np.zeros(11), (2, 4, 3, 0, 3)),
-        (a, b, factors, np.zeros(12), (3, 4, 3, 0, 3)),
-        (a, b, factors, np.zeros(12), (2, 4, 3, 0, 4)),
-        (a, b, factors[:1], np.zeros(12), (2, 4, 3, 0, 3)),
-        (a, a, factors, np.zeros(12), (2, 4, 3, 0, 3)),
-        (a, b, factors, np.zeros(12, np.float32), (2, 4, 3, 0, 3)),
+        (a, b, factors, np.zeros(11), (2, 4, 3), ALONE),
+        (a, b, factors, np.zeros(12), (3, 4, 3), ALONE),
+        (a, b, factors, np.zeros(12), (2, 4, 4), ALONE),
+        (a, b, factors[:1], np.zeros(12), (2, 4, 3), ALONE),
+        (a, a, factors, np.zeros(12), (2, 4, 3), ALONE),
+        (a, b, factors, np.zeros(12, np.float32), (2, 4, 3), ALONE),
     ):
         with pytest.raises(wrong):
             library.add_outer(*bad)

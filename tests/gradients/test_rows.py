@@ -22,6 +22,7 @@ from zetaclip.engine._weights import Weights
 from zetaclip.gradients import Layout, products, rows
 from zetaclip.gradients.contributions import Dense, Outer, Single
 from zetaclip.gradients.reduce import _as_stored, _matrices
+from zetaclip.threads import ALONE
 
 needs_compiler = pytest.mark.skipif(
     rows.compiled is None, reason="zetaclip was built without a C compiler"
@@ -219,21 +220,21 @@ def test_buffers_of_another_type_or_length_are_refused():
                 [(g, g), (matrix if matrix is not None else 64, g)], 6, out, True, 0.0, 1.0
             )
         with pytest.raises(wrong):
-            library.weigh([(matrix, np.zeros(4))], 6, factors)
+            library.weigh([(matrix, np.zeros(4))], 6, factors, ALONE)
     for values in (out[:5], np.zeros(7), out.astype(np.float32), read_only, np.zeros(12)[::2]):
         with pytest.raises(wrong):
             library.norms([(None, g)], 6, values, True, 0.0, 1.0)
     for values in (factors[:5], np.ones(7), factors.astype(np.float32), np.ones(12)[::2]):
         with pytest.raises(wrong):
-            library.weigh([(g, np.zeros(4))], 6, values)
+            library.weigh([(g, np.zeros(4))], 6, values, ALONE)
     for total in (np.zeros(3), np.zeros(5), np.zeros(4, np.float32), read_only[:4], None):
         with pytest.raises(wrong):
-            library.weigh([(g, np.zeros(4)), (g, total)], 6, factors)
+            library.weigh([(g, np.zeros(4)), (g, total)], 6, factors, ALONE)
     for tasks, rows_given in (([(g,)], 6), ((g, g), 6), ([(None, g)], -1), ([(None, g)], 0)):
         with pytest.raises(wrong):
             library.norms(tasks, rows_given, out[: max(0, rows_given)], True, 0.0, 1.0)
         with pytest.raises(wrong):
-            library.weigh(tasks, rows_given, factors[: max(0, rows_given)])
+            library.weigh(tasks, rows_given, factors[: max(0, rows_given)], ALONE)
 
 
 def test_a_network_of_linear_layers_agrees_with_the_loop(way):

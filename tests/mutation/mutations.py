@@ -459,8 +459,8 @@ _add(
 _add(
     "threads change how records are added up (C)",
     "gradients/_products.c",
-    "size_t some = 4 * j.weights / own",
-    "size_t some = 4 * j.weights * (stop - first) / (own * s.outputs)",
+    "size_t some = 4 * j->weights / own",
+    "size_t some = 4 * j->weights * (stop - first) / (own * l->s.outputs)",
     "gradients/test_products.py::test_threads_change_nothing",
 )
 _add(
@@ -472,10 +472,10 @@ _add(
 )
 _add(
     "the last share of the work is left out",
-    "threads.py",
-    "shares = iter(range(0, count, share))",
-    "shares = iter(range(0, count - share, share))",
-    "test_dealing.py::test_every_item_is_dealt_once_in_whole_steps",
+    "_team.h",
+    "__ATOMIC_RELAXED)) < all->count)",
+    "__ATOMIC_RELAXED)) + all->share < all->count)",
+    "test_dealing.py::test_every_column_is_summed_once_whoever_takes_the_shares",
 )
 _add(
     "a unit gets a row of another one (C)",

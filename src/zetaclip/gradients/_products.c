@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../_team.h"
 #include "_buffers.h"
 
 #define NR 3          /* vectors of a tile */
@@ -335,21 +336,52 @@ static int read_layer(PyObject *given_x, PyObject *given_g, PyObject *sizes, sha
     return 0;
 }
 
+/* A layer, and what its records are for: their norms, or their sum. */
+typedef struct {
+    shape s;
+    job j;
+    const float *x, *g;
+    double *squares, *total;
+    const double *factors;
+    float *stored;
+    int failed;
+} layer;
+
+static void some_norms(void *given, size_t first, size_t stop)
+{
+    layer *l = given;
+    const size_t own = l->j.narrow_floats + l->j.wide_floats;
+    const size_t in = l->s.channels * l->s.height * l->s.width;
+    const size_t out = l->s.outputs * l->j.positions;
+    float *narrow = room(own * sizeof(float));
+    if (narrow == NULL) {
+        l->failed = 1;
+        return;
+    }
+    float *wide = narrow + l->j.narrow_floats;
+    memset(narrow, 0, own * sizeof(float));
+    for (size_t i = first; i < stop; i++) {
+        pack(&l->s, &l->j, l->x + i * in, l->g + i * out, narrow, wide);
+        float *to = l->stored ? l->stored + i * l->j.weights : NULL;
+        l->squares[i] = chosen->one_record(&l->j, narrow, wide, to);
+    }
+    free(narrow);
+}
+
 static PyObject *norms(PyObject *self, PyObject *args)
 {
     PyObject *given_x, *given_g, *sizes, *given_squares, *given_stored;
-    Py_ssize_t first, stop;
     Py_buffer x, g, squares, stored = {0};
-    shape s;
-    job j;
-    if (!PyArg_ParseTuple(args, "OOOOOnn", &given_x, &given_g, &sizes, &given_squares,
-                          &given_stored, &first, &stop))
+    team t;
+    layer l = {0};
+    if (!PyArg_ParseTuple(args, "OOOOOO&", &given_x, &given_g, &sizes, &given_squares,
+                          &given_stored, read_team, &t))
         return NULL;
-    if (!read_layer(given_x, given_g, sizes, &s, &x, &g)) return NULL;
-    int fine = take(given_squares, &squares, 'd', 1, s.records);
+    if (!read_layer(given_x, given_g, sizes, &l.s, &x, &g)) return NULL;
+    int fine = take(given_squares, &squares, 'd', 1, l.s.records);
     if (fine && given_stored != Py_None) {
         fine = take(given_stored, &stored, 'f', 1,
-                    s.records * s.outputs * s.channels * s.kernel[0] * s.kernel[1]);
+                    l.s.records * l.s.outputs * l.s.channels * l.s.kernel[0] * l.s.kernel[1]);
         if (!fine) PyBuffer_Release(&squares);
     }
     if (!fine) {
@@ -357,54 +389,70 @@ static PyObject *norms(PyObject *self, PyObject *args)
         PyBuffer_Release(&g);
         return NULL;
     }
-    float *memory = NULL;
-    if (first < 0 || stop > s.records || first > stop)
-        PyErr_SetString(PyExc_ValueError, "there are no such records");
-    else if (!plan(&s, &j))
-        PyErr_NoMemory();
-    else {
-        const size_t own = j.narrow_floats + j.wide_floats;
-        memory = room(own * sizeof(float));
-        if (memory == NULL) PyErr_NoMemory();
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            const size_t in = s.channels * s.height * s.width, out = s.outputs * j.positions;
-            memset(memory, 0, own * sizeof(float));
-            for (Py_ssize_t i = first; i < stop; i++) {
-                float *narrow = memory, *wide = memory + j.narrow_floats;
-                pack(&s, &j, (const float *)x.buf + i * in, (const float *)g.buf + i * out, narrow,
-                     wide);
-                float *to = stored.obj ? (float *)stored.buf + i * j.weights : NULL;
-                ((double *)squares.buf)[i] = chosen->one_record(&j, narrow, wide, to);
-            }
-            Py_END_ALLOW_THREADS
-        }
-        free(memory);
-        forget(&j);
+    l.failed = !plan(&l.s, &l.j);
+    if (!l.failed) {
+        l.x = x.buf, l.g = g.buf, l.squares = squares.buf, l.stored = stored.buf;
+        Py_BEGIN_ALLOW_THREADS
+        deal(&t, l.s.records, 1, some_norms, &l);
+        Py_END_ALLOW_THREADS
+        forget(&l.j);
     }
     PyBuffer_Release(&x);
     PyBuffer_Release(&g);
     PyBuffer_Release(&squares);
     PyBuffer_Release(&stored);
-    if (memory == NULL) return NULL;
+    if (l.failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
+}
+
+static void some_sums(void *given, size_t first, size_t stop)
+{
+    layer *l = given;
+    const job *j = &l->j;
+    const size_t records = l->s.records, own = j->narrow_floats + j->wide_floats;
+    const size_t in = l->s.channels * l->s.height * l->s.width, out = l->s.outputs * j->positions;
+    /* The sums pass through the cache once for so many records: by the layer alone, so that
+     * threads change no rounding. */
+    size_t some = 4 * j->weights / own + 4;
+    if (some > records) some = records;
+    /* Rows of pixels are few: one thread, the first, takes them all. */
+    const size_t from = j->off == NULL ? first : 0;
+    const size_t until = j->off == NULL ? stop : first == 0 ? j->rows : 0;
+    if (from >= until) return;
+    float *memory = room(some * own * sizeof(float));
+    if (memory == NULL) {
+        l->failed = 1;
+        return;
+    }
+    memset(memory, 0, some * own * sizeof(float));
+    for (size_t begin = 0; begin < records; begin += some) {
+        size_t count = records - begin < some ? records - begin : some;
+        for (size_t i = 0; i < count; i++)
+            pack(&l->s, j, l->x + (begin + i) * in, l->g + (begin + i) * out, memory + i * own,
+                 memory + i * own + j->narrow_floats);
+        for (size_t row = from; row < until; row += PANELS * chosen->rows) {
+            size_t end = row + PANELS * chosen->rows;
+            chosen->add_panels(j, memory, memory + j->narrow_floats, own, l->factors + begin, count,
+                               row, end > until ? until : end, l->total);
+        }
+    }
+    free(memory);
 }
 
 static PyObject *add(PyObject *self, PyObject *args)
 {
     PyObject *given_x, *given_g, *sizes, *given_factors, *given_total;
-    Py_ssize_t first, stop;
     Py_buffer x, g, factors, total;
-    shape s;
-    job j;
-    if (!PyArg_ParseTuple(args, "OOOOOnn", &given_x, &given_g, &sizes, &given_factors,
-                          &given_total, &first, &stop))
+    team t;
+    layer l = {0};
+    if (!PyArg_ParseTuple(args, "OOOOOO&", &given_x, &given_g, &sizes, &given_factors,
+                          &given_total, read_team, &t))
         return NULL;
-    if (!read_layer(given_x, given_g, sizes, &s, &x, &g)) return NULL;
-    int fine = take(given_factors, &factors, 'd', 0, s.records);
+    if (!read_layer(given_x, given_g, sizes, &l.s, &x, &g)) return NULL;
+    int fine = take(given_factors, &factors, 'd', 0, l.s.records);
     if (fine) {
         fine = take(given_total, &total, 'd', 1,
-                    s.outputs * s.channels * s.kernel[0] * s.kernel[1]);
+                    l.s.outputs * l.s.channels * l.s.kernel[0] * l.s.kernel[1]);
         if (!fine) PyBuffer_Release(&factors);
     }
     if (!fine) {
@@ -412,163 +460,153 @@ static PyObject *add(PyObject *self, PyObject *args)
         PyBuffer_Release(&g);
         return NULL;
     }
-    float *memory = NULL;
-    if (first < 0 || stop > s.outputs || first > stop || first % chosen->rows)
-        PyErr_SetString(PyExc_ValueError, "there are no such outputs");
-    else if (!plan(&s, &j))
-        PyErr_NoMemory();
-    else {
-        /* The sums pass through the cache once for so many records: by the layer alone, so that
-         * threads change no rounding. */
-        const size_t own = j.narrow_floats + j.wide_floats;
-        size_t some = 4 * j.weights / own + 4;
-        if (some > (size_t)s.records) some = s.records;
-        memory = room(some * own * sizeof(float));
-        if (memory == NULL) PyErr_NoMemory();
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            const size_t in = s.channels * s.height * s.width, out = s.outputs * j.positions;
-            /* Rows of pixels are few: one thread, the first, takes them all. */
-            const size_t from = j.off == NULL ? (size_t)first : 0;
-            const size_t until = j.off == NULL ? (size_t)stop : first == 0 ? j.rows : 0;
-            memset(memory, 0, some * own * sizeof(float));
-            for (size_t begin = 0; begin < (size_t)s.records && from < until; begin += some) {
-                size_t count = s.records - begin < some ? s.records - begin : some;
-                for (size_t i = 0; i < count; i++)
-                    pack(&s, &j, (const float *)x.buf + (begin + i) * in,
-                         (const float *)g.buf + (begin + i) * out, memory + i * own,
-                         memory + i * own + j.narrow_floats);
-                for (size_t row = from; row < until; row += PANELS * chosen->rows) {
-                    size_t end = row + PANELS * chosen->rows;
-                    chosen->add_panels(&j, memory, memory + j.narrow_floats, own,
-                                       (const double *)factors.buf + begin, count, row,
-                                       end > until ? until : end, total.buf);
-                }
-            }
-            Py_END_ALLOW_THREADS
-        }
-        free(memory);
-        forget(&j);
+    l.failed = !plan(&l.s, &l.j);
+    if (!l.failed) {
+        l.x = x.buf, l.g = g.buf, l.factors = factors.buf, l.total = total.buf;
+        Py_BEGIN_ALLOW_THREADS
+        deal(&t, l.s.outputs, chosen->rows, some_sums, &l);
+        Py_END_ALLOW_THREADS
+        forget(&l.j);
     }
     PyBuffer_Release(&x);
     PyBuffer_Release(&g);
     PyBuffer_Release(&factors);
     PyBuffer_Release(&total);
-    if (memory == NULL) return NULL;
+    if (l.failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
-static void outer(const float *x, const float *g, const double *factors, size_t records,
-                  size_t inputs, size_t outputs, size_t first, size_t stop, double *total,
-                  double *memory)
+/* A matrix that multiplied one vector of every record, for add_outer and add_mapped. */
+typedef struct {
+    size_t records, inputs, outputs;
+    const float *x, *g;
+    const double *factors, *multiplier, *shift;
+    double *total, *squares;
+    double scale, long_map, long_shift;
+    int failed;
+} matrix;
+
+static void some_outer(void *given, size_t first, size_t stop)
 {
-    const size_t rows = chosen->rows, width = NR * chosen->lanes / 2;
+    matrix *m = given;
+    const size_t rows = chosen->rows, width = NR * chosen->lanes / 2, inputs = m->inputs;
+    double *memory = room(DEPTH * (up(stop - first, rows) + width) * sizeof(double));
+    if (memory == NULL) {
+        m->failed = 1;
+        return;
+    }
     double *panel = memory, *scaled = memory + DEPTH * width;
-    for (size_t begin = 0; begin < records; begin += DEPTH) {
-        size_t count = records - begin < DEPTH ? records - begin : DEPTH;
+    for (size_t begin = 0; begin < m->records; begin += DEPTH) {
+        size_t count = m->records - begin < DEPTH ? m->records - begin : DEPTH;
         for (size_t o = first; o < stop; o += rows) {
             size_t some = stop - o < rows ? stop - o : rows;
             double *to = scaled + (o - first) * DEPTH;
             for (size_t i = 0; i < count; i++) {
-                double factor = factors[begin + i];
-                const float *from = g + (begin + i) * outputs + o;
-                for (size_t m = 0; m < rows; m++)
-                    to[i * rows + m] = m < some ? factor * from[m] : 0.0;
+                double factor = m->factors[begin + i];
+                const float *from = m->g + (begin + i) * m->outputs + o;
+                for (size_t k = 0; k < rows; k++)
+                    to[i * rows + k] = k < some ? factor * from[k] : 0.0;
             }
         }
         for (size_t c = 0; c < inputs; c += width) {
             size_t some = inputs - c < width ? inputs - c : width;
             for (size_t i = 0; i < count; i++) {
-                const float *from = x + (begin + i) * inputs + c;
+                const float *from = m->x + (begin + i) * inputs + c;
                 double *to = panel + i * width;
                 for (size_t k = 0; k < some; k++) to[k] = from[k];
                 for (size_t k = some; k < width; k++) to[k] = 0.0;
             }
             for (size_t o = first; o < stop; o += rows)
                 chosen->add_outer(scaled + (o - first) * DEPTH, panel, count,
-                                  total + o * inputs + c, inputs,
+                                  m->total + o * inputs + c, inputs,
                                   stop - o < rows ? stop - o : rows, some);
         }
     }
+    free(memory);
+}
+
+static void some_mapped(void *given, size_t first, size_t stop)
+{
+    matrix *m = given;
+    const size_t most = GROUP * NR * chosen->lanes;
+    double *memory = room((2 * m->outputs + 3) * most * sizeof(double) +
+                          2 * (chosen->rows + most) * SHORT * sizeof(float));
+    if (memory == NULL) {
+        m->failed = 1;
+        return;
+    }
+    chosen->add_mapped(m->x, m->g, m->multiplier, m->shift, m->scale, m->long_map, m->long_shift,
+                       m->inputs, m->outputs, first, stop, m->squares, memory);
+    free(memory);
+}
+
+/* Takes buffers of so many numbers, the first two of float32, the last one to be written. */
+static int take_all(PyObject *const *given, Py_buffer *taken, int buffers, const size_t *counts)
+{
+    int held = 0;
+    while (held < buffers && take(given[held], taken + held, held < 2 ? 'f' : 'd',
+                                  held == buffers - 1, counts[held]))
+        held++;
+    if (held == buffers) return 1;
+    while (held) PyBuffer_Release(taken + --held);
+    return 0;
+}
+
+/* Shares the work, and releases the buffers. */
+static PyObject *finish(matrix *m, const team *t, size_t count, size_t step, share_of_work work,
+                        Py_buffer *taken, int buffers)
+{
+    Py_BEGIN_ALLOW_THREADS
+    deal(t, count, step, work, m);
+    Py_END_ALLOW_THREADS
+    while (buffers) PyBuffer_Release(taken + --buffers);
+    if (m->failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static int is_layer(Py_ssize_t records, Py_ssize_t inputs, Py_ssize_t outputs)
+{
+    if (records >= 0 && inputs >= 1 && outputs >= 1) return 1;
+    PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
+    return 0;
 }
 
 static PyObject *add_outer(PyObject *self, PyObject *args)
 {
-    PyObject *given_x, *given_g, *given_factors, *given_total;
-    Py_ssize_t records, inputs, outputs, first, stop;
-    Py_buffer x, g, factors, total;
-    if (!PyArg_ParseTuple(args, "OOOO(nnnnn)", &given_x, &given_g, &given_factors, &given_total,
-                          &records, &inputs, &outputs, &first, &stop))
+    PyObject *given[4]; /* x, g, factors, total */
+    Py_buffer taken[4];
+    Py_ssize_t records, inputs, outputs;
+    team t;
+    if (!PyArg_ParseTuple(args, "OOOO(nnn)O&", given, given + 1, given + 2, given + 3, &records,
+                          &inputs, &outputs, read_team, &t))
         return NULL;
-    if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > outputs) {
-        PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (!take(given_x, &x, 'f', 0, records * inputs)) return NULL;
-    if (take(given_g, &g, 'f', 0, records * outputs)) {
-        if (take(given_factors, &factors, 'd', 0, records)) {
-            if (take(given_total, &total, 'd', 1, inputs * outputs)) {
-                size_t wide = up(stop - first, chosen->rows) + NR * chosen->lanes / 2;
-                double *memory = room(DEPTH * wide * sizeof(double));
-                if (memory == NULL) PyErr_NoMemory();
-                else {
-                    Py_BEGIN_ALLOW_THREADS
-                    outer(x.buf, g.buf, factors.buf, records, inputs, outputs, first, stop,
-                          total.buf, memory);
-                    Py_END_ALLOW_THREADS
-                    free(memory);
-                    result = Py_NewRef(Py_None);
-                }
-                PyBuffer_Release(&total);
-            }
-            PyBuffer_Release(&factors);
-        }
-        PyBuffer_Release(&g);
-    }
-    PyBuffer_Release(&x);
-    return result;
+    if (!is_layer(records, inputs, outputs)) return NULL;
+    const size_t counts[4] = {records * inputs, records * outputs, records, inputs * outputs};
+    if (!take_all(given, taken, 4, counts)) return NULL;
+    matrix m = {records, inputs, outputs, taken[0].buf, taken[1].buf};
+    m.factors = taken[2].buf, m.total = taken[3].buf;
+    return finish(&m, &t, outputs, chosen->rows, some_outer, taken, 4);
 }
 
 static PyObject *add_mapped(PyObject *self, PyObject *args)
 {
-    /* x, g, multiplier, shift, squares */
-    PyObject *given[5];
+    PyObject *given[5]; /* x, g, multiplier, shift, squares */
     Py_buffer taken[5];
-    Py_ssize_t records, inputs, outputs, first, stop;
+    Py_ssize_t records, inputs, outputs;
     double scale, long_map, long_shift;
-    if (!PyArg_ParseTuple(args, "OOOOO(ddd)(nnnnn)", given, given + 1, given + 2, given + 3,
+    team t;
+    if (!PyArg_ParseTuple(args, "OOOOO(ddd)(nnn)O&", given, given + 1, given + 2, given + 3,
                           given + 4, &scale, &long_map, &long_shift, &records, &inputs, &outputs,
-                          &first, &stop))
+                          read_team, &t))
         return NULL;
-    if (records < 0 || inputs < 1 || outputs < 1 || first < 0 || first > stop || stop > records) {
-        PyErr_SetString(PyExc_ValueError, "these sizes are not those of a layer");
-        return NULL;
-    }
+    if (!is_layer(records, inputs, outputs)) return NULL;
     const size_t counts[5] = {records * inputs, records * outputs, inputs * outputs,
                               inputs * outputs, records};
-    PyObject *result = NULL;
-    int held = 0;
-    while (held < 5 &&
-           take(given[held], taken + held, held < 2 ? 'f' : 'd', held > 3, counts[held]))
-        held++;
-    if (held == 5) {
-        const size_t most = GROUP * NR * chosen->lanes;
-        double *memory = room((2 * outputs + 3) * most * sizeof(double) +
-                              2 * (chosen->rows + most) * SHORT * sizeof(float));
-        if (memory == NULL) PyErr_NoMemory();
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            chosen->add_mapped(taken[0].buf, taken[1].buf, taken[2].buf, taken[3].buf, scale,
-                               long_map, long_shift, inputs, outputs, first, stop, taken[4].buf,
-                               memory);
-            Py_END_ALLOW_THREADS
-            free(memory);
-            result = Py_NewRef(Py_None);
-        }
-    }
-    while (held) PyBuffer_Release(taken + --held);
-    return result;
+    if (!take_all(given, taken, 5, counts)) return NULL;
+    matrix m = {records, inputs, outputs, taken[0].buf, taken[1].buf};
+    m.multiplier = taken[2].buf, m.shift = taken[3].buf, m.squares = taken[4].buf;
+    m.scale = scale, m.long_map = long_map, m.long_shift = long_shift;
+    return finish(&m, &t, records, 1, some_mapped, taken, 5);
 }
 
 static PyObject *width(PyObject *self, PyObject *args)
@@ -586,23 +624,22 @@ static PyObject *width(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
-     "norms(x, g, shape, squares, stored, first, stop)\n\n"
-     "Squared lengths of the gradients of records first to stop, and the gradients themselves\n"
-     "where `stored` is not None. Shape: records, channels, height, width, outputs, their height\n"
+     "norms(x, g, shape, squares, stored, team)\n\n"
+     "Squared lengths of the gradients of all records, and the gradients themselves where\n"
+     "`stored` is not None, in the threads of a team. Shape: records, channels, height, width, outputs, their height\n"
      "and width, then kernel, stride, padding, dilation (two each), and whether channels come\n"
      "last. Stored columns are in the order of the parameter, or, if channels come first and are\n"
      "a multiple of 16: 16 channels at a time, with (row, column of the kernel, channel) inside."},
     {"add", add, METH_VARARGS,
-     "add(x, g, shape, factors, total, first, stop)\n\n"
-     "Adds factor * gradient of all records to rows first to stop of the float64 total."},
+     "add(x, g, shape, factors, total, team)\n\n"
+     "Adds factor * gradient of all records to the float64 total."},
     {"add_outer", add_outer, METH_VARARGS,
-     "add_outer(x, g, factors, total, (records, inputs, outputs, first, stop))\n\n"
-     "total += factor_i * g_i x_i^T for all records, in float64, rows first to stop."},
+     "add_outer(x, g, factors, total, (records, inputs, outputs), team)\n\n"
+     "total += factor_i * g_i x_i^T for all records, in float64."},
     {"add_mapped", add_mapped, METH_VARARGS,
      "add_mapped(x, g, multiplier, shift, squares, (scale, |multiplier|, |shift|),\n"
-     "             (records, inputs, outputs, first, stop))\n\n"
-     "Adds an upper bound of |scale * multiplier * g_i x_i^T - shift|^2 to squares[i], for\n"
-     "records first to stop."},
+     "             (records, inputs, outputs), team)\n\n"
+     "Adds an upper bound of |scale * multiplier * g_i x_i^T - shift|^2 to squares[i]."},
     {"width", width, METH_VARARGS,
      "width(bits=0): bits of a vector; another set of instructions is chosen by its bits."},
     {NULL, NULL, 0, NULL},

@@ -1,12 +1,16 @@
 from typing import Any
 
+Team = tuple[int, int]
+
 def norms(
-    x: Any, g: Any, shape: tuple[int, ...], squares: Any, stored: Any, first: int, stop: int, /
+    x: Any, g: Any, shape: tuple[int, ...], squares: Any, stored: Any, team: Team, /
 ) -> None: ...
 def add(
-    x: Any, g: Any, shape: tuple[int, ...], factors: Any, total: Any, first: int, stop: int, /
+    x: Any, g: Any, shape: tuple[int, ...], factors: Any, total: Any, team: Team, /
 ) -> None: ...
-def add_outer(x: Any, g: Any, factors: Any, total: Any, sizes: tuple[int, ...], /) -> None: ...
+def add_outer(
+    x: Any, g: Any, factors: Any, total: Any, sizes: tuple[int, ...], team: Team, /
+) -> None: ...
 def add_mapped(
     x: Any,
     g: Any,
@@ -15,6 +19,7 @@ def add_mapped(
     squares: Any,
     lengths: tuple[float, float, float],
     sizes: tuple[int, ...],
+    team: Team,
     /,
 ) -> None: ...
 def width(bits: int = 0, /) -> int: ...

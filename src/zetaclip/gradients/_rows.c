@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../_team.h"
 #include "_buffers.h"
 
 #define LANES 8
@@ -24,6 +25,7 @@
 #define STRIDE (4 * LANES)
 #define PIECE 2048         /* values that are summed in float32 before the sum goes on in double */
 #define COLUMNS 2048       /* of a sum over rows that are worked through at once */
+#define SHARE 64           /* columns are shared by threads in multiples of this */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
 #if __GNUC__ >= 12
@@ -257,16 +259,30 @@ static int read_weigh_task(PyObject *tuple, size_t rows, task *to)
            take(sum, &to->second, 'd', 1, to->first_width);
 }
 
+/* Tasks whose work is shared, by columns of their rows or by units. */
+typedef struct {
+    const task *tasks;
+    Py_ssize_t count, rows, slots;
+    const double *factors;
+    const int64_t *index;
+    const float *weights;
+} shared;
+
+static void weigh_columns(void *given, size_t first, size_t stop)
+{
+    const shared *s = given;
+    for (const task *t = s->tasks; t < s->tasks + s->count; t++)
+        weigh_rows(t->first.buf, s->factors, s->rows, t->first_width, first,
+                   stop < t->first_width ? stop : t->first_width, t->second.buf);
+}
+
 static PyObject *weigh(PyObject *self, PyObject *args)
 {
     PyObject *list, *array;
-    Py_ssize_t count, rows, first, stop;
+    Py_ssize_t count, rows;
     Py_buffer factors;
-    if (!PyArg_ParseTuple(args, "OnOnn", &list, &rows, &array, &first, &stop)) return NULL;
-    if (first < 0 || stop < first) {
-        PyErr_SetString(PyExc_ValueError, "there are no such columns");
-        return NULL;
-    }
+    team t;
+    if (!PyArg_ParseTuple(args, "OnOO&", &list, &rows, &array, read_team, &t)) return NULL;
     if (rows < 0 || !take(array, &factors, 'd', 0, rows)) {
         if (rows < 0) PyErr_SetString(PyExc_ValueError, "a negative number of rows");
         return NULL;
@@ -276,13 +292,12 @@ static PyObject *weigh(PyObject *self, PyObject *args)
         PyBuffer_Release(&factors);
         return NULL;
     }
+    shared s = {tasks, count, rows, 0, factors.buf, NULL, NULL};
+    size_t widest = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (tasks[i].first_width > widest) widest = tasks[i].first_width;
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t done = 0; done < count; done++) {
-        const task *t = tasks + done;
-        Py_ssize_t width = t->first_width;
-        weigh_rows(t->first.buf, factors.buf, rows, width, first, stop < width ? stop : width,
-                   t->second.buf);
-    }
+    deal(&t, widest, SHARE, weigh_columns, &s);
     Py_END_ALLOW_THREADS
     release(tasks, count);
     PyBuffer_Release(&factors);
@@ -297,15 +312,24 @@ static int read_join_task(PyObject *tuple, size_t rows, task *to)
            take_matrix(out, &to->second, 1, &to->second_width);
 }
 
+static void join_units(void *given, size_t first, size_t stop)
+{
+    const shared *s = given;
+    for (const task *t = s->tasks; t < s->tasks + s->count; t++)
+        join_rows(t->first.buf, s->index, s->weights, s->slots, t->first_width, first, stop,
+                  t->second.buf);
+}
+
 static PyObject *join(PyObject *self, PyObject *args)
 {
     PyObject *list, *given_index, *given_weights;
-    Py_ssize_t count, rows, units, slots, first, stop;
+    Py_ssize_t count, rows, units, slots;
     Py_buffer index, weights;
-    if (!PyArg_ParseTuple(args, "OOO(nnnnn)", &list, &given_index, &given_weights, &rows, &units,
-                          &slots, &first, &stop))
+    team t;
+    if (!PyArg_ParseTuple(args, "OOO(nnn)O&", &list, &given_index, &given_weights, &rows, &units,
+                          &slots, read_team, &t))
         return NULL;
-    if (rows < 1 || units < 0 || slots < 1 || first < 0 || stop < first || stop > units) {
+    if (rows < 1 || units < 0 || slots < 1) {
         PyErr_SetString(PyExc_ValueError, "there are no such units");
         return NULL;
     }
@@ -317,7 +341,7 @@ static PyObject *join(PyObject *self, PyObject *args)
     task *tasks = read_tasks(list, rows, read_join_task, &count);
     int fine = tasks != NULL;
     const int64_t *at = index.buf;
-    for (Py_ssize_t i = first * slots; fine && i < stop * slots; i++)
+    for (Py_ssize_t i = 0; fine && i < units * slots; i++)
         if (at[i] < 0 || at[i] >= rows) {
             PyErr_SetString(PyExc_ValueError, "there is no such row");
             fine = 0;
@@ -328,10 +352,9 @@ static PyObject *join(PyObject *self, PyObject *args)
             fine = 0;
         }
     if (fine) {
+        shared s = {tasks, count, rows, slots, NULL, at, weights.buf};
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < count; i++)
-            join_rows(tasks[i].first.buf, at, weights.buf, slots, tasks[i].first_width, first, stop,
-                      tasks[i].second.buf);
+        deal(&t, units, 1, join_units, &s);
         Py_END_ALLOW_THREADS
     }
     if (tasks != NULL) release(tasks, count);
@@ -380,14 +403,13 @@ static PyMethodDef methods[] = {
      "scale * (lost + sqrt(sum + squares of all tasks)). The largest is returned, or inf if one\n"
      "is not finite."},
     {"weigh", weigh, METH_VARARGS,
-     "weigh(tasks, rows, factors, first, stop)\n\n"
+     "weigh(tasks, rows, factors, team)\n\n"
      "A task is (matrix, sum): a float32 matrix, and the float64 sum that its rows times their\n"
-     "factors are added to, in columns first to stop, if it has these. `factors` holds one\n"
-     "float64 value per row."},
+     "factors are added to. `factors` holds one float64 value per row."},
     {"join", join, METH_VARARGS,
-     "join(tasks, index, weights, (rows, units, slots, first, stop))\n\n"
+     "join(tasks, index, weights, (rows, units, slots), team)\n\n"
      "A task is (matrix, out), both float32: out[u] becomes the sum over slots of\n"
-     "weights[u, slot] * matrix[index[u, slot]], for units first to stop. The index is int64."},
+     "weights[u, slot] * matrix[index[u, slot]]. The index is int64."},
     {"mapped", mapped, METH_VARARGS,
      "mapped(matrix, multiplier, shift, squares, rows)\n\n"
      "Adds the squared length of multiplier * row - shift to each row's square, in float64."},

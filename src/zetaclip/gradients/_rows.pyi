@@ -10,13 +10,14 @@ def norms(
     /,
 ) -> float: ...
 def weigh(
-    tasks: list[tuple[Any, Any]], rows: int, factors: Any, first: int, stop: int, /
+    tasks: list[tuple[Any, Any]], rows: int, factors: Any, team: tuple[int, int], /
 ) -> None: ...
 def join(
     tasks: list[tuple[Any, Any]],
     index: Any,
     weights: Any,
-    sizes: tuple[int, int, int, int, int],
+    sizes: tuple[int, int, int],
+    team: tuple[int, int],
     /,
 ) -> None: ...
 def mapped(matrix: Any, multiplier: Any, shift: Any, squares: Any, rows: int, /) -> None: ...

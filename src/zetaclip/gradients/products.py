@@ -11,13 +11,13 @@ float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..threads import deal
+from ..threads import ALONE, team
 
 compiled: Any
 try:
@@ -27,8 +27,6 @@ except ImportError:  # built where there was no C compiler
 
 # Multiply-adds from which on several threads are worth starting. This affects only speed.
 SHARED = 1 << 24
-# Rows of a sum are dealt to threads in multiples of this, the most rows of a tile.
-ROWS = 8
 
 Sizes = tuple[int, ...]
 """Records, channels, height, width, outputs, their height and width, then kernel, stride, padding
@@ -72,12 +70,7 @@ def norms(x: Tensor, g: Tensor, sizes: Sizes, stored: Tensor | None = None) -> T
     squares = torch.empty(len(x), dtype=torch.float64)
     at_x, at_g, to = _array(x), _array(g), squares.numpy()
     kept = None if stored is None else stored.numpy()
-    _deal(
-        len(x),
-        1,
-        _work(sizes),
-        lambda first, stop: compiled.norms(at_x, at_g, sizes, to, kept, first, stop),
-    )
+    compiled.norms(at_x, at_g, sizes, to, kept, _team(_work(sizes)))
     return squares.sqrt_()
 
 
@@ -101,12 +94,7 @@ def add(x: Tensor, g: Tensor, sizes: Sizes, factors: Tensor, total: Tensor) -> N
         total: Gets the sum.
     """
     at_x, at_g, own, to = _array(x), _array(g), _array(factors), total.numpy()
-    _deal(
-        sizes[4],
-        ROWS,
-        _work(sizes),
-        lambda first, stop: compiled.add(at_x, at_g, sizes, own, to, first, stop),
-    )
+    compiled.add(at_x, at_g, sizes, own, to, _team(_work(sizes)))
 
 
 def add_outers(tasks: list[tuple[Any, Any, Any]], factors: Tensor) -> None:
@@ -119,17 +107,8 @@ def add_outers(tasks: list[tuple[Any, Any, Any]], factors: Tensor) -> None:
     own = _array(factors)
     for task in tasks:
         x, g, total = map(_array, task)
-        (records, inputs), outputs = x.shape, g.shape[1]
-
-        def call(
-            first: int,
-            stop: int,
-            arrays: tuple = (x, g, own, total),
-            sizes: tuple = (records, inputs, outputs),
-        ) -> None:
-            compiled.add_outer(*arrays, (*sizes, first, stop))
-
-        _deal(outputs, ROWS, records * inputs * outputs, call)
+        sizes = (*x.shape, g.shape[1])
+        compiled.add_outer(x, g, own, total, sizes, _team(math.prod(sizes)))
 
 
 def add_mapped(
@@ -151,12 +130,7 @@ def add_mapped(
     given = [_array(values) for values in (x, g, multiplier, shift, found)]
     lengths = scale, *(float(torch.linalg.vector_norm(side)) for side in (multiplier, shift))
     sizes = (len(x), x.shape[1], g.shape[1])
-    _deal(
-        len(x),
-        1,
-        2 * sizes[0] * sizes[1] * sizes[2],
-        lambda first, stop: compiled.add_mapped(*given, lengths, (*sizes, first, stop)),
-    )
+    compiled.add_mapped(*given, lengths, sizes, _team(2 * math.prod(sizes)))
 
 
 def _array(values: Any) -> Any:
@@ -171,9 +145,6 @@ def _work(sizes: Sizes) -> int:
     return records * channels * outputs * height * width * rows * columns
 
 
-def _deal(count: int, step: int, work: int, call: Callable[[int, int], None]) -> None:
-    """Deals much work to several threads, and does little at once."""
-    if work < SHARED:
-        call(0, count)
-    else:
-        deal(count, step, call)
+def _team(work: int) -> tuple[int, int]:
+    """Who does so much work."""
+    return ALONE if work < SHARED else team()

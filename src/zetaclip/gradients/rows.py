@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..threads import deal
+from ..threads import ALONE, team
 
 compiled: Any
 try:
@@ -29,9 +29,7 @@ except ImportError:  # built where there was no C compiler
 # From so many floats on the work is worth torch's threads. It only decides speed.
 LARGEST = 1 << 20
 # Floats whose sum is worth several threads. It only decides speed.
-SHARED = 1 << 20
-# Columns of sums are dealt to threads in multiples of this.
-COLUMNS = 64
+SHARED = 1 << 18
 
 NormTask = tuple[np.ndarray | None, np.ndarray]
 """(x, g): two matrices whose row norms are multiplied; without x those of g alone."""
@@ -128,12 +126,9 @@ def norms(
 
 def weigh(tasks: list[WeighTask], factors: Tensor) -> None:
     """Adds the rows of each matrix, times these factors, to its sum."""
-    own, rows = factors.numpy(), len(factors)
-    widths = [to.size for _, to in tasks]
-    if rows * sum(widths) < SHARED:
-        compiled.weigh(tasks, rows, own, 0, max(widths, default=0))
-    else:
-        deal(max(widths), COLUMNS, lambda a, b: compiled.weigh(tasks, rows, own, a, b))
+    rows = len(factors)
+    work = rows * sum(to.size for _, to in tasks)
+    compiled.weigh(tasks, rows, factors.numpy(), ALONE if work < SHARED else team())
 
 
 def add_weighted_rows(out: Tensor, matrix: Tensor, factors: Tensor) -> bool:
@@ -186,10 +181,8 @@ def joined(matrices: list[Tensor], index: Tensor, weight: Tensor) -> list[Tensor
     if tasks and units:
         at, own = index.contiguous().numpy(), weight.to(torch.float32).contiguous().numpy()
         sizes = (len(tasks[0][0]), units, slots)
-        if slots * sum(out.size for _, out in tasks) < SHARED:
-            compiled.join(tasks, at, own, (*sizes, 0, units))
-        else:
-            deal(units, 1, lambda a, b: compiled.join(tasks, at, own, (*sizes, a, b)))
+        work = slots * sum(out.size for _, out in tasks)
+        compiled.join(tasks, at, own, sizes, ALONE if work < SHARED else team())
     return found
 
 

@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../_team.h"
+
 #define LANES 8            /* parallel blocks: one 32-bit word of each fills a 256-bit register */
 #define WORDS (16 * LANES) /* 32-bit words in LANES blocks */
 #define PAIRS (WORDS / 4)  /* a pair of normal values needs 64 bits for radius and 64 for angle */
@@ -332,26 +334,34 @@ static PyObject *normals(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+typedef struct {
+    const uint32_t *key;
+    double *values, inverse, scale;
+} sums;
+
+static void add_some_noise(void *given, size_t first, size_t stop)
+{
+    const sums *s = given;
+    uint32_t key[8]; /* draw() wipes it */
+    memcpy(key, s->key, sizeof key);
+    draw(key, s->values, first, stop, 1, s->inverse, s->scale);
+}
+
 static PyObject *add_noise(PyObject *self, PyObject *args)
 {
     PyObject *given, *array;
     double inverse, scale;
-    Py_ssize_t first, stop;
     uint32_t key[8];
     Py_buffer values;
-    if (!PyArg_ParseTuple(args, "OOddnn", &given, &array, &inverse, &scale, &first, &stop))
+    team t;
+    if (!PyArg_ParseTuple(args, "OOddO&", &given, &array, &inverse, &scale, read_team, &t))
         return NULL;
     if (!read_arguments(given, array, key, &values)) return NULL;
-    if (first < 0 || stop < first || stop > values.len / (Py_ssize_t)sizeof(double) ||
-        first % (2 * VALUES)) {
-        wipe(key, sizeof key);
-        PyBuffer_Release(&values);
-        PyErr_SetString(PyExc_ValueError, "no range of values that begins two groups");
-        return NULL;
-    }
+    sums s = {key, values.buf, inverse, scale};
     Py_BEGIN_ALLOW_THREADS
-    draw(key, values.buf, first, stop, 1, inverse, scale);
+    deal(&t, values.len / sizeof(double), 2 * VALUES, add_some_noise, &s);
     Py_END_ALLOW_THREADS
+    wipe(key, sizeof key);
     PyBuffer_Release(&values);
     Py_RETURN_NONE;
 }
@@ -403,9 +413,8 @@ static PyMethodDef methods[] = {
     {"normals", normals, METH_VARARGS,
      "normals(key, values): fills a float64 buffer with standard normal values."},
     {"add_noise", add_noise, METH_VARARGS,
-     "add_noise(key, values, inverse, scale, first, stop)\n\n"
-     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale), from\n"
-     "number `first`, a multiple of the values of two groups, to `stop`.\n"
+     "add_noise(key, values, inverse, scale, team)\n\n"
+     "In a float64 buffer: value = round(value * inverse) + round(standard normal * scale).\n"
      "All must stay below 2^51."},
     {"uniforms", uniforms, METH_VARARGS,
      "uniforms(key, values): fills a float64 buffer with multiples of 2^-53 in [0, 1)."},

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..threads import deal
+from ..threads import ALONE, team
 from . import _numpy
 
 try:
@@ -16,8 +16,7 @@ except ImportError:  # there was no C compiler at installation
 
 # add_noise rounds by adding 1.5 * 2^52, so integers must stay below 2^51.
 LARGEST = 2.0**51
-# Values that are drawn together, and a number of them that is worth several threads.
-_TOGETHER, _SHARED = 2 * _numpy.VALUES, 1 << 18
+_SHARED = 1 << 16  # a number of values that is worth several threads
 FARTHEST = 10.4  # no standard normal value is larger
 
 
@@ -69,10 +68,8 @@ def add_noise(key: bytes, values: np.ndarray, inverse: float, scale: float) -> N
     given = key, values, inverse, scale
     if _compiled is None:
         _numpy.add_noise(*given)
-    elif len(values) < _SHARED:
-        _compiled.add_noise(*given, 0, len(values))
     else:
-        deal(len(values), _TOGETHER, lambda a, b: _compiled.add_noise(*given, a, b))
+        _compiled.add_noise(*given, ALONE if len(values) < _SHARED else team())
 
 
 def uniforms(key: bytes, count: int) -> np.ndarray:
