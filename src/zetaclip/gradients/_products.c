@@ -626,8 +626,8 @@ static PyMethodDef methods[] = {
     {"norms", norms, METH_VARARGS,
      "norms(x, g, shape, squares, stored, team)\n\n"
      "Squared lengths of the gradients of all records, and the gradients themselves where\n"
-     "`stored` is not None, in the threads of a team. Shape: records, channels, height, width, outputs, their height\n"
-     "and width, then kernel, stride, padding, dilation (two each), and whether channels come\n"
+     "`stored` is not None. Shape: records, channels, height, width, outputs, their height and\n"
+     "width, then kernel, stride, padding, dilation (two each), and whether channels come\n"
      "last. Stored columns are in the order of the parameter, or, if channels come first and are\n"
      "a multiple of 16: 16 channels at a time, with (row, column of the kernel, channel) inside."},
     {"add", add, METH_VARARGS,
