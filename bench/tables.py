@@ -2,6 +2,7 @@
 
     python bench/tables.py --tasks "adult;heart" --epsilons 1,8 --seeds 3 --out FILE
     python bench/tables.py --test --tasks adult --epsilons 0.5,1,3 --seeds 5
+    python bench/tables.py --tasks adult --records 600 --rows "3 knots;3 and 8 knots" --seeds 8
 
 No test set is looked at, unless --test asks for it: then the default features alone are trained on
 all training records, and measured on the test set. Adult, Heart and VED are taken from
@@ -128,6 +129,7 @@ def maps(dataset: Dataset) -> Iterator[tuple[str, Map]]:
     numbers = sum(kind == "number" for kind, _ in layout)
     yield "the default", bins(columns, dataset.task == "regression")
     yield "16 hard bins", lambda x: _hard(x, layout, 16)
+    yield "3 knots", Bins(layout, (3,))
     yield "8 knots", Bins(layout, (8,))
     yield "3 and 8 knots", Bins(layout, (3, 8))
     yield "2, 4, 8, 16 knots", Bins(layout, (2, 4, 8, 16))
@@ -212,8 +214,23 @@ def trained(dataset: Dataset, model: str, epsilon: float, seed: int, unit: bool)
     return float(steps.task.measure(outputs, dataset.test.y)[METRIC[dataset.task]])
 
 
+def drawn(dataset: Dataset, records: int | None, seed: int) -> Dataset:
+    """So many of the training records, drawn by the seed; None for all."""
+    if records is None:
+        return dataset
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(dataset.train.y), generator=generator)[:records]
+    train = Split(dataset.train.x[rows], dataset.train.y[rows])
+    return dataclasses.replace(dataset, train=train, nominal_size=len(rows))
+
+
 def compare(
-    task: str, epsilons: list[float], seeds: int, test: bool, rows: list[str]
+    task: str,
+    epsilons: list[float],
+    seeds: int,
+    test: bool,
+    rows: list[str],
+    records: int | None = None,
 ) -> Iterator[tuple[str, int, list[str]]]:
     """A row for every kind of features: its name, its width, and a cell for every ε.
 
@@ -221,6 +238,8 @@ def compare(
     also tried with one.
     """
     dataset = real(task, test) if task in REAL else made_up(task)
+    if records is not None:
+        dataset = dataclasses.replace(dataset, nominal_size=records)
     kinds: list[tuple[str, str, Dataset, bool]] = [
         ("none, linear", "linear", dataset, False),
         ("none, MLP 128-64", "mlp", dataset, False),
@@ -244,7 +263,10 @@ def compare(
             continue
         cells = []
         for epsilon in epsilons:
-            found = [trained(data, model, epsilon, seed, unit) for seed in range(seeds)]
+            found = [
+                trained(drawn(data, records, seed), model, epsilon, seed, unit)
+                for seed in range(seeds)
+            ]
             spread = f" ± {statistics.stdev(found):.4f}" if seeds > 1 else ""
             cells.append(f"{statistics.fmean(found):.4f}{spread}")
         yield name, data.train.x.shape[1], cells
@@ -258,6 +280,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=";".join((*REAL, *MADE_UP)), help="separated by ;")
     parser.add_argument("--epsilons", default="1,8")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--records", type=int, help="train on so many, drawn by the seed")
     parser.add_argument("--rows", default="", help="names of rows, separated by ;")
     parser.add_argument("--out", type=Path, help="a .md file")
     parser.add_argument("--test", action="store_true", help="the default on the test set")
@@ -274,7 +297,8 @@ def main() -> None:
         ]
         for line in lines:
             print(line, flush=True)
-        for name, width, cells in compare(task, epsilons, given.seeds, given.test, only):
+        found = compare(task, epsilons, given.seeds, given.test, only, given.records)
+        for name, width, cells in found:
             lines.append(f"| {name} | {width} | " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
         print(f"{time.perf_counter() - begun:.0f} s", flush=True)
