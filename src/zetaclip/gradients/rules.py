@@ -236,7 +236,7 @@ class _FoldedGroupNorm(Node):
         module: Any = shadow.module
         x = x.contiguous()
         batch, channels = x.shape[:2]
-        area = x[0, 0].numel()
+        area = x.shape[2:].numel()
         y, mean, rstd = torch.native_group_norm(
             x, module.weight, module.bias, batch, channels, area, module.num_groups, module.eps
         )
@@ -259,7 +259,7 @@ class _FoldedGroupNorm(Node):
             x.view(1, batch * channels, *x.shape[2:]),
             mean.view(1, -1),
             rstd.view(1, -1),
-            weight.repeat(batch),
+            weight.expand(batch, -1).reshape(-1),
             1,
             batch * channels,
             ctx.area,
