@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := $(wildcard src/zetaclip/*/*.c src/zetaclip/*/*.h)
+SOURCES := $(wildcard src/zetaclip/*/*.c src/zetaclip/*/*.h src/zetaclip/*.h)
 export ZETACLIP_DATA ?= $(shell test -d ../shared/data && cd ../shared/data && pwd)
 
 .PHONY: setup demo test test-full test-extras test-mutation test-sanitize dist docs \
@@ -26,7 +26,11 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	rm -f src/zetaclip/*/*.so # what can't be compiled must not be used from before
 	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@test $$(ls src/zetaclip/*/*.so 2>/dev/null | wc -l) -eq $(words $(filter %.c,$(SOURCES))) || \
+		echo "A part in C could not be compiled. zetaclip works without, but more slowly." \
+			"To see why: $(BIN)/python -m pip install -v -e ."
 	touch $@
 
 demo: setup
