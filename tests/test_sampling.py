@@ -126,6 +126,7 @@ def nested_loss(module, batch):
     )
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [None, 5])
 def test_nested_batches_and_workers_give_the_same_training(workers, size):
