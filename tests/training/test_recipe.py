@@ -47,6 +47,17 @@ def test_the_default_recipe_is_decoupled_with_linear_decay_and_the_methods_rate(
     assert adam.lr == 1e-3
 
 
+def test_a_network_on_pictures_takes_few_of_them_at_once():
+    network = {"data": "digits", "model": "cnn", "method": "dp-sgd", "spectral": {}}
+    assert resolved(**network).physical_batch_size == 128
+    assert resolved(**network, physical_batch_size=7).physical_batch_size == 7
+    assert resolved(**network, views=200).physical_batch_size == 200  # the views of one record
+    head = network | {"model": None, "features": "patches"}
+    assert resolved(**head).physical_batch_size is None
+    plain = network | {"method": "sgd", "sigma": None}
+    assert resolved(**plain).physical_batch_size is None  # a norm over the batch would notice
+
+
 @pytest.mark.parametrize("method", ["sgd", "adam", *methods.names(private=True)])
 def test_weight_decay_is_that_of_the_methods_optimizer(method):
     parameter = torch.nn.Parameter(torch.zeros(2))
