@@ -1,6 +1,7 @@
 """Reuse, resume, failures, the lock, Ctrl-C and sudden death, with a trainer that trains
 nothing."""
 
+import dataclasses
 import io
 import json
 import os
@@ -336,6 +337,25 @@ def test_measured_speeds_are_kept_for_the_tables(mini, store):
     assert "time not known" not in (store.out / "mini/table.md").read_text(encoding="utf-8")
     go(mini, store)
     assert {one.source for one in estimate.known_speeds(store).values()} == {"finished runs"}
+
+
+@pytest.mark.parametrize(
+    ("features", "source", "setups"),
+    [
+        ("scattering", "20 measured steps", 1),  # they waited for the features
+        ("scattering", "finished runs", 3),
+        ("none", "20 measured steps", 3),
+    ],
+)
+def test_features_are_waited_for_once(mini, features, source, setups):
+    runs = plan.make_plan(mini).runs[:3]
+    changed = [
+        dataclasses.replace(run, config={**run.config, "features": features}) for run in runs
+    ]
+    places = {tuple(str(run.config[k]) for k in ("data", "model", "method")) for run in runs}
+    speeds = dict.fromkeys(places, estimate.Speed(100.0, 0.0, source))
+    sizes = {run.labels["data"]: 60000 for run in runs}
+    assert estimate.estimate(changed, sizes, {}, speeds)[0] == 100.0 * setups
 
 
 def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):
