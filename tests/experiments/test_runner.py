@@ -340,14 +340,14 @@ def test_measured_speeds_are_kept_for_the_tables(mini, store):
 
 
 @pytest.mark.parametrize(
-    ("features", "source", "setups"),
+    ("features", "source", "seconds"),
     [
-        ("scattering", "20 measured steps", 1),  # they waited for the features
-        ("scattering", "finished runs", 3),
-        ("none", "20 measured steps", 3),
+        ("scattering", "20 measured steps", 106),  # they waited for the features
+        ("scattering", "finished runs", 300),
+        ("none", "20 measured steps", 300),
     ],
 )
-def test_features_are_waited_for_once(mini, features, source, setups):
+def test_features_are_waited_for_once(mini, features, source, seconds):
     runs = plan.make_plan(mini).runs[:3]
     changed = [
         dataclasses.replace(run, config={**run.config, "features": features}) for run in runs
@@ -355,7 +355,7 @@ def test_features_are_waited_for_once(mini, features, source, setups):
     places = {tuple(str(run.config[k]) for k in ("data", "model", "method")) for run in runs}
     speeds = dict.fromkeys(places, estimate.Speed(100.0, 0.0, source))
     sizes = {run.labels["data"]: 60000 for run in runs}
-    assert estimate.estimate(changed, sizes, {}, speeds)[0] == 100.0 * setups
+    assert estimate.estimate(changed, sizes, {}, speeds)[0] == seconds
 
 
 def test_a_measurement_that_takes_too_long_is_given_up(mini, monkeypatch):

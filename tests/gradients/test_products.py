@@ -17,7 +17,7 @@ from zetaclip.gradients.convolution import (
     _window_grams,
     convolution_contribution,
 )
-from zetaclip.threads import ALONE
+from zetaclip.threads import ALONE, team
 
 pytestmark = pytest.mark.skipif(
     products.compiled is None, reason="zetaclip was built without a C compiler"
@@ -137,9 +137,10 @@ def test_a_record_is_the_same_beside_any_others(width):
     assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
 
 
-def test_threads_change_nothing(monkeypatch, width):
+@pytest.mark.parametrize("inputs", [3, 16, 20])  # rows of pixels, channels last, neither
+def test_threads_change_nothing(monkeypatch, width, inputs):
     geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
-    x, g = values(13, 16, 6, 6), values(13, 37, 6, 6, seed=1)
+    x, g = values(13, inputs, 6, 6), values(13, 37, 6, 6, seed=1)
     factors = torch.rand(13, dtype=torch.float64)
     found = []
     monkeypatch.setattr(products, "SHARED", 0)
@@ -148,10 +149,18 @@ def test_threads_change_nothing(monkeypatch, width):
         part = ConvPieces(x, g, geometry)
         total = torch.zeros(part.shape, dtype=torch.float64)
         part.add_to(total, factors)
-        single = torch.zeros(37, 16, dtype=torch.float64)
+        single = torch.zeros(37, inputs, dtype=torch.float64)
         Single(x[:, :, 0, 0].contiguous(), g[:, :, 0, 0].contiguous()).add_to(single, factors)
-        found.append((part.norms(), total, single))
+        mapped = torch.zeros(13, dtype=torch.float64)
+        flat = x.flatten(1), g[:, :, 0, 0].contiguous()
+        multiplier = values(37, flat[0].shape[1], seed=2).double()
+        products.add_mapped(mapped, *flat, multiplier, multiplier, 0.5)
+        found.append((part.norms(), total, single, mapped))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    exact = torch.einsum(
+        "b,bopq->opq", factors, _gradients(x, g, geometry).dense().double()[..., 0]
+    )
+    assert torch.allclose(found[0][1][..., 0], exact, rtol=1e-5, atol=1e-5)
 
 
 def test_a_record_adds_the_same_beside_any_others_in_float64(width):
@@ -222,6 +231,21 @@ def test_late_layers_take_gram_matrices_and_early_ones_are_stored():
     assert kind(256, 256, 4) == "ConvGram"
     assert kind(16, 16, 4) == "ConvPieces"
     assert kind(16, 16, 14) == kind(16, 16, 32) == "Dense"
+
+
+@pytest.mark.parametrize("several", [1, 2, 3])
+def test_memory_that_is_not_there_is_an_error(several):
+    """A record whose padded image has 2^42 pixels or so."""
+    x, g = np.zeros((3, 1, 1, 1), np.float32), np.zeros((3, 40, 1, 1), np.float32)
+    sizes = (3, 1, 1, 1, 40, 1, 1, 1, 1, 2**39, 2**39, 2**21, 2**21, 1, 1, 0)
+    start, _ = team() if several > 1 else ALONE
+    with pytest.raises(MemoryError):
+        library.norms(x, g, sizes, np.zeros(3), None, (start, several))
+    with pytest.raises(MemoryError):
+        library.add(x, g, sizes, np.ones(3), np.zeros(40), (start, several))
+    too_large = (*sizes[:9], 2**39, 2**39, 2**31 - 1, 2**31 - 1, 1, 1, 0)
+    with pytest.raises(ValueError, match="not those of a layer"):
+        library.norms(x, g, too_large, np.zeros(3), None, ALONE)
 
 
 def test_buffers_that_do_not_fit_are_refused():

@@ -16,7 +16,9 @@ from copied import build, copy_tree, run_tests
 
 FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 TESTS = [
+    "tests/test_dealing.py",
     "tests/test_randomness.py",
+    "tests/gradients/test_mapped.py",
     "tests/gradients/test_rows.py",
     "tests/gradients/test_products.py",
 ]

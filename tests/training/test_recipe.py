@@ -8,11 +8,11 @@ import pytest
 import small_runs
 import torch
 
-from zetaclip import Spectral, methods
+from zetaclip import Spectral, methods, models
 from zetaclip.accounting import noise_multiplier_for
 from zetaclip.data import load
 from zetaclip.optim import Auto
-from zetaclip.training import Config, ConfigError
+from zetaclip.training import Config, ConfigError, memory
 from zetaclip.training.clipping import build_clipping, mean_clip
 from zetaclip.training.fixed import frozen
 from zetaclip.training.recipe import build_method, build_model, rate_at, resolve, total_steps
@@ -47,15 +47,36 @@ def test_the_default_recipe_is_decoupled_with_linear_decay_and_the_methods_rate(
     assert adam.lr == 1e-3
 
 
-def test_a_network_on_pictures_takes_few_of_them_at_once():
-    network = {"data": "digits", "model": "cnn", "method": "dp-sgd", "spectral": {}}
-    assert resolved(**network).physical_batch_size == 128
-    assert resolved(**network, physical_batch_size=7).physical_batch_size == 7
-    assert resolved(**network, views=200).physical_batch_size == 200  # the views of one record
-    head = network | {"model": None, "features": "patches"}
-    assert resolved(**head).physical_batch_size is None
-    plain = network | {"method": "sgd", "sigma": None}
-    assert resolved(**plain).physical_batch_size is None  # a norm over the batch would notice
+def test_a_network_with_large_activations_takes_few_pictures_at_once(monkeypatch):
+    def rows(floats, **changes):
+        monkeypatch.setattr(memory, "FLOATS", floats)
+        values = {"model": "cnn", "batch_size": 1000, "method": "dp-sgd", "spectral": {}}
+        config = small_runs.small(data="digits", **{**values, **changes})
+        data = load_data(config)
+        config = resolve(config, data, build_method(config))
+        fixed = frozen(config, data)
+        return memory.rows_at_once(config, data, build_model(config, data, fixed))
+
+    own = memory.activations(models.build("cnn", (1, 8, 8), 10), torch.zeros(1, 1, 8, 8))
+    assert rows(100 * own) == 100 and rows(999 * own + own - 1) == 999
+    assert rows(1000 * own) is None and rows(own) == 64
+    assert rows(own, physical_batch_size=7) == 7
+    for other in (
+        {"views": 3},
+        {"non_private_diagnostics": True},
+        {"model": None, "features": "patches"},
+    ):
+        assert rows(own, **other) is None
+
+
+def test_activations_are_counted_layer_by_layer_and_leave_nothing_behind():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Flatten()
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert memory.activations(model, torch.zeros(1, 1, 5, 5)) == 25 + 4 * 27
+    assert model.training and not any(part._forward_hooks for part in model.modules())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["sgd", "adam", *methods.names(private=True)])

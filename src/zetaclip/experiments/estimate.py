@@ -21,6 +21,7 @@ from .store import Store
 _STEPS = 20
 _MEASURED = f"{_STEPS} measured steps"
 _MOST_SECONDS = 600
+_LOADING = 3.0  # seconds before the first step of a run whose features are there
 _FILE = "speeds.json"
 
 
@@ -153,7 +154,7 @@ def estimate(
     """
     total = 0.0
     sources: set[str] = set()
-    featured: set[tuple[str, str]] = set()
+    featured: set[str] = set()
     for run in runs:
         config = run.config
         place = (str(config["data"]), str(config["model"]), str(config["method"]))
@@ -165,10 +166,11 @@ def estimate(
         if speed is None:
             return None, sources
         # A session computes fixed features once; twenty measured steps had to wait for them.
-        made = (place[0], str(config.get("features", "none")))
-        if not (speed.source == _MEASURED and made in featured):
-            total += speed.setup
-        if made[1] != "none":
+        kind = config.get("features") or "none"
+        made = f"{place[0]} {kind} {config.get('features_options')} {config.get('data_options')}"
+        again = speed.source == _MEASURED and made in featured
+        total += min(speed.setup, _LOADING) if again else speed.setup
+        if kind != "none":
             featured.add(made)
         total += speed.step * steps_of(config, sizes[run.labels["data"]])
         sources.add(speed.source)

@@ -298,6 +298,14 @@ static void pack(const shape *s, const job *j, const float *restrict x, const fl
     }
 }
 
+static int countable(const Py_ssize_t *sizes, int count)
+{
+    Py_ssize_t product = (Py_ssize_t)1 << 8; /* bytes of a number, and what is padded */
+    for (int i = 0; i < count; i++)
+        if (__builtin_mul_overflow(product, sizes[i], &product)) return 0;
+    return 1;
+}
+
 static int read_shape(PyObject *tuple, shape *s)
 {
     Py_ssize_t reach[2], size[2], out[2];
@@ -318,6 +326,12 @@ static int read_shape(PyObject *tuple, shape *s)
         reach[i] = size[i] + 2 * s->padding[i] - s->dilation[i] * (s->kernel[i] - 1) - 1;
         fine = reach[i] >= 0 && out[i] == reach[i] / s->stride[i] + 1;
     }
+    /* No product of sizes may be too large to be counted. */
+    const Py_ssize_t x[] = {s->records + 1, s->channels + 1, s->height + 2 * s->padding[0],
+                            s->width + 2 * s->padding[1]};
+    const Py_ssize_t g[] = {s->records + 1, s->outputs + 64, s->out_height, s->out_width};
+    const Py_ssize_t weights[] = {s->channels, s->outputs + 64, s->kernel[0], s->kernel[1]};
+    fine = fine && countable(x, 4) && countable(g, 4) && countable(weights, 4);
     if (fine && s->last)
         fine = s->kernel[0] * s->kernel[1] == 1 && s->padding[0] + s->padding[1] == 0 &&
                s->stride[0] * s->stride[1] == 1;
@@ -355,7 +369,7 @@ static void some_norms(void *given, size_t first, size_t stop)
     const size_t out = l->s.outputs * l->j.positions;
     float *narrow = room(own * sizeof(float));
     if (narrow == NULL) {
-        l->failed = 1;
+        __atomic_store_n(&l->failed, 1, __ATOMIC_RELAXED);
         return;
     }
     float *wide = narrow + l->j.narrow_floats;
@@ -421,7 +435,7 @@ static void some_sums(void *given, size_t first, size_t stop)
     if (from >= until) return;
     float *memory = room(some * own * sizeof(float));
     if (memory == NULL) {
-        l->failed = 1;
+        __atomic_store_n(&l->failed, 1, __ATOMIC_RELAXED);
         return;
     }
     memset(memory, 0, some * own * sizeof(float));
@@ -492,7 +506,7 @@ static void some_outer(void *given, size_t first, size_t stop)
     const size_t rows = chosen->rows, width = NR * chosen->lanes / 2, inputs = m->inputs;
     double *memory = room(DEPTH * (up(stop - first, rows) + width) * sizeof(double));
     if (memory == NULL) {
-        m->failed = 1;
+        __atomic_store_n(&m->failed, 1, __ATOMIC_RELAXED);
         return;
     }
     double *panel = memory, *scaled = memory + DEPTH * width;
@@ -532,7 +546,7 @@ static void some_mapped(void *given, size_t first, size_t stop)
     double *memory = room((2 * m->outputs + 3) * most * sizeof(double) +
                           2 * (chosen->rows + most) * SHORT * sizeof(float));
     if (memory == NULL) {
-        m->failed = 1;
+        __atomic_store_n(&m->failed, 1, __ATOMIC_RELAXED);
         return;
     }
     chosen->add_mapped(m->x, m->g, m->multiplier, m->shift, m->scale, m->long_map, m->long_shift,

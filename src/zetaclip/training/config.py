@@ -162,8 +162,8 @@ class Config:
     )
     physical_batch_size: int | None = _option(
         None,
-        "largest number of records in memory at once; results don't change (default: 128 pictures"
-        " where a network is trained on them, else the logical batch)",
+        "largest number of records in memory at once; without views, results don't change (default:"
+        " the logical batch, or less if a network on pictures would need much memory)",
         kind=int,
     )
     lr: float | None = _option(

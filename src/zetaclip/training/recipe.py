@@ -35,9 +35,6 @@ _LENGTHS = {
     "ved": (256, 20.0),
 }
 # The paper does not state the learning rates of its recipe; these are starting points.
-# Pictures that are in memory at once, unless the settings say: activations of more leave the cache,
-# and batches of ever other sizes make the heap grow.
-_PICTURES_AT_ONCE = 128
 _PAPER_RATES = {
     "digits": 0.25,
     "mnist": 0.25,
@@ -193,7 +190,6 @@ def resolve(
     options = {**defaults(method.family), **method.update}
     chosen: dict[str, Any] = {
         "batch_size": min(batch, size),
-        "physical_batch_size": _at_once(config, dataset) if method.private else None,
         "lr": _paper_rate(dataset, method) if paper else method.lr,
         "schedule": "constant" if paper else "late" if config.method == "auto" else "linear",
         "decouple": method.private and not paper,
@@ -229,13 +225,6 @@ def resolve(
                 " leave them out"
             )
     return resolved
-
-
-def _at_once(config: Config, dataset: Dataset) -> int | None:
-    """How many records are in memory at once; None for a whole batch."""
-    if config.features != "none" or len(dataset.input_shape) != 3 or dataset.owners is not None:
-        return None
-    return max(_PICTURES_AT_ONCE, config.views)
 
 
 def _for_features(

@@ -26,6 +26,7 @@ from .clipping import build_clipping
 from .config import Config
 from .diagnostics import noting
 from .folder import RunFolder
+from .memory import rows_at_once
 from .recipe import steps_per_epoch, total_steps
 from .steps_base import StepsBase
 
@@ -91,7 +92,7 @@ class PrivateSteps(StepsBase):
                 method=method,
                 clipping=build_clipping(config, method),
                 num_examples=self.size if self.declared else None,
-                physical_batch_size=config.physical_batch_size,
+                physical_batch_size=rows_at_once(config, dataset, model),
                 loss_reduction="sum",
                 decouple_lr=bool(config.decouple),
                 normalize=config.normalize,
