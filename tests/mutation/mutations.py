@@ -464,6 +464,13 @@ _add(
     "gradients/test_products.py::test_threads_change_nothing",
 )
 _add(
+    "every thread adds all rows of pixels (C)",
+    "gradients/_products.c",
+    "first == 0 ? j->rows : 0;",
+    "j->rows;",
+    "gradients/test_products.py::test_threads_change_nothing",
+)
+_add(
     "every thread draws the noise of the first (C)",
     "randomness/_chacha.c",
     "some = stop - done < VALUES ? stop - done : VALUES, group = done / VALUES;",
