@@ -54,10 +54,11 @@ def test_a_network_with_large_activations_takes_few_pictures_at_once(monkeypatch
         config = small_runs.small(data="digits", **{**values, **changes})
         data = load_data(config)
         config = resolve(config, data, build_method(config))
-        fixed = frozen(config, data)
-        return memory.rows_at_once(config, data, build_model(config, data, fixed))
+        model = build_model(config, data, frozen(config, data))
+        return memory.rows_at_once(config, data, model, lambda: model(torch.zeros(1, 1, 8, 8)))
 
-    own = memory.activations(models.build("cnn", (1, 8, 8), 10), torch.zeros(1, 1, 8, 8))
+    network = models.build("cnn", (1, 8, 8), 10)
+    own = memory.activations(network, lambda: network(torch.zeros(1, 1, 8, 8)))
     assert rows(100 * own) == 100 and rows(999 * own + own - 1) == 999
     assert rows(1000 * own) is None and rows(own) == 64
     assert rows(own, physical_batch_size=7) == 7
@@ -74,7 +75,7 @@ def test_activations_are_counted_layer_by_layer_and_leave_nothing_behind():
         torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Flatten()
     )
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert memory.activations(model, torch.zeros(1, 1, 5, 5)) == 25 + 4 * 27
+    assert memory.activations(model, lambda: model(torch.zeros(1, 1, 5, 5))) == 1 + 4 * 27
     assert model.training and not any(part._forward_hooks for part in model.modules())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,9 @@ FLOATS = 1 << 26
 _FEWEST = 64
 
 
-def rows_at_once(config: Config, dataset: Dataset, model: nn.Module) -> int | None:
+def rows_at_once(
+    config: Config, dataset: Dataset, model: nn.Module, forward: Callable[[], Any]
+) -> int | None:
     """The rows of a batch that a private step takes at once; None for all of them.
 
     It depends on the settings, the network and the shape of a record alone.
@@ -27,6 +30,7 @@ def rows_at_once(config: Config, dataset: Dataset, model: nn.Module) -> int | No
         config: The settings, all of them chosen; what they say is taken.
         dataset: The data.
         model: The network.
+        forward: Runs it on one made-up record.
     """
     assert config.batch_size is not None
     if config.physical_batch_size is not None:
@@ -36,14 +40,13 @@ def rows_at_once(config: Config, dataset: Dataset, model: nn.Module) -> int | No
     others = dataset.owners is not None or config.views > 1 or config.non_private_diagnostics
     if not pictures or others or config.device != "cpu":
         return None
-    record = torch.zeros(1, *dataset.input_shape, dtype=dataset.train.x.dtype)
-    rows = max(_FEWEST, FLOATS // activations(model, record))
+    rows = max(_FEWEST, FLOATS // activations(model, forward))
     return rows if rows < config.batch_size else None
 
 
-def activations(model: nn.Module, record: Tensor) -> int:
-    """How many numbers the layers of a network put out for one record."""
-    found = [record.numel()]
+def activations(model: nn.Module, forward: Callable[[], Any]) -> int:
+    """How many numbers the layers of a network put out in a forward pass."""
+    found = [1]
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
         if isinstance(output, Tensor):
@@ -54,7 +57,8 @@ def activations(model: nn.Module, record: Tensor) -> int:
     training = model.training
     try:
         with torch.no_grad():
-            model.eval()(record)
+            model.eval()
+            forward()
     finally:
         model.train(training)
         for handle in handles:

@@ -79,7 +79,10 @@ class PrivateSteps(StepsBase):
         if self.diagnostics is not None:
             method = noting(method, self.diagnostics)
         self.engine = PrivacyEngine(accountant=config.accountant, seed=config.seed)
-        loader = DataLoader(TensorDataset(*self.tensors(dataset)), batch_size=config.batch_size)
+        tensors = self.tensors(dataset)
+        blank = [torch.zeros_like(part[:1]) for part in tensors]
+        rows = rows_at_once(config, dataset, model, lambda: self.loss(*blank))
+        loader = DataLoader(TensorDataset(*tensors), batch_size=config.batch_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _, self.optimizer, self.loader = self.engine.make_private(
@@ -92,7 +95,7 @@ class PrivateSteps(StepsBase):
                 method=method,
                 clipping=build_clipping(config, method),
                 num_examples=self.size if self.declared else None,
-                physical_batch_size=rows_at_once(config, dataset, model),
+                physical_batch_size=rows,
                 loss_reduction="sum",
                 decouple_lr=bool(config.decouple),
                 normalize=config.normalize,
