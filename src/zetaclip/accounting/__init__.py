@@ -1,7 +1,7 @@
 """From a ledger to ε, from a target ε to the noise, and budgets that several fits share.
 
-scipy and Opacus's Rényi analysis are imported when the first ε is computed; the whole of Opacus,
-and torch with it, for PRV only; dp-accounting for groups only.
+scipy is imported when the first ε is computed; Opacus, and torch with it, for PRV only;
+dp-accounting for groups only.
 """
 
 from ._accounting import ACCOUNTANTS, epsilon, group_epsilon

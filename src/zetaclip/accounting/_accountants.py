@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
-import sys
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from ..errors import AccountingError
 from ..ledger import Event
 from ._composed import closed_form, condense, merged, set_aside, steps_of, trivial
 from ._pld import pld
+from ._renyi import divergence, spent
 
 # Rényi orders: Opacus's own (1.1 to 63), finer ones below for large ε, coarser ones above for small
 # ε. Above 1029 Opacus's binomial coefficients overflow.
@@ -37,41 +35,6 @@ FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
 Compute = Callable[[list[Event], float], float]
 
 
-def _renyi_analysis() -> Any:
-    """Opacus's module of the Rényi analysis, without the rest of Opacus.
-
-    The module needs numpy and scipy only. Importing it by its name runs ``opacus/__init__.py``,
-    which imports torch: two seconds before the first ε.
-    """
-    name = "opacus.accountants.analysis.rdp"
-    return sys.modules.get(name) or _loaded_alone(name)
-
-
-@functools.cache
-def _loaded_alone(name: str) -> Any:
-    package, *inside = name.split(".")
-    found = importlib.util.find_spec(package)
-    assert found is not None and found.submodule_search_locations
-    path = Path(found.submodule_search_locations[0], *inside).with_suffix(".py")
-    spec = importlib.util.spec_from_file_location(f"_zetaclip_{inside[-1]}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.lru_cache(maxsize=1 << 15)
-def _divergence(sample_rate: float, noise_multiplier: float, order: float) -> float:
-    """The Rényi divergence of one step.
-
-    It is cached, because a large order takes milliseconds and every ε of a run needs the same ones.
-    """
-    compute = _renyi_analysis().compute_rdp
-    return float(
-        compute(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
-    )
-
-
 def _divergences(
     events: Iterable[Event], orders: Sequence[float]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -79,27 +42,21 @@ def _divergences(
     total = np.zeros(len(orders))
     for event in events:
         total += event.count * np.array(
-            [_divergence(event.sample_rate, event.noise_multiplier, order) for order in orders]
+            [divergence(event.sample_rate, event.noise_multiplier, float(o)) for o in orders]
         )
     return total
 
 
 def rdp_epsilon(events: list[Event], delta: float) -> float:
-    """ε by Opacus's Rényi analysis."""
+    """ε by Rényi divergences."""
     if (known := trivial(events)) is not None:
         return known
 
     def best(orders: list[float]) -> tuple[float, float]:
-        spent: tuple[float, float] = _renyi_analysis().get_privacy_spent(
-            orders=orders, rdp=_divergences(condense(events), orders), delta=delta
-        )
-        return spent
+        return spent(orders, _divergences(condense(events), orders), delta)
 
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # The bound holds at any order. Users cannot act on the warning that the best order is
-            # the last of a list, which is often only a part of the orders here.
-            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+        with np.errstate(all="ignore"):
             # The bound has a single minimum over the orders, so the fine orders are needed only
             # around the best coarse one.
             first, order = best(_COARSE)
@@ -139,7 +96,6 @@ def _prv_class() -> Any:
     """
     from opacus.accountants import PRVAccountant, RDPAccountant
     from opacus.accountants.analysis.prv import Domain
-    from opacus.accountants.analysis.rdp import get_privacy_spent
 
     class Accountant(PRVAccountant):
         def _get_domain(
@@ -149,11 +105,7 @@ def _prv_class() -> Any:
             whole = [Event(rate, noise, count) for noise, rate, count in self.history]
 
             def width(events: list[Event], delta: float) -> float:
-                return float(
-                    get_privacy_spent(orders=orders, rdp=_divergences(events, orders), delta=delta)[
-                        0
-                    ]
-                )
+                return spent(orders, _divergences(events, orders), delta)[0]
 
             each = [Event(event.sample_rate, event.noise_multiplier, 1) for event in whole]
             widths = [

@@ -3,7 +3,7 @@
 Everything is for add/remove-one-record adjacency and Poisson batches. There are three accountants:
 ``"pld"`` (privacy loss distributions as in dp-accounting: the tightest, and fast; the default),
 ``"prv"`` (Opacus's numerical composition: its σ for a target ε is 0.05 to 2 % larger, and it is
-slow for very many steps) and ``"rdp"`` (Opacus's Rényi analysis: milliseconds, ε 15 to 25 % too
+slow for very many steps) and ``"rdp"`` (Rényi divergences: milliseconds, ε 15 to 25 % too
 large). Importing either library takes long, so only ``_accountants.py`` imports them, on first use.
 """
 
