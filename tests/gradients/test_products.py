@@ -98,6 +98,22 @@ def test_sequences_and_single_vectors_agree_with_torch(width, inputs, outputs):
     )
 
 
+@pytest.mark.parametrize("records", [1, 128, 300])
+@pytest.mark.parametrize("inputs", [5, 16, 257, 700])
+def test_few_outputs_and_many_inputs(monkeypatch, width, inputs, records):
+    """Up to twelve outputs have a kernel of their own; it asks for columns in advance."""
+    monkeypatch.setattr(products, "SHARED", 0)
+    for outputs in range(1, 15):
+        x, g = values(records, inputs), values(records, outputs, seed=1)
+        factors = torch.rand(records, dtype=torch.float64)
+        wanted = 1 + (g.double() * factors[:, None]).t() @ x.double()
+        for several in (1, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda several=several: several)
+            total = torch.ones(outputs, inputs, dtype=torch.float64)
+            Single(x, g).add_to(total, factors)
+            torch.testing.assert_close(total, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_convolutions_in_one_dimension(width):
     x, g = values(4, 16, 30), values(4, 6, 13, seed=1)
     exact = torch.stack(

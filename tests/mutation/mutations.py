@@ -457,6 +457,13 @@ _add(
     "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
 )
 _add(
+    "products of a few outputs are added up in float32 (C)",
+    "gradients/_tiles.h",
+    "total[m * apart + k] += ((const double *)made[m])[k];",
+    "total[m * apart + k] = (float)(total[m * apart + k] + ((const double *)made[m])[k]);",
+    "gradients/test_products.py::test_a_record_adds_the_same_beside_any_others_in_float64",
+)
+_add(
     "threads change how records are added up (C)",
     "gradients/_products.c",
     "size_t some = 4 * j->weights / own",

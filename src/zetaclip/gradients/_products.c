@@ -27,6 +27,8 @@
 #define BLOCK 6       /* vectors, and panels of outputs, whose sums stay in the cache */
 #define PANELS 2
 #define DEPTH 128     /* records of one turn of add_outer */
+#define FEW 12        /* outputs whose sums fit into registers, for columns as they are */
+#define AHEAD 16      /* tiles of columns that are asked for at a time */
 #define GROUP 6       /* panels of records of one turn of add_mapped */
 #define SHORT 128     /* products that add_mapped adds up in float32 */
 #define ROUNDED ((SHORT + 8) * 0x1p-24)
@@ -73,7 +75,7 @@ static double length(const float *values, size_t count)
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -120,19 +122,22 @@ typedef struct {
     double (*one_record)(const job *, const float *, const float *, float *);
     void (*add_panels)(const job *, const float *, const float *, size_t, const double *, size_t,
                        size_t, size_t, double *);
+    void (*widen)(const float *, size_t, size_t, size_t, size_t, double *);
     void (*add_outer)(const double *, const double *, size_t, double *, size_t, size_t, size_t);
     void (*add_mapped)(const float *, const float *, const double *, const double *, double, double,
                        double, size_t, size_t, size_t, size_t, double *, double *);
+    /* or NULL: */
+    void (*add_few)(const float *, size_t, size_t, size_t, const double *, double *, size_t);
 } kernels;
 
 static const kernels all[] = {
-    {"128", 4, 4, one_record_128, add_panels_128, add_outer_128,
-     add_mapped_128},
+    {"128", 4, 4, one_record_128, add_panels_128, widen_128,
+     add_outer_128, add_mapped_128, NULL},
 #ifdef HAS_X86
-    {"256", 8, 4, one_record_256, add_panels_256, add_outer_256,
-     add_mapped_256},
-    {"512", 16, 8, one_record_512, add_panels_512, add_outer_512,
-     add_mapped_512},
+    {"256", 8, 4, one_record_256, add_panels_256, widen_256,
+     add_outer_256, add_mapped_256, NULL},
+    {"512", 16, 8, one_record_512, add_panels_512, widen_512,
+     add_outer_512, add_mapped_512, add_few_512},
 #endif
 };
 
@@ -523,13 +528,9 @@ static void some_outer(void *given, size_t first, size_t stop)
             }
         }
         for (size_t c = 0; c < inputs; c += width) {
-            size_t some = inputs - c < width ? inputs - c : width;
-            for (size_t i = 0; i < count; i++) {
-                const float *from = m->x + (begin + i) * inputs + c;
-                double *to = panel + i * width;
-                for (size_t k = 0; k < some; k++) to[k] = from[k];
-                for (size_t k = some; k < width; k++) to[k] = 0.0;
-            }
+            size_t left = inputs - c, some = left < width ? left : width;
+            size_t next = left - some < width ? left - some : width;
+            chosen->widen(m->x + begin * inputs + c, count, inputs, some, next, panel);
             for (size_t o = first; o < stop; o += rows)
                 chosen->add_outer(scaled + (o - first) * DEPTH, panel, count,
                                   m->total + o * inputs + c, inputs,
@@ -537,6 +538,22 @@ static void some_outer(void *given, size_t first, size_t stop)
         }
     }
     free(memory);
+}
+
+/* The same for columns first to stop, and all outputs at once. */
+static void some_columns(void *given, size_t first, size_t stop)
+{
+    matrix *m = given;
+    const size_t outputs = m->outputs, step = up(outputs, 4);
+    double scaled[DEPTH * FEW] = {0};
+    for (size_t begin = 0; begin < m->records; begin += DEPTH) {
+        size_t count = m->records - begin < DEPTH ? m->records - begin : DEPTH;
+        for (size_t i = 0; i < count; i++)
+            for (size_t o = 0; o < outputs; o++)
+                scaled[i * step + o] = m->factors[begin + i] * m->g[(begin + i) * outputs + o];
+        chosen->add_few(m->x + begin * m->inputs + first, count, m->inputs, stop - first, scaled,
+                        m->total + first, outputs);
+    }
 }
 
 static void some_mapped(void *given, size_t first, size_t stop)
@@ -599,6 +616,8 @@ static PyObject *add_outer(PyObject *self, PyObject *args)
     if (!take_all(given, taken, 4, counts)) return NULL;
     matrix m = {records, inputs, outputs, taken[0].buf, taken[1].buf};
     m.factors = taken[2].buf, m.total = taken[3].buf;
+    if (chosen->add_few != NULL && outputs <= FEW)
+        return finish(&m, &t, inputs, chosen->lanes, some_columns, taken, 4);
     return finish(&m, &t, outputs, chosen->rows, some_outer, taken, 4);
 }
 

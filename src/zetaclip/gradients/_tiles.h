@@ -176,12 +176,31 @@ TARGET static void NAME(add_panels)(const job *j, const float *narrow, const flo
     }
 }
 
+/* A panel of `width` columns in float64, NR vectors a record, from rows that are `columns` apart;
+ * the columns behind it, `next` in all, are asked for meanwhile, because rows are far apart. */
+TARGET static void NAME(widen)(const float *restrict x, size_t records, size_t columns,
+                               size_t width, size_t next, double *restrict to)
+{
+    const size_t whole = NR * (LANES / 2);
+    for (size_t i = 0; i < records; i++, x += columns, to += whole) {
+        if (next > 0) __builtin_prefetch(x + width);
+        if (next > UNIT) __builtin_prefetch(x + width + next - 1);
+        if (width == whole)
+            for (int k = 0; k < NR * (LANES / 2); k++) to[k] = x[k];
+        else
+            for (size_t k = 0; k < whole; k++) to[k] = k < width ? x[k] : 0.0;
+    }
+}
+
 /* total[o][i] += sum over records of g[o] * x[i] in double, from packed panels: MR values of g and
  * NR vectors of x for each record. */
 TARGET static void NAME(add_outer)(const double *restrict g, const double *restrict x,
                                    size_t records, double *restrict total, size_t columns,
                                    size_t rows, size_t width)
 {
+    /* The sums are far away in memory, so they are asked for before the work. */
+    for (size_t m = 0; m < rows; m++)
+        for (size_t k = 0; k < width; k += 8) __builtin_prefetch(total + m * columns + k, 1);
     NAME(wide) sum[MR][NR] = {0};
     for (size_t i = 0; i < records; i++, g += MR, x += NR * (LANES / 2)) {
         NAME(wide) v[NR];
@@ -197,6 +216,59 @@ TARGET static void NAME(add_outer)(const double *restrict g, const double *restr
         for (size_t k = 0; k < width; k++) total[m * columns + k] += from[k];
     }
 }
+
+#if LANES == 16 /* narrower vectors have too few registers */
+/* total[o][i] += sum over records of g[o] * x[i] in double for `outputs` (a constant) values of g a
+ * record, and for LANES columns of x as it is, whose rows are `columns` apart. Meanwhile it asks
+ * for lines of LANES columns from `ahead` on, AHEAD of them from each row. */
+TARGET static inline __attribute__((always_inline)) void NAME(few)(
+    const float *restrict x, size_t records, size_t columns, const double *restrict g,
+    const int outputs, const float *ahead, double *restrict total, size_t apart, size_t rows,
+    size_t width)
+{
+    NAME(wide) sum[FEW][2] = {0}, made[FEW][2];
+    for (size_t i = 0; i < records; i++, g += outputs, x += columns) {
+        NAME(both) own;
+        memcpy(&own, x, sizeof own);
+        if (ahead != NULL) __builtin_prefetch(ahead + i / AHEAD * apart + i % AHEAD * LANES);
+        NAME(wide) low = WIDEN(own.halves[0]), high = WIDEN(own.halves[1]);
+        UNROLL for (int m = 0; m < outputs; m++) sum[m][0] += low * g[m], sum[m][1] += high * g[m];
+    }
+    UNROLL for (int m = 0; m < outputs; m++) made[m][0] = sum[m][0], made[m][1] = sum[m][1];
+    for (size_t m = 0; m < rows; m++)
+        for (size_t k = 0; k < width; k++)
+            total[m * apart + k] += ((const double *)made[m])[k];
+}
+
+/* The same for `width` columns, and for `rows` outputs, padded with zeros to a multiple of 4. Rows
+ * are far apart in memory, so AHEAD tiles are asked for at a time, a row after the other, while the
+ * tiles before them are worked on. */
+TARGET static void NAME(add_few)(const float *restrict x, size_t records, size_t columns,
+                                 size_t width, const double *restrict g, double *restrict total,
+                                 size_t rows)
+{
+    float last[DEPTH * LANES];
+    for (size_t c = 0; c < width; c += LANES, total += LANES) {
+        const float *from = x + c, *ahead = NULL;
+        size_t some = width - c < LANES ? width - c : LANES, between = columns;
+        size_t tile = c / LANES % AHEAD, next = c + (AHEAD - tile) * LANES;
+        if (next + AHEAD * LANES <= width && (tile + 1) * (DEPTH / AHEAD) <= records)
+            ahead = x + tile * (DEPTH / AHEAD) * columns + next;
+        if (some < LANES) {
+            memset(last, 0, sizeof last);
+            for (size_t i = 0; i < records; i++)
+                memcpy(last + i * LANES, from + i * columns, some * sizeof(float));
+            from = last, between = LANES;
+        }
+        if (rows <= 4)
+            NAME(few)(from, records, between, g, 4, ahead, total, columns, rows, some);
+        else if (rows <= 8)
+            NAME(few)(from, records, between, g, 8, ahead, total, columns, rows, some);
+        else
+            NAME(few)(from, records, between, g, FEW, ahead, total, columns, rows, some);
+    }
+}
+#endif
 
 /* total[o][i] += sum over d of a[d][o] * x[d][i] in float32, from packed panels: MR values of a and
  * NR vectors of x for each d. */
