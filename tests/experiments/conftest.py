@@ -1,6 +1,7 @@
 """A small experiment and a results folder to run it in, with a trainer that trains nothing."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def mini_file(tmp_path):
 @pytest.fixture
 def mini(mini_file):
     return spec.load(str(mini_file))
+
+
+@pytest.fixture
+def two_readings():
+    """The experiment iid with two readings of one data set."""
+    experiment = spec.load("iid")
+    columns = tuple(
+        {**column, "readings": ["sigma", "eight"]} if column["data"] == "mnist" else column
+        for column in experiment.columns
+    )
+    return replace(experiment, columns=columns)
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ def test_an_unknown_experiment_names_the_near_one():
     ("before", "after", "message"),
     [
         ('method = "dp-sgd"', 'method = "dp-sdg"', "the method of 'DP-SGD'"),
-        ('readings = ["sigma", "epsilon"]', 'readings = ["sigmas"]', "sigmas"),
+        ('readings = ["sigma"]', 'readings = ["sigmas"]', "sigmas"),
         ('measures = ["accuracy", "clip_mean"]', 'measures = ["accurracy"]', "accurracy"),
         ('baseline = "DP-SGD"', 'baseline = "DP-GSD"', "baseline"),
         ('rows_from = ["subject"', 'rows_from = ["subjects"', "subjects"),

@@ -274,11 +274,14 @@ def test_only_takes_labels_with_commas_in_them():
     assert session.parse_only("row=x, b", {"row": ["a", "a, b"]}) == {"row": ["x", "b"]}
 
 
-def test_only_knows_every_place_of_a_run():
-    planned = plan.make_plan(spec.load("iid"))
+def test_only_knows_every_place_of_a_run(two_readings):
+    planned = plan.make_plan(two_readings)
     rows = [
-        {run.labels["row"] for run in session.select(planned, {"reading": [name]})}
-        for name in ("sigma", "epsilon")
+        {
+            run.labels["row"]
+            for run in session.select(planned, {"reading": [name], "data": ["mnist"]})
+        }
+        for name in ("sigma", "eight")
     ]
     assert rows[0] == rows[1] and "Non-private (SGD)" in rows[1]
 

@@ -233,8 +233,8 @@ def test_what_is_missing_is_said(mini, tmp_path, monkeypatch):
     assert (tmp_path / "out/mini/table.json").read_text(encoding="utf-8") == before
 
 
-def test_what_is_missing_is_told_by_data_set_and_reading(store):
-    experiment = spec.load("iid")
+def test_what_is_missing_is_told_by_data_set_and_reading(store, two_readings):
+    experiment = two_readings
     planned = plan.make_plan(experiment)
     left = [
         run
@@ -245,7 +245,7 @@ def test_what_is_missing_is_told_by_data_set_and_reading(store):
     parts = missing.parts(planned, planned.runs, left, climbs, "go", lambda runs: float(len(runs)))
     found = {part["what"]: part for part in parts}
     assert set(found) == {
-        "MNIST, ε = 8.33",
+        "MNIST, ε = 8",
         "EMNIST letters, subset, ε = 8",
         "CIFAR-10, ε = 8",
         "CIFAR-100, ε = 8",
