@@ -44,7 +44,8 @@ def _preload() -> None:
     from . import train  # noqa: F401
 
     commit()  # kept: a fork runs the code that was loaded here, whatever is checked out by then
-    accounting.epsilon([Event(0.01, 1.0, 10)], 1e-5, "pld")
+    for accountant in accounting.ACCOUNTANTS:
+        accounting.epsilon([Event(0.01, 1.0, 10)], 1e-5, accountant)
     torch.optim.SGD([torch.zeros(1)])  # loads torch's compiler
 
 

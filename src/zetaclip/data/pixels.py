@@ -43,7 +43,8 @@ def scaled(pixels: np.ndarray, scaling: str, name: str, white: float = 255.0) ->
     """
     import torch
 
-    x = torch.from_numpy(pixels.astype(np.float32, order="C"))
+    # Two steps: what numpy converts should lie in order already.
+    x = torch.from_numpy(np.ascontiguousarray(pixels).astype(np.float32))
     if scaling == "symmetric":
         return x.mul_(2.0 / white).sub_(1.0)
     if scaling == "unit":
