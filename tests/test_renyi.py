@@ -53,6 +53,30 @@ def test_opacus(q: float, sigma: float, order: float) -> None:
     assert divergence(q, sigma, order) == pytest.approx(expected, rel=1e-9, abs=rounding)
 
 
+@pytest.mark.parametrize("order", [1.1, 2.0, 10.9, 1020.0])
+@pytest.mark.parametrize("sigma", [1e-170, 1e-154, 1e-140, 1e200])
+def test_noise_beyond_float64_comes_to_an_end(sigma: float, order: float) -> None:
+    with np.errstate(all="ignore"):
+        found = divergence(0.01, sigma, order)
+    assert found == math.inf or (found > 1e100) == (sigma < 1)
+
+
+@pytest.mark.parametrize(("q", "sigma", "order"), [(0.3, 100.0, 100.5), (0.2, 50.0, 200.5)])
+def test_a_series_does_not_end_before_its_largest_term(
+    q: float, sigma: float, order: float
+) -> None:
+    """The divergence rises with the order."""
+    below, above = divergence(q, sigma, order - 0.5), divergence(q, sigma, order + 0.5)
+    assert below < divergence(q, sigma, order) < above
+
+
+def test_a_divergence_far_below_the_rounding_of_one() -> None:
+    """α q² (e^(1 / σ²) - 1) / 2 is its first term, and the rest is smaller by q."""
+    expected = 12 * 1e-18 * math.expm1(1.0) / 2
+    assert divergence(1e-9, 1.0, 12.0) == pytest.approx(expected, rel=1e-6)
+    assert divergence(1e-9, 1.0, 1.5) >= 0
+
+
 def test_an_order_whose_coefficients_overflow_proves_nothing() -> None:
-    assert divergence(0.01, 1.0, 1100.0) == math.inf
+    assert divergence(0.01, 1.0, 1100.0) == divergence(0.01, 1.0, 1e9) == math.inf
     assert divergence(0.01, 1.0, 1000.0) < math.inf

@@ -18,7 +18,7 @@ from ._pld import pld
 from ._renyi import divergence, spent
 
 # Rényi orders: Opacus's own (1.1 to 63), finer ones below for large ε, coarser ones above for small
-# ε. Above 1029 Opacus's binomial coefficients overflow.
+# ε. Above 1029 binomial coefficients overflow.
 _ORDERS = sorted(
     {1.001, 1.0025, 1.005, 1.01, 1.02, 1.035, 1.05, 1.075}
     | {1 + tenths / 10 for tenths in range(1, 100)}

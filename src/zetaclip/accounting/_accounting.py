@@ -53,7 +53,7 @@ def epsilon(events: Iterable[Event], delta: float, accountant: str = "pld") -> f
 
     **Guarantee.** An upper bound on the ε of Poisson-subsampled Gaussians with these rates and
     multipliers, in any order, if the multipliers were fixed in advance. "rdp" is the smallest of
-    Opacus's bounds over its own orders and further ones; it is never below about ln(1/δ)/1000.
+    the bounds over Opacus's Rényi orders and further ones; it is never below about ln(1/δ)/1000.
     "prv" is Opacus's upper bound, whose error is set to 0.01 for ε from 0.5 to 10, to 2 % of ε
     below (at least 0.002) and to 0.1 % above. "pld" rounds losses upwards, on a grid that costs
     about 0.1 % of ε. "prv" and "pld" reserve a part of δ for the rounding errors of their Fourier

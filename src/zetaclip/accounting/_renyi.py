@@ -16,6 +16,9 @@ import numpy as np
 _Array = np.ndarray[Any, np.dtype[np.float64]]
 _NEGLIGIBLE = -30.0  # a term whose logarithm is below ends the series
 _CHUNK = 64
+_MOST = 1 << 20
+_LARGEST = 1029  # above, binomial coefficients leave float64
+_NORMAL = 1e-300  # variances below lose digits
 
 
 @functools.lru_cache(maxsize=1 << 15)
@@ -34,15 +37,13 @@ def divergence(sample_rate: float, noise_multiplier: float, order: float) -> flo
 
     **Edge cases.** Infinity where the series can't be added up in float64; that is a bound, too.
     """
-    q, variance = sample_rate, noise_multiplier**2
+    q, variance = sample_rate, noise_multiplier * noise_multiplier
     if q == 1.0:
-        return order / (2 * variance)
+        return order / (2 * variance) if variance > 0 else math.inf
+    if order > _LARGEST or not _NORMAL < variance < math.inf:
+        return math.inf
     try:
-        if order.is_integer():
-            i = np.arange(int(order) + 1, dtype=float)
-            total = _log_sum(_weights(q, order, i)[0] + (i * i - i) / (2 * variance))
-        else:
-            total = _fractional(q, noise_multiplier, order)
+        total = (_whole if order.is_integer() else _fractional)(q, variance, order)
     except _LosesDigits:
         return math.inf
     return total / (order - 1)
@@ -80,41 +81,50 @@ def _weights(q: float, order: float, i: _Array) -> tuple[_Array, _Array]:
     return logarithms, np.sign(coefficients)
 
 
-def _log_sum(terms: _Array, signs: _Array | None = None) -> float:
+def _log_sum(terms: _Array, signs: _Array | float = 1.0) -> float:
     """ln Σ ± exp(terms); no sum on the way may be negative, because its digits would be lost."""
     largest = float(terms.max())
-    values = np.exp(terms - largest)
-    total = np.cumsum(values if signs is None else signs * values)
+    total = np.cumsum(signs * np.exp(terms - largest))
     if not (total >= 0).all() or total[-1] == 0:
         raise _LosesDigits
     return largest + math.log(float(total[-1]))
 
 
-def _fractional(q: float, sigma: float, order: float) -> float:
-    """ln A of the paper's section 3.3 at an order that is no integer: two infinite series."""
+def _whole(q: float, variance: float, order: float) -> float:
+    """ln A of the paper's section 3.3 at an integer: the weights add up to 1, which is left out."""
+    i = np.arange(2, int(order) + 1, dtype=float)
+    powers = (i * i - i) / (2 * variance)
+    terms = _weights(q, order, i)[0] + powers + np.log(-np.expm1(-powers))
+    return float(np.logaddexp(0.0, _log_sum(terms)))
+
+
+def _fractional(q: float, variance: float, order: float) -> float:
+    """The same at an order that is no integer: two infinite series."""
     from scipy.special import log_ndtr
 
-    variance = sigma**2
+    sigma = math.sqrt(variance)
     middle = variance * math.log(1 / q - 1) + 0.5  # where both integrals are cut
     below: list[_Array] = []
     above: list[_Array] = []
     signs: list[_Array] = []
-    start = 0
-    while True:
+    done = False
+    while not done:
+        start = len(signs) * _CHUNK
         i = np.arange(start, start + _CHUNK, dtype=float)
         j = order - i
         weights, sign = _weights(q, order, i)
         swapped = weights + (j - i) * (math.log(q) - math.log1p(-q))
         low = weights + (i * i - i) / (2 * variance) + log_ndtr((middle - i) / sigma)
         high = swapped + (j * j - j) / (2 * variance) + log_ndtr((j - middle) / sigma)
-        small = np.flatnonzero(np.maximum(low, high) < _NEGLIGIBLE)
-        stop = int(small[0]) + 1 if len(small) else _CHUNK
+        larger = np.maximum(low, high)
+        if np.isnan(larger).any() or start > _MOST:
+            raise _LosesDigits
+        small = np.flatnonzero((larger < _NEGLIGIBLE) & (i > order))
+        done = len(small) > 0
+        stop = int(small[0]) + 1 if done else _CHUNK
         below.append(low[:stop])
         above.append(high[:stop])
         signs.append(sign[:stop])
-        if len(small):
-            break
-        start += _CHUNK
     sign = np.concatenate(signs)
     left, right = (_log_sum(np.concatenate(terms), sign) for terms in (below, above))
-    return float(np.logaddexp(left, right))
+    return max(0.0, float(np.logaddexp(left, right)))
