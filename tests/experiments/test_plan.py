@@ -198,7 +198,7 @@ def test_a_ladder_is_under_the_very_conditions_of_its_cell(name):
 def test_every_method_has_a_rate_of_its_own():
     for name in ("iid", "tabular", "recent", "noniid", "calibration", "budget"):
         for run in plan.make_plan(spec.load(name)).runs:
-            if "clipping" not in run.config:
+            if "clipping" not in run.config and "at the rate of" not in run.labels["row"]:
                 assert ladder_of(run).startswith(run.labels["method"] + " · ")
 
 
