@@ -101,7 +101,7 @@ def test_sequences_and_single_vectors_agree_with_torch(width, inputs, outputs):
 @pytest.mark.parametrize("records", [1, 128, 300])
 @pytest.mark.parametrize("inputs", [5, 16, 257, 700])
 def test_few_outputs_and_many_inputs(monkeypatch, width, inputs, records):
-    """Up to twelve outputs have a kernel of their own; it asks for columns in advance."""
+    """Up to twelve outputs have a kernel of their own; it prefetches columns."""
     monkeypatch.setattr(products, "SHARED", 0)
     for outputs in range(1, 15):
         x, g = values(records, inputs), values(records, outputs, seed=1)

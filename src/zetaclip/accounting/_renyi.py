@@ -61,7 +61,10 @@ def spent(orders: Sequence[float], divergences: _Array, delta: float) -> tuple[f
         divergences: At each order, of all steps together.
         delta: δ.
 
-    **Edge cases.** It may be below 0, where 0 holds, too; infinity if no order proves anything.
+    Returns:
+        ε, and the order.
+
+    **Edge cases.** ε may be below 0, where 0 holds, too; infinity if no order proves anything.
     """
     alpha = np.asarray(orders, dtype=float)
     bounds = divergences + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
@@ -91,7 +94,7 @@ def _log_sum(terms: _Array, signs: _Array | float = 1.0) -> float:
 
 
 def _whole(q: float, variance: float, order: float) -> float:
-    """ln A of the paper's section 3.3 at an integer: the weights add up to 1, which is left out."""
+    """ln A of the paper's section 3.3 at an integer, from A - 1: a tiny one keeps its digits."""
     i = np.arange(2, int(order) + 1, dtype=float)
     powers = (i * i - i) / (2 * variance)
     terms = _weights(q, order, i)[0] + powers + np.log(-np.expm1(-powers))

@@ -28,7 +28,7 @@
 #define PANELS 2
 #define DEPTH 128     /* records of one turn of add_outer */
 #define FEW 12        /* outputs whose sums fit into registers, for columns as they are */
-#define AHEAD 16      /* tiles of columns that are asked for at a time */
+#define AHEAD 16      /* tiles of columns that are prefetched at a time */
 #define GROUP 6       /* panels of records of one turn of add_mapped */
 #define SHORT 128     /* products that add_mapped adds up in float32 */
 #define ROUNDED ((SHORT + 8) * 0x1p-24)

@@ -177,7 +177,7 @@ TARGET static void NAME(add_panels)(const job *j, const float *narrow, const flo
 }
 
 /* A panel of `width` columns in float64, NR vectors a record, from rows that are `columns` apart;
- * the columns behind it, `next` in all, are asked for meanwhile, because rows are far apart. */
+ * the `next` columns behind it are prefetched meanwhile, because rows are far apart. */
 TARGET static void NAME(widen)(const float *restrict x, size_t records, size_t columns,
                                size_t width, size_t next, double *restrict to)
 {
@@ -198,7 +198,7 @@ TARGET static void NAME(add_outer)(const double *restrict g, const double *restr
                                    size_t records, double *restrict total, size_t columns,
                                    size_t rows, size_t width)
 {
-    /* The sums are far away in memory, so they are asked for before the work. */
+    /* The sums are far away in memory, so they are prefetched. */
     for (size_t m = 0; m < rows; m++)
         for (size_t k = 0; k < width; k += 8) __builtin_prefetch(total + m * columns + k, 1);
     NAME(wide) sum[MR][NR] = {0};
@@ -219,8 +219,8 @@ TARGET static void NAME(add_outer)(const double *restrict g, const double *restr
 
 #if LANES == 16 /* narrower vectors have too few registers */
 /* total[o][i] += sum over records of g[o] * x[i] in double for `outputs` (a constant) values of g a
- * record, and for LANES columns of x as it is, whose rows are `columns` apart. Meanwhile it asks
- * for lines of LANES columns from `ahead` on, AHEAD of them from each row. */
+ * record, and for LANES columns of x as it is, whose rows are `columns` apart. Meanwhile it
+ * prefetches tiles of LANES columns from `ahead` on, AHEAD of them from each row. */
 TARGET static inline __attribute__((always_inline)) void NAME(few)(
     const float *restrict x, size_t records, size_t columns, const double *restrict g,
     const int outputs, const float *ahead, double *restrict total, size_t apart, size_t rows,
@@ -241,8 +241,8 @@ TARGET static inline __attribute__((always_inline)) void NAME(few)(
 }
 
 /* The same for `width` columns, and for `rows` outputs, padded with zeros to a multiple of 4. Rows
- * are far apart in memory, so AHEAD tiles are asked for at a time, a row after the other, while the
- * tiles before them are worked on. */
+ * are far apart in memory, so AHEAD tiles are prefetched at a time, row after row, while the tiles
+ * before them are worked on. */
 TARGET static void NAME(add_few)(const float *restrict x, size_t records, size_t columns,
                                  size_t width, const double *restrict g, double *restrict total,
                                  size_t rows)
