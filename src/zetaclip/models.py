@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._pooling import max_pool
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Cnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of shape (rows, outputs) for images of shape (rows, channels, height, width)."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2, 1)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2, 1)
+        x = max_pool(F.relu(self.conv1(x)), 1)
+        x = max_pool(F.relu(self.conv2(x)), 1)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
@@ -79,8 +80,8 @@ class CnnLarge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of shape (rows, outputs) for images of shape (rows, channels, height, width)."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = max_pool(F.relu(self.conv1(x)), 2)
+        x = max_pool(F.relu(self.conv2(x)), 2)
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
