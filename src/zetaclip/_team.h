@@ -12,6 +12,8 @@ typedef struct {
     unsigned threads;
 } team;
 
+#define TURNS 4 /* for `deal` */
+
 typedef struct {
     share_of_work work;
     void *data;
@@ -28,10 +30,13 @@ static void take_shares(void *given)
 }
 
 /* Calls work(data, first, stop) for all of 0 to count - 1, once each; every share but the last is
- * a multiple of `step`. The result must be the same whatever the shares are. */
-static void deal(const team *t, size_t count, size_t step, share_of_work work, void *data)
+ * a multiple of `step`. With several `turns`, shares are so many times smaller, and a thread that
+ * wakes up late or is interrupted takes fewer of them. That pays where a share of its own costs
+ * little. The result must be the same whatever the shares are. */
+static void deal(const team *t, size_t count, size_t step, size_t turns, share_of_work work,
+                 void *data)
 {
-    const size_t per_round = t->threads * step;
+    const size_t per_round = t->threads * turns * step;
     shares all = {work, data, count, (count + per_round - 1) / per_round * step, 0};
     if (t->start == NULL || all.share >= count)
         work(data, 0, count);

@@ -412,7 +412,7 @@ static PyObject *norms(PyObject *self, PyObject *args)
     if (!l.failed) {
         l.x = x.buf, l.g = g.buf, l.squares = squares.buf, l.stored = stored.buf;
         Py_BEGIN_ALLOW_THREADS
-        deal(&t, l.s.records, 1, some_norms, &l);
+        deal(&t, l.s.records, 1, TURNS, some_norms, &l);
         Py_END_ALLOW_THREADS
         forget(&l.j);
     }
@@ -483,7 +483,7 @@ static PyObject *add(PyObject *self, PyObject *args)
     if (!l.failed) {
         l.x = x.buf, l.g = g.buf, l.factors = factors.buf, l.total = total.buf;
         Py_BEGIN_ALLOW_THREADS
-        deal(&t, l.s.outputs, chosen->rows, some_sums, &l);
+        deal(&t, l.s.outputs, chosen->rows, 1, some_sums, &l);
         Py_END_ALLOW_THREADS
         forget(&l.j);
     }
@@ -588,7 +588,7 @@ static PyObject *finish(matrix *m, const team *t, size_t count, size_t step, sha
                         Py_buffer *taken, int buffers)
 {
     Py_BEGIN_ALLOW_THREADS
-    deal(t, count, step, work, m);
+    deal(t, count, step, 1, work, m);
     Py_END_ALLOW_THREADS
     while (buffers) PyBuffer_Release(taken + --buffers);
     if (m->failed) return PyErr_NoMemory();

@@ -297,7 +297,7 @@ static PyObject *weigh(PyObject *self, PyObject *args)
     for (Py_ssize_t i = 0; i < count; i++)
         if (tasks[i].first_width > widest) widest = tasks[i].first_width;
     Py_BEGIN_ALLOW_THREADS
-    deal(&t, widest, SHARE, weigh_columns, &s);
+    deal(&t, widest, SHARE, TURNS, weigh_columns, &s);
     Py_END_ALLOW_THREADS
     release(tasks, count);
     PyBuffer_Release(&factors);
@@ -354,7 +354,7 @@ static PyObject *join(PyObject *self, PyObject *args)
     if (fine) {
         shared s = {tasks, count, rows, slots, NULL, at, weights.buf};
         Py_BEGIN_ALLOW_THREADS
-        deal(&t, units, 1, join_units, &s);
+        deal(&t, units, 1, TURNS, join_units, &s);
         Py_END_ALLOW_THREADS
     }
     if (tasks != NULL) release(tasks, count);

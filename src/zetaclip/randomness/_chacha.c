@@ -359,7 +359,7 @@ static PyObject *add_noise(PyObject *self, PyObject *args)
     if (!read_arguments(given, array, key, &values)) return NULL;
     sums s = {key, values.buf, inverse, scale};
     Py_BEGIN_ALLOW_THREADS
-    deal(&t, values.len / sizeof(double), 2 * VALUES, add_some_noise, &s);
+    deal(&t, values.len / sizeof(double), 2 * VALUES, TURNS, add_some_noise, &s);
     Py_END_ALLOW_THREADS
     wipe(key, sizeof key);
     PyBuffer_Release(&values);
