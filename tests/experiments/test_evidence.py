@@ -118,6 +118,18 @@ def test_the_interval_over_looks_covers_as_often_as_it_says():
     assert naive / 1500 < 0.93
 
 
+def test_a_training_that_failed_late_widens_the_interval():
+    """The common part of the looks would leave out the mean beside which it is printed."""
+    rules = Rules((5, 10), 0.2)
+    pairs = [0.1, -0.1, 0.2, 0.0, -0.2, 0.1, -70.0, 0.0, 0.2, -0.1]
+    share = rules.shares[1]
+    told = stats.ttest_1samp(pairs, 0.0).confidence_interval(1 - 0.05 * share)
+    assert evidence.interval(pairs, rules) == pytest.approx((told.low, told.high))
+    calm = [*pairs[:6], 0.1, *pairs[7:]]
+    low, high = evidence.interval(calm, rules)
+    assert -0.3 < low < np.mean(calm) < high < 0.3
+
+
 def test_splits_that_share_records_widen_the_error():
     """Nadeau and Bengio: s² (1/n + test/train) in place of s²/n."""
     pairs = np.random.default_rng(6).normal(0.0, 0.01, 20)

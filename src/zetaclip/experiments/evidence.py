@@ -117,17 +117,18 @@ def interval(differences: Sequence[float], rules: Rules) -> tuple[float, float] 
 
     Returns:
         The part that the intervals of all looks have in common, each at its share of the error; the
-        last look's if they have none. None before the first look.
+        last look's by itself if that part does not contain its mean: a seed far from the others was
+        added, say one whose training failed. None before the first look.
     """
     from scipy import stats
 
-    low, high, last = -math.inf, math.inf, None
+    low, high, mean, last = -math.inf, math.inf, math.nan, None
     for look, share in rules.reached(len(differences)):
         mean, error = _mean_and_error(differences[:look], rules)
         half = float(stats.t.isf(ONE_SIDED * share, look - 1)) * error
         last = (mean - half, mean + half)
         low, high = max(low, last[0]), min(high, last[1])
-    return last if last is None or low > high else (low, high)
+    return (low, high) if low <= mean <= high else last
 
 
 def best_of(rivals: Sequence[Mapping[str, float]]) -> dict[str, float]:
