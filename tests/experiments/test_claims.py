@@ -70,7 +70,8 @@ def test_better_in_every_word(tmp_path):
         ({"mean": 90.1, "spread": 0.3, "published": 96.0}, "the published gain is excluded"),
         ({"mean": 90.2, "spread": 0.3}, "can't be told"),
         ({"mean": 91.0, "seeds": 4}, "can't be told"),  # before the first look
-        ({"mean": 91.0, "diverged": 1}, "not run"),
+        ({"mean": 91.0, "diverged": 1}, "can't be told"),
+        ({"mean": 91.0, "seeds": 0}, "not run"),
         ({"mean": 91.0, "good": -1}, "worse"),  # lower is better
     ):
         assert words(tmp_path, better, {"A": ours, "B": base}) == [word], ours
@@ -112,6 +113,48 @@ def test_the_best_is_better_than_every_rival(tmp_path):
     none = {**low, "seeds": 0}
     assert words(tmp_path, best, {"A": even, "B": low, "C": none}) == ["can't be told"]
     assert words(tmp_path, best, {"A": even, "B": high, "C": none}) == ["worse"]
+
+
+def test_as_good_as_all_rivals(tmp_path):
+    """Better than one rival and like the other is neither better nor equivalent."""
+    rule = {"rule": "no_worse", "row": "A", "against": ["B", "C"]}
+    even, low, high = ({"mean": mean, "spread": 0.02} for mean in (91.0, 90.0, 92.0))
+    assert words(tmp_path, rule, {"A": even, "B": even, "C": low}) == ["holds"]
+    assert words(tmp_path, rule, {"A": even, "B": even, "C": high}) == ["does not hold"]
+    slightly = {"mean": 91.2, "spread": 0.2}  # the rival may be ahead by more than 0.2, or not
+    assert words(tmp_path, rule, {"A": even, "B": slightly, "C": low}) == ["can't be told"]
+    none = {**low, "seeds": 0}
+    assert words(tmp_path, rule, {"A": even, "B": even, "C": none}) == ["can't be told"]
+    assert words(tmp_path, rule, {"A": none, "B": even, "C": none}) == ["not run"]
+
+
+def test_what_has_not_been_run_counts(tmp_path):
+    """A word must not depend on which of the planned cells happen to have been run."""
+    base, sure = {"mean": 90.0, "spread": 0.1}, {"mean": 90.75, "spread": 0.1}
+    none, claim = {**base, "seeds": 0}, {"rule": "better", "row": "A"}
+    assert words(tmp_path, claim, {"A": sure, "B": base}) == ["better"]
+    many = words(tmp_path, claim, {"A": sure, "B": base}, *[{"A": none, "B": base}] * 40)
+    assert many == ["can't be told", *["not run"] * 40]
+    (tmp_path / "clip-sweep" / "table.json").unlink()
+    told = {"id": "c", "experiment": "clip-sweep", "measure": "accuracy", **claim}
+    told["row"] = "WW-DP-SGD, C_0=1.00"
+    planned = claims.judge([told], tmp_path)["c"]
+    assert [cell.word for cell in planned] == ["not run"] * 2
+    # better, worse, equivalent; the published gain of 0.5 may be excluded
+    assert all(set(cell.p.values()) == {1.0} and len(cell.p) == 4 for cell in planned)
+
+
+def test_a_training_that_diverged_is_no_gap(tmp_path):
+    best = {"rule": "best", "row": "A", "against": ["B", "C", "D"]}
+    even, lost = {"mean": 91.0}, {"mean": 91.0, "diverged": 2}
+    none = {**even, "seeds": 0}
+    told = {"id": "c", "experiment": "clip-sweep", "measure": "accuracy", **best}
+    assert words(tmp_path, best, {"A": even, "B": even, "C": lost, "D": none}) == ["can't be told"]
+    (cell,) = claims.judge([told], tmp_path)["c"]
+    assert cell.measured.endswith("; of the others 1 diverged, 1 not run")
+    assert words(tmp_path, best, {"A": lost, "B": even, "C": even}) == ["can't be told"]
+    (cell,) = claims.judge([told], tmp_path)["c"]
+    assert cell.measured == "training diverged: A"
 
 
 def test_alike_means_all_starts(tmp_path):

@@ -130,6 +130,13 @@ def test_a_training_that_failed_late_widens_the_interval():
     assert -0.3 < low < np.mean(calm) < high < 0.3
 
 
+def test_differences_between_looks_wait_for_the_next_one():
+    rules = Rules((5, 10), 0.2)
+    pairs = [float(n) for n in range(12)]
+    kept = {count: len(evidence.counted(pairs[:count], rules)) for count in (0, 3, 5, 7, 10, 12)}
+    assert kept == {0: 0, 3: 3, 5: 5, 7: 5, 10: 10, 12: 10}
+
+
 def test_splits_that_share_records_widen_the_error():
     """Nadeau and Bengio: s² (1/n + test/train) in place of s²/n."""
     pairs = np.random.default_rng(6).normal(0.0, 0.01, 20)

@@ -57,6 +57,7 @@ def compared(
     pairs = [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs), key=int)]
     if not pairs:
         return None
+    pairs = list(evidence.counted(pairs, rules))
     ends = evidence.interval(pairs, rules)
     p = evidence.p_values([good * pair for pair in pairs], rules, published)
     low, high = ends if ends is not None else (None, None)
@@ -142,7 +143,8 @@ def difference_between(
     good = direction(MEASURES[column.measure], [runs[key] for key in keys if key in runs])
     cells = [published(plan, group, one, column) for one in rows]
     gain = None
-    if cells[0] is not None and cells[1] is not None:
+    elsewhere = MEASURES[column.measure].of_the_machine
+    if cells[0] is not None and cells[1] is not None and not elsewhere:
         gain = good * (cells[0]["mean"] - cells[1]["mean"])
     return compared(ours, theirs, plan.rules[group, column.condition, column.measure], good, gain)
 

@@ -3,7 +3,8 @@
 Verdicts are computed from ``results/*/table.json`` by the rule of each claim, so that the page can
 be made again, and checked, at any time. Every claim is judged cell by cell, in the words of
 ``evidence.py``. The statements of all cells of all claims are one family: Holm's procedure keeps
-the chance of even one wrong statement on the page below 5 %.
+the chance of even one wrong statement on the page below 5 %. Cells that have not been run count,
+too, so that a word does not depend on what else was run.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 from ..errors import CommandError
 from . import evidence
 from .cells import Difference, compared, difference_text
-from .evidence import BETTER, EQUIVALENT, OPEN, WORSE, Rules
+from .evidence import BETTER, EQUIVALENT, EXCLUDED, NOT_WORSE, OPEN, WORSE, Rules
 from .files import read_json, write_text
 from .measures import MEASURES
+from .plan import make_plan
+from .results import table as make_table
 from .spec import FOLDER, load, names, read_toml
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not run"
@@ -36,7 +39,7 @@ class Cell:
     Args:
         place: Where it is in the table.
         measured: What was measured; "" if nothing was.
-        p: The p-value of each statement; empty if the word is certain.
+        p: The p-value of each statement, 1 if it was not tested; empty if the word is certain.
         word: The verdict.
     """
 
@@ -119,7 +122,7 @@ def judge(claims: Sequence[Mapping[str, Any]], out: Path) -> dict[str, list[Cell
 
 
 def _word(name: str, number: int, cell: Cell, proved: set[tuple[str, int, str]]) -> str:
-    if not cell.p:
+    if not cell.p or not cell.measured:
         return cell.word
     return next((word for word in _ORDER if (name, number, word) in proved), OPEN)
 
@@ -130,22 +133,41 @@ def _cells(claim: Mapping[str, Any], out: Path) -> list[Cell]:
     if claim["rule"] == "algebra":
         return [Cell("by algebra", claim["proof"], word=FAILS)]
     path = out / claim["experiment"] / "table.json"
-    if not path.is_file():
-        return [Cell(claim["experiment"])]
-    table = read_json(path)
+    table = read_json(path) if path.is_file() else _nothing_run(claim["experiment"])
     found = []
     for group in dict.fromkeys(line["group"] for line in table["rows"]):
         for place, detail in enumerate(table["column_details"]):
             if detail["measure"] == claim["measure"] and _has(table, group, claim, place):
                 own = _RULES[claim["rule"]](claim, table, group, place)
-                found.append(own or Cell(_place(table, group, place)))
+                found.append(own or _untested(claim, table, group, place))
     return found
+
+
+def _nothing_run(name: str) -> Mapping[str, Any]:
+    """The table of an experiment before its first run."""
+    return make_table(make_plan(load(name)), {}, "", 0)
+
+
+def _untested(claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int) -> Cell:
+    """A cell without the values that its rule needs. Its statements count as not proved."""
+    if claim["rule"] in _COMPARING:
+        rivals = _compared_with(claim, table, group, place)
+        words = [BETTER, WORSE, EQUIVALENT]
+        if any((_gain(table, group, (claim["row"], row), place) or 0) > 0 for row in rivals):
+            words.append(EXCLUDED)
+    else:
+        words = [EQUIVALENT, WORSE] if claim["rule"] == "alike" else [HOLDS, FAILS]
+    named = claim.get("rows", [claim.get("row"), table["baseline"]])
+    lost = [row for row in named if _diverged(table, group, row, place)]
+    text = f"training diverged: {', '.join(lost)}" if lost else ""
+    word = OPEN if lost else UNTESTED
+    return Cell(_place(table, group, place), text, dict.fromkeys(words, 1.0), word)
 
 
 def _has(table: Mapping[str, Any], group: str, claim: Mapping[str, Any], place: int) -> bool:
     """Whether a column is one of the claim's: its rows are in it, and several rivals."""
     rows = claim.get("rows", [claim.get("row")])
-    if claim["rule"] == "best" and len(_rivals(claim, table, group, place)) < 2:
+    if claim["rule"] in ("best", "no_worse") and len(_rivals(claim, table, group, place)) < 2:
         return False
     return all(_cell(table, group, row, place) is not None for row in rows)
 
@@ -158,23 +180,19 @@ def _rivals(
     return [row for row in rivals if _cell(table, group, row, place) is not None]
 
 
-def _better(
+def _compared_with(
     claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int
-) -> Cell | None:
-    """Against the table's baseline."""
-    return _against(claim, table, group, place, [table["baseline"]])
-
-
-def _best(
-    claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int
-) -> Cell | None:
-    """Against each of its rivals."""
-    return _against(claim, table, group, place, _rivals(claim, table, group, place))
+) -> list[str]:
+    if claim["rule"] == "better":
+        return [table["baseline"]]
+    return _rivals(claim, table, group, place)
 
 
 def _against(
-    claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int, rivals: list[str]
+    claim: Mapping[str, Any], table: Mapping[str, Any], group: str, place: int
 ) -> Cell | None:
+    """Against the table's baseline, or each of its rivals."""
+    rivals = _compared_with(claim, table, group, place)
     own = _values(table, group, claim["row"], place)
     found = {
         row: one
@@ -192,9 +210,16 @@ def _against(
             f" {'only other' if len(found) == 1 else f'best of {len(found)} others'}, {text}"
         )
     p = evidence.best_of([one.p for one in found.values()])
+    not_worse = max(one.p[NOT_WORSE] for one in found.values())
     if len(found) < len(rivals):  # better than all, or like all: not known
-        text += f"; {len(rivals) - len(found)} others not run"
+        left = [row for row in rivals if row not in found]
+        lost = sum(_diverged(table, group, row, place) for row in left)
+        counts = {"diverged": lost, "not run": len(left) - lost}
+        text += "; of the others " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         p = {word: 1.0 if word in (BETTER, EQUIVALENT) else value for word, value in p.items()}
+        not_worse = 1.0
+    if claim["rule"] == "no_worse":
+        p = {HOLDS: not_worse, FAILS: p[WORSE]}
     return Cell(_place(table, group, place), text, p)
 
 
@@ -256,13 +281,15 @@ def _monotone(sign: int) -> Callable[..., Cell | None]:
 
 
 _RULES: dict[str, Callable[..., Cell | None]] = {
-    "better": _better,
-    "best": _best,
+    "better": _against,
+    "best": _against,
+    "no_worse": _against,
     "alike": _alike,
     "below": _below,
     "rising": _monotone(+1),
     "falling": _monotone(-1),
 }
+_COMPARING = ("better", "best")
 
 
 def _epsilon(claim: Mapping[str, Any]) -> Cell:
@@ -309,15 +336,24 @@ def _difference(
     table: Mapping[str, Any], group: str, rows: tuple[str, str], place: int
 ) -> Difference | None:
     """Two rows of a table, with the gain that the paper reports for them."""
-    ours, theirs = (_cell(table, group, row, place) for row in rows)
     values = [_values(table, group, row, place) for row in rows]
-    if ours is None or theirs is None:
+    if any(_cell(table, group, row, place) is None for row in rows):
         return None
-    gain = None
-    if ours["published"] and theirs["published"]:
-        gain = ours["good"] * (ours["published"]["mean"] - theirs["published"]["mean"])
-    rules = _rules(table, group, rows[0], place)
-    return compared(values[0], values[1], rules, ours["good"], gain)
+    rules, good = _rules(table, group, rows[0], place), _good(table, group, rows[0], place)
+    return compared(values[0], values[1], rules, good, _gain(table, group, rows, place))
+
+
+def _gain(table: Mapping[str, Any], group: str, rows: tuple[str, str], place: int) -> float | None:
+    """What the paper reports for two rows: positive if the first is the better one."""
+    ours, theirs = (_cell(table, group, row, place) for row in rows)
+    if not ours or not theirs or not ours["published"] or not theirs["published"]:
+        return None
+    return float(ours["good"] * (ours["published"]["mean"] - theirs["published"]["mean"]))
+
+
+def _diverged(table: Mapping[str, Any], group: str, row: str, place: int) -> bool:
+    cell = _cell(table, group, row, place)
+    return bool(cell and cell["diverged"])
 
 
 def _rules(table: Mapping[str, Any], group: str, row: str, place: int) -> Rules:

@@ -25,6 +25,8 @@ from typing import TypeVar
 BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
 EXCLUDED, OPEN = "the published gain is excluded", "can't be told"
 WORDS = (BETTER, WORSE, EQUIVALENT, EXCLUDED)
+# Half of "equivalent"; a table has no word for it.
+NOT_WORSE = "not worse"
 
 # One table's statements: each side of a 95 % interval. The page of claims: all together.
 ONE_SIDED = 0.025
@@ -59,6 +61,12 @@ class Rules:
         """The looks that so many seeds allow, with their shares."""
         both = zip(self.looks, self.shares, strict=True)
         return tuple((look, share) for look, share in both if look <= seeds)
+
+
+def counted(differences: Sequence[float], rules: Rules) -> Sequence[float]:
+    """Those that the tests are over: up to the last look that is reached; all before the first."""
+    reached = rules.reached(len(differences))
+    return differences[: reached[-1][0]] if reached else differences
 
 
 def p_below(differences: Sequence[float], bound: float, rules: Rules) -> float:
@@ -97,10 +105,12 @@ def p_values(
     """
     above = [-one for one in differences]
     effect = rules.effect
+    not_worse = p_below(above, effect, rules)
     found = {
         BETTER: p_below(above, -effect, rules),
         WORSE: p_below(differences, -effect, rules),
-        EQUIVALENT: max(p_below(differences, effect, rules), p_below(above, effect, rules)),
+        EQUIVALENT: max(p_below(differences, effect, rules), not_worse),
+        NOT_WORSE: not_worse,
     }
     if published is not None and published > 0:
         found[EXCLUDED] = p_below(differences, published, rules)

@@ -2,8 +2,9 @@
 
 A rung is twice the one below. Every rate is tried at full length, at the cell's ε and schedule, on
 a tenth of the training records that was held out. From a first guess the ladder is climbed until
-both neighbours of the best rung are worse; then half a step towards the better neighbour is tried.
-All methods may try the same number of rates. A run that diverged is worse than any that did not.
+neither neighbour of the best rung is better; then half a step towards the better neighbour is
+tried. Of equal rates the lowest counts. All methods may try the same number of rates. A run that
+diverged is worse than any that did not.
 
 Nothing is stored: a choice follows from the finished runs, and is the same wherever they are.
 """
@@ -21,8 +22,8 @@ from .planned import Ladder, PlannedRun
 
 NOTE = (
     "Each method has climbed its own ladder of rates: steps of 2, at full length, at the ε and the"
-    " schedule of the column, on a tenth of the training records that was held out, until both"
-    " neighbours were worse, then half a step. Such tuning is not free: it looks at private data,"
+    " schedule of the column, on a tenth of the training records that was held out, until neither"
+    " neighbour was better, then half a step. Such tuning is not free: it looks at private data,"
     " and its cost is in no ε."
 )
 
@@ -35,7 +36,7 @@ class Climb:
         rates: What each rate that was tried came to; None if it diverged.
         rate: The best rate; None while the ladder is not finished, or if all diverged.
         wanted: The rates to try next; none when finished.
-        capped: Whether the cap ended it before both neighbours were worse.
+        capped: Whether the cap ended it while a neighbour could be better.
         metric: What was measured.
     """
 

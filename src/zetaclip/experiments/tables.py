@@ -180,12 +180,16 @@ def _differences(
     told = ", ".join(f"{effect:g} ({title})" for title, effect in effects.items())
     if len(set(effects.values())) == 1:
         told = f"{next(iter(effects.values())):g}"
+    more = any(_more_seeds(line["cells"][place]) for line in lines for place in places)
     return [
         (
             f"Difference from {table['baseline']}, paired over seeds, with the 95 % interval for"
             f" all looks together, and what it proves by itself against a smallest effect of"
             f" {told}."
-            " The page of claims corrects for the number of statements; this table does not."
+            + " A number of seeds stands where the means above are over fewer, so that the two can"
+            " disagree."
+            * more
+            + " The page of claims corrects for the number of statements; this table does not."
         ),
         "",
         *grid(head, body),
@@ -199,9 +203,14 @@ def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
     text = difference_text(found, digits)
     if found["low"] is None:
         return text
-    # Two rows may share more seeds than all rows do, and the mean is over the seeds of all.
-    more = f" ({found['n']} seeds)" if found["n"] > cell["ours"]["n"] else ""
+    more = f" ({found['n']} seeds)" if _more_seeds(cell) else ""
     return f"{text}{more}: {found['word']}"
+
+
+def _more_seeds(cell: Mapping[str, Any] | None) -> bool:
+    """Whether a tested difference is over more seeds than the mean, which is over those of all."""
+    found = cell["difference"] if cell else None
+    return bool(found and found["low"] is not None and found["n"] > cell["ours"]["n"])
 
 
 def _budgets(
