@@ -1,12 +1,12 @@
 """Makes the picture of docs/reproduction.md: C over the run, a line for every run of the tables.
 
-python docs/plots/make_controller_plot.py            # from results/records.jsonl
+python docs/plots/make_controller_plot.py            # from results/
 """
 
 from __future__ import annotations
 
+import csv
 import json
-from collections import defaultdict
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,9 +14,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 HERE = Path(__file__).parent
-RECORDS = HERE.parents[1] / "results" / "records.jsonl"
-PANELS = {"adult": "Adult", "heart": "Heart", "ved": "VED"}
-FORMS = {
+RESULTS = HERE.parents[1] / "results"
+# The table, and the data set in it, of each panel. All runs are of the coupled column.
+PANELS = {
+    "Adult": ("tabular", "adult"),
+    "Heart": ("tabular", "heart"),
+    "MNIST's features": ("controls", "mnist-features"),
+    "MNIST's network": ("components", "mnist"),
+}
+# The paper calls its form by its probed layer in the table of components.
+ROWS = {
+    "WW-DP-SGD": "paper's form",
+    "WW-DP-SGD (full, probe=fc1)": "paper's form",
+    "WW-DP-SGD, practical form": "practical form",
+    "Sign reversed": "practical, sign reversed",
+    "Random ζ": "random numbers for the spectrum",
+}
+COLOURS = {
     "paper's form": "C0",
     "practical form": "C1",
     "practical, sign reversed": "C3",
@@ -25,55 +39,62 @@ FORMS = {
 BOUNDS = 0.5, 3.0
 
 
-def form(spectral: dict) -> str | None:
-    """Which row of the table a run belongs to; None if it is none of these."""
-    if spectral.get("signal") == "random":
-        return "random numbers for the spectrum"
-    if spectral.get("sign") == -1:
-        return "practical, sign reversed"
-    return "paper's form" if spectral.get("paper") else "practical form"
-
-
-def paths(lines) -> dict[str, dict[str, list[list[float]]]]:
-    """C after each probe by data set and form, of the coupled column, without ladders' runs."""
-    found: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        record = json.loads(line)
-        config = record["config"]
-        if config["data"] not in PANELS or config["method"] != "ww-dp-sgd":
-            continue
-        if config.get("validation") or config.get("decouple") or config["seed"] >= 1000:
-            continue
-        probes = record["lines"].get("probes.jsonl", [])
-        values = [config["clip"], *(probe["clip"] for probe in probes)]
-        found[config["data"]][form(config["spectral"])].append(values)
+def trajectories() -> dict[str, list[float]]:
+    """C at the start and after each probe, by run."""
+    found = {}
+    with (RESULTS / "records.jsonl").open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            if probes := record["lines"].get("probes.jsonl"):
+                found[record["run"]] = [
+                    record["config"]["clip"],
+                    *(probe["clip"] for probe in probes),
+                ]
     return found
 
 
+def runs(table: str, data: str) -> list[tuple[str, str]]:
+    """The finished runs of a panel: form and key."""
+    path = RESULTS / table / "runs.csv"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [
+            (ROWS[line["row"]], line["run"])
+            for line in csv.DictReader(file)
+            if line["data"] == data
+            and line["recipe"] == "coupled"
+            and line["row"] in ROWS
+            and line["state"] == "finished"
+        ]
+
+
 def main() -> None:
-    with RECORDS.open(encoding="utf-8") as lines:
-        found = paths(lines)
-    panels = [name for name in PANELS if name in found]
-    drawing = Figure(figsize=(3.6 * len(panels), 3.6), layout="constrained")
+    paths = trajectories()
+    panels = {title: runs(*place) for title, place in PANELS.items()}
+    panels = {title: found for title, found in panels.items() if found}
+    drawing = Figure(figsize=(3.0 * len(panels), 3.6), layout="constrained")
     FigureCanvasAgg(drawing)
-    for axes, name in zip(drawing.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for label in reversed(FORMS):
-            for values in found[name][label]:
-                share = [100 * i / (len(values) - 1) for i in range(len(values))]
-                axes.plot(share, values, color=FORMS[label], linewidth=0.8, alpha=0.7)
+    for axes, (title, found) in zip(
+        drawing.subplots(1, len(panels), squeeze=False, sharey=True)[0],
+        panels.items(),
+        strict=True,
+    ):
+        for form, colour in reversed(COLOURS.items()):
+            for run in (run for label, run in found if label == form):
+                share = [100 * i / (len(paths[run]) - 1) for i in range(len(paths[run]))]
+                axes.plot(share, paths[run], color=colour, linewidth=0.8, alpha=0.7)
         for bound in BOUNDS:
             axes.axhline(bound, color="black", linewidth=0.8, linestyle=":")
         axes.set_yscale("log")
         axes.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
         axes.minorticks_off()
-        seeds = max(map(len, found[name].values()))
-        axes.set_title(f"{PANELS[name]}, up to {seeds} seeds", fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel("share of the training, %")
+        print(title, {form: sum(label == form for label, _ in found) for form in COLOURS})
     drawing.axes[0].set_ylabel("C, and with it the step (start: 1)")
-    handles = [Line2D([], [], color=colour, label=label) for label, colour in FORMS.items()]
-    drawing.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    handles = [Line2D([], [], color=colour, label=form) for form, colour in COLOURS.items()]
+    drawing.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     drawing.savefig(HERE / "controller.png", dpi=90)
-    print({name: {label: len(runs) for label, runs in found[name].items()} for name in panels})
 
 
 if __name__ == "__main__":
