@@ -16,7 +16,7 @@ ROOT = Path(zetaclip.__file__).parent
 
 # From the ground up: a room may import from rooms of earlier lines, and from itself.
 FLOORS = [
-    {"errors", "files", "grid", "metrics", "threads", "words"},
+    {"_pooling", "errors", "files", "grid", "metrics", "threads", "words"},
     {"randomness", "spectrum"},
     {"ledger", "gradients"},
     {"accounting", "control", "losses"},
