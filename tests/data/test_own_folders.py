@@ -1,5 +1,7 @@
 """Folders of images by class."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,7 @@ def test_given_splits_are_kept_and_grey_is_possible(folder, tmp_path):
     assert pets.train.x.shape == (30, 1, 8, 8) and pets.test.x.shape == (2, 1, 8, 8)
     picture(tmp_path / "set" / "val" / "eel" / "1.png", (9, 9, 9))
     with pytest.raises(InputError, match=r"classes that .* lacks: eel"):
-        load(tmp_path / "set")
+        load(tmp_path / "set", size=8)
 
 
 def test_the_middle_square_is_taken(tmp_path):
@@ -112,7 +114,7 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     with pytest.warns(
         OwnerWarning, match="all of one class"
     ):  # an error would tell of one record whether it is there
-        load(tmp_path / "empty", test_share=0.5)
+        load(tmp_path / "empty", size=64, test_share=0.5)
 
 
 def test_a_broken_picture_is_named_and_left_out(folder, tmp_path, monkeypatch):
@@ -131,3 +133,39 @@ def test_a_broken_picture_is_named_and_left_out(folder, tmp_path, monkeypatch):
         path.write_bytes(b"nothing")
     with pytest.raises(InputError, match="none of the 32 images"):
         load(folder)
+
+
+def warned(folder, **options):
+    """What the owner is told when a folder is read."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(folder, **options)
+    return [str(one.message) for one in caught if one.category is OwnerWarning]
+
+
+def test_pictures_that_are_small_or_grey_are_told(folder, tmp_path):
+    (told,) = warned(folder)
+    assert "at most 20 pixels wide and high; they are enlarged to 64x64." in told
+    assert "--image-size 20 (in Python size=20)" in told and "grey" not in told
+    assert warned(folder, size=64) == warned(folder, size=12) == []
+    for name in ("a", "b"):
+        for i in range(4):
+            (tmp_path / "grey" / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (6, 5), 9 * i).save(tmp_path / "grey" / name / f"{i}.png")
+    (told,) = warned(tmp_path / "grey")
+    assert "at most 6 pixels wide and high and grey;" in told
+    assert "--image-size 8 --set data_options.channels=1" in told
+    (told,) = warned(tmp_path / "grey", size=16)
+    assert told.startswith("all pictures are grey; they are given 3 equal colours.")
+    assert warned(tmp_path / "grey", size=16, channels=1) == []
+    # One large picture in colour is enough, and what can't be read doesn't count.
+    (tmp_path / "grey" / "b" / "broken.png").write_text("no picture")
+    assert len(warned(tmp_path / "grey")) == 2
+    picture(tmp_path / "grey" / "b" / "large.png", (1, 2, 3), (80, 10))
+    assert len(warned(tmp_path / "grey")) == 1
+
+
+def test_what_the_owner_is_told_is_in_no_note(folder):
+    with pytest.warns(OwnerWarning, match="at most 20 pixels"):
+        pets = load(folder)
+    assert pets.train.x.shape[1:] == (3, 64, 64) and "20" not in " ".join(pets.notes)

@@ -21,7 +21,7 @@ def a_cell(mean, row, spread=0.05, seeds=5, published=None, effect=0.2, good=1, 
         return None
     values = {str(seed + 1): mean + spread * NOISE[row, seed] for seed in range(seeds)}
     told = None if published is None else {"mean": published, "std": None}
-    rules = {"looks": [5, 10, 20], "effect": effect, "overlap": 0.0}
+    rules = {"looks": [5, 10, 20], "effect": effect, "overlap": 0.0, "step": 0.01}
     common = {"values": values, "published": told, "rules": rules, "good": good}
     return {"ours": {"mean": mean, "n": seeds}, "diverged": diverged, **common}
 
@@ -155,6 +155,22 @@ def test_a_training_that_diverged_is_no_gap(tmp_path):
     assert words(tmp_path, best, {"A": lost, "B": even, "C": even}) == ["can't be told"]
     (cell,) = claims.judge([told], tmp_path)["c"]
     assert cell.measured == "training diverged: A"
+
+
+def test_the_same_training_is_no_rival(tmp_path):
+    """A bound that is never reached can be taken away: that excludes no gain."""
+    best = {"rule": "best", "row": "A", "against": ["A2", "B", "C"]}
+    ours, low = {"mean": 91.0, "published": 92.0}, {"mean": 90.7, "spread": 0.2}
+    table = a_table([{"A": ours, "A2": {**ours, "published": 91.0}, "B": low, "C": low}])
+    first, second = table["rows"][:2]
+    second["cells"][0]["values"] = first["cells"][0]["values"]
+    folder = tmp_path / "clip-sweep"
+    folder.mkdir()
+    (folder / "table.json").write_text(json.dumps(table))
+    told = {"id": "c", "experiment": "clip-sweep", "measure": "accuracy", **best}
+    (cell,) = claims.judge([told], tmp_path)["c"]
+    assert cell.word == "can't be told" and cell.measured.endswith("; the same training: A2")
+    assert "best of 2 others" in cell.measured
 
 
 def test_alike_means_all_starts(tmp_path):

@@ -153,6 +153,18 @@ def test_no_spread_proves_what_it_says():
     assert evidence.interval([0.1] * 5, rules) == (0.1, 0.1)
 
 
+def test_equal_differences_spread_by_one_step_of_what_is_measured():
+    """Four more right answers of 10,000 in each of five seeds are no proof without error."""
+    rules = Rules((5,), 0.02, step=0.01)
+    told = stats.t.sf((0.04 - 0.02) / (0.01 / math.sqrt(5)), 4)
+    assert evidence.p_values([0.04] * 5, rules)["better"] == pytest.approx(told)
+    low, _ = evidence.interval([0.04] * 5, rules)
+    assert low == pytest.approx(0.04 - stats.t.ppf(0.975, 4) * 0.01 / math.sqrt(5))
+    assert evidence.interval([0.0] * 5, rules) == (0.0, 0.0)  # the same training
+    wide = [0.0, 0.1, -0.1, 0.2, 0.05]
+    assert evidence.interval(wide, rules) == evidence.interval(wide, Rules((5,), 0.02))
+
+
 def test_what_is_published_matters_only_if_it_is_a_gain():
     pairs = [0.0, 0.6, 0.1, 0.5, 0.3]
     rules = Rules((5,), 0.2)

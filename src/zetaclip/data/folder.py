@@ -13,11 +13,12 @@ from .files import cached
 from .holdout import held_out
 from .images import looked_at
 from .inputs import ImageInput
-from .pictures import ENDINGS, decode_pictures, picture_files, told
+from .pictures import ENDINGS, decode_pictures, modest, picture_files, told
 from .pixels import scaled
 from .places import Place
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
+_SIZE, _CHANNELS = 64, 3
 
 
 def imagenet100(place: Place, *, size: int = 64, scaling: str = "symmetric") -> Dataset:
@@ -68,8 +69,8 @@ def imagenet_sample(place: Place, *, size: int = 64, scaling: str = "symmetric")
 def own_folder(
     path: Path,
     *,
-    size: int = 64,
-    channels: int = 3,
+    size: int | None = None,
+    channels: int | None = None,
     scaling: str = "symmetric",
     test_share: float = 0.2,
     seed: int = 0,
@@ -83,8 +84,10 @@ def own_folder(
 
     Args:
         path: The folder.
-        size: Side of the images in pixels: they are scaled, and cut to a square.
-        channels: 1 for grey, 3 for colour.
+        size: Side of the images in pixels: they are scaled, and cut to a square. None for 64. It is
+            not read off the images, because that would not be covered by ε; a warning tells their
+            owner if all are smaller.
+        channels: 1 for grey, 3 for colour. None for 3, with a warning if all images are grey.
         scaling: See ``pixels.scaled``; "statistics" are those of ImageNet.
         test_share: Expected share of the images that is held out for testing, if there is no
             folder for it (test, val, valid or validation). Each image is chosen by its content and
@@ -104,6 +107,9 @@ def own_folder(
     **Guarantee.** Whether an image is left out because it can't be read depends on that image
     alone. So ε holds as for images that can be read; the count is told to the owner by a warning.
     """
+    given = {"size": size, "channels": channels}
+    size = _SIZE if size is None else size
+    channels = _CHANNELS if channels is None else channels
     _check(size, scaling, test_share)
     if task not in ("classification", "binary"):
         raise InputError(f"a folder of images by class is a classification, not {task!r}")
@@ -112,6 +118,7 @@ def own_folder(
     train_folder = path / "train"
     test_folder = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
     kept = "own" if cache else None
+    _tell_what_is_larger_than_needed(picture_files(path), given)
     notes = [
         f"images are scaled and cut to {size}x{size} pixels",
         "the classes are the names of the folders, treated as public",
@@ -148,6 +155,34 @@ def own_folder(
     return _dataset(
         path.name, classes, (x, y), (x_test, y_test), scaling, notes=tuple(notes), public=False
     )
+
+
+def _tell_what_is_larger_than_needed(files: list[Path], given: dict[str, int | None]) -> None:
+    """Warns the owner if images are enlarged or get colours, and nobody asked for that."""
+    if None not in given.values():
+        return
+    size = given["size"] or _SIZE
+    side, grey = modest(files, size)
+    found, made, flags, arguments = [], [], [], []
+    if side is not None and given["size"] is None:
+        found.append(f"at most {side} pixels wide and high")
+        made.append(f"enlarged to {size}x{size}")
+        flags.append(f"--image-size {max(side, 8)}")
+        arguments.append(f"size={max(side, 8)}")
+    if grey and given["channels"] is None:
+        found.append("grey")
+        made.append(f"given {_CHANNELS} equal colours")
+        flags.append("--set data_options.channels=1")
+        arguments.append("channels=1")
+    if found:
+        warnings.warn(
+            f"all pictures are {' and '.join(found)}; they are {' and '.join(made)}. Training on"
+            f" them as they are takes less time: {' '.join(flags)} (in Python"
+            f" {', '.join(arguments)}). It is not done unasked, because ε does not cover what is"
+            " read off the pictures",
+            OwnerWarning,
+            stacklevel=4,
+        )
 
 
 def _public(name: str, place: Place, size: int, scaling: str, notes: tuple[str, ...]) -> Dataset:

@@ -13,6 +13,7 @@ from ..errors import InputError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _NAMED = 5  # broken files that a message names
+_GREY = ("1", "L", "LA", "I", "I;16", "F")  # Pillow's names of modes without colour
 
 
 def picture_files(folder: Path) -> list[Path]:
@@ -53,6 +54,31 @@ def decode_pictures(
     if broken is not None:
         broken.update((path, why) for path, why in zip(files, reasons, strict=True) if why)
     return pixels
+
+
+def modest(files: Sequence[Path], side: int) -> tuple[int | None, bool]:
+    """Whether all pictures are smaller than they will be made, and whether all are grey.
+
+    Args:
+        files: The files. Only their headers are read, and of those that can't be read, nothing.
+        side: The side in pixels that they will have.
+
+    Returns:
+        The largest width or height, or None if one is ``side`` or more; and whether all are stored
+        without colour.
+    """
+    from PIL import Image
+
+    largest, grey = 0, True
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                largest, grey = max(largest, *image.size), grey and image.mode in _GREY
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue
+        if largest >= side and not grey:
+            break
+    return largest if 0 < largest < side else None, grey and largest > 0
 
 
 def told(broken: dict[Path, str], total: int) -> str:

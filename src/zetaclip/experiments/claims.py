@@ -199,6 +199,10 @@ def _against(
         for row in rivals
         if (one := _difference(table, group, (claim["row"], row), place)) is not None
     }
+    # A part whose limit was never reached takes nothing away: the same training is no rival.
+    same = [row for row in rivals if len(rivals) > 1 and row in found and _equal(found[row])]
+    rivals = [row for row in rivals if row not in same]
+    found = {row: found[row] for row in rivals if row in found}
     if not found:
         return None
     digits, good = _digits(table, place), _good(table, group, claim["row"], place)
@@ -218,9 +222,16 @@ def _against(
         text += "; of the others " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         p = {word: 1.0 if word in (BETTER, EQUIVALENT) else value for word, value in p.items()}
         not_worse = 1.0
+    if same:
+        text += f"; the same training: {', '.join(same)}"
     if claim["rule"] == "no_worse":
         p = {HOLDS: not_worse, FAILS: p[WORSE]}
     return Cell(_place(table, group, place), text, p)
+
+
+def _equal(difference: Difference) -> bool:
+    """Whether two rows have the same value in every seed, up to a look."""
+    return difference.low is not None and difference.low == difference.high
 
 
 def _alike(
@@ -360,7 +371,7 @@ def _rules(table: Mapping[str, Any], group: str, row: str, place: int) -> Rules:
     cell = _cell(table, group, row, place)
     assert cell is not None
     told = cell["rules"]
-    return Rules(tuple(told["looks"]), float(told["effect"]), float(told["overlap"]))
+    return Rules(tuple(told["looks"]), *(float(told[key]) for key in ("effect", "overlap", "step")))
 
 
 def _good(table: Mapping[str, Any], group: str, row: str, place: int) -> int:

@@ -10,8 +10,9 @@ them. Each look has a share of the error that is allowed, by the spending functi
 in Pocock's form, ln(1 + (e - 1) t) for the share t of seeds. A p-value is the smallest of the
 looks', each divided by its share: the shares add up to 1, so it is one whatever rule stops.
 
-**Edge cases.** Differences that are equal in all seeds have no spread. They prove all that their
-value says: rows that are the same training are equivalent.
+**Edge cases.** Differences spread at least by one step of what is measured, such as one test record
+of 10,000: equal differences in all seeds are chance, not certainty. Differences of zero in all
+seeds are the same training, and certain.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Rules:
         overlap: The ratio of test to training records, if every seed has a split of its own: the
             splits share records, and the variance of a mean is s² (1/n + overlap) (Nadeau and
             Bengio, 2003).
+        step: The least standard deviation of differences; what is measured comes in such steps.
     """
 
     looks: tuple[int, ...]
     effect: float
     overlap: float = 0.0
+    step: float = 0.0
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -169,5 +172,7 @@ def _mean_and_error(values: Sequence[float], rules: Rules) -> tuple[float, float
     """The mean and its standard error; rounding errors of equal values are no spread."""
     mean, spread = statistics.fmean(values), statistics.stdev(values)
     if spread <= 1e-9 * max(1.0, *map(abs, values)):
-        return mean, 0.0
+        spread = 0.0
+    if any(values):
+        spread = max(spread, rules.step)
     return mean, spread * math.sqrt(1 / len(values) + rules.overlap)

@@ -59,6 +59,8 @@ class Measure:
         of_the_machine: Whether it depends on the machine, so that the paper's gain can't be tested.
         metric: The entry of the result's metrics that is read. Other numbers may be missing for
             other reasons than divergence.
+        step: What it comes in: a share of 10,000 test records, the largest test sets here. 0: it
+            is no such share.
     """
 
     read: Callable[[Run], float | None]
@@ -68,6 +70,7 @@ class Measure:
     relative: bool = False
     of_the_machine: bool = False
     metric: str = ""
+    step: float = 0.0
 
 
 def diverged(run: Run, measure: Measure) -> bool:
@@ -121,7 +124,9 @@ def _number(value: Any, scale: float = 1.0) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "metric": Measure(_main, "metric", good=1, digits=3),
-    "accuracy": Measure(_metric("accuracy", 100.0), "accuracy, %", good=1, metric="accuracy"),
+    "accuracy": Measure(
+        _metric("accuracy", 100.0), "accuracy, %", good=1, metric="accuracy", step=0.01
+    ),
     "ece": Measure(_metric("ece", 100.0), "ECE, %", good=-1, metric="ece"),
     "auc": Measure(_metric("auc"), "AUC", good=1, digits=3, metric="auc"),
     "rmse": Measure(_metric("rmse"), "RMSE", good=-1, digits=3, metric="rmse"),

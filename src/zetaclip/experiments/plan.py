@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import CommandError
 from .evidence import Rules
+from .measures import MEASURES
 from .planned import (
     CAP,
     Column,
@@ -297,7 +298,8 @@ class _Planner:
     def _rules(self, group: dict[str, Any], column: dict[str, Any], measure: str) -> Rules:
         data = self._data(group, column)[1]
         effect = float(data.get("effects", {}).get(measure, 0.0))
-        return Rules(self._looks(group, column), effect, float(data.get("overlap", 0.0)))
+        overlap, step = float(data.get("overlap", 0.0)), MEASURES[measure].step
+        return Rules(self._looks(group, column), effect, overlap, step)
 
     def _condition(self, column: dict[str, Any], reading: str | None) -> str:
         told = self.common["readings"][reading]["label"] if reading else ""

@@ -156,7 +156,7 @@ def _cell(
         "better": {evidence.BETTER: True, evidence.WORSE: False}.get(
             "" if difference is None else difference.word
         ),
-        "rules": {"looks": list(rules.looks), "effect": rules.effect, "overlap": rules.overlap},
+        "rules": {**vars(rules), "looks": list(rules.looks)},
         "good": direction(measure, finished),
         "epsilon": [min(spent), max(spent)] if spent else None,
         "delta": next(
