@@ -22,16 +22,16 @@ PANELS = {
     "MNIST's features": ("controls", "mnist-features"),
     "MNIST's network": ("components", "mnist"),
 }
-# The paper calls its form by its probed layer in the table of components.
+# The paper calls its controller by its probed layer in the table of components.
 ROWS = {
-    "WW-DP-SGD": "paper's form",
-    "WW-DP-SGD (full, probe=fc1)": "paper's form",
+    "WW-DP-SGD": "the paper's controller",
+    "WW-DP-SGD (full, probe=fc1)": "the paper's controller",
     "WW-DP-SGD, practical form": "practical form",
     "Sign reversed": "practical, sign reversed",
     "Random ζ": "random numbers for the spectrum",
 }
 COLOURS = {
-    "paper's form": "C0",
+    "the paper's controller": "C0",
     "practical form": "C1",
     "practical, sign reversed": "C3",
     "random numbers for the spectrum": "0.6",
