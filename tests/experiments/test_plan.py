@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -234,6 +235,17 @@ def test_settings_that_depend_on_the_length():
     assert configs["DP-Adam-AC"]["weight_average"] == pytest.approx(1 - 1 / 64, rel=1e-3)
     assert configs["DP-SAM, equal work"]["epochs"] == 10 and configs["DP-SAM"]["epochs"] == 20
     assert configs["DP-IS"]["method_options"]["cap"] == 4
+
+
+def test_the_noise_halves_on_skewed_sets_too():
+    """They are as large as the smallest class, not as the whole set."""
+    smallest = {"mnist-features": 5421, "emnist": 848, "cifar10": 5000, "cifar100": 500}
+    runs = [run for run in tuned("noniid").runs if run.labels["row"] == "ADP-AdamW"]
+    assert {run.labels["data"] for run in runs} == set(smallest)
+    for run in runs:
+        an_epoch = math.ceil(smallest[run.labels["data"]] / run.config["batch_size"])
+        falls = run.config["method_options"]["ratio"] ** (run.config["steps"] / an_epoch)
+        assert falls == pytest.approx(0.5, rel=1e-2)
 
 
 def test_a_ladder_may_begin_where_another_ended():

@@ -325,7 +325,7 @@ def _by_length(config: dict[str, Any], method: Mapping[str, Any], size: int) -> 
             config[key] = config[key] * method["work"]
     steps = steps_of(config, int(config.get("skew_size", size)))
     if "noise_falls" in method:
-        epochs = config.get("epochs") or steps * int(config["batch_size"]) / size
+        epochs = config.get("epochs") or steps / math.ceil(size / int(config["batch_size"]))
         ratio = float(method["noise_falls"]) ** (1 / max(1, epochs))
         options = config.get("method_options", {})
         config["method_options"] = {**options, "ratio": float(f"{ratio:.4g}")}
