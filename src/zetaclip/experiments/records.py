@@ -12,6 +12,7 @@ who would compute a new one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +52,7 @@ def read(out: Path) -> dict[str, Run]:
     Raises:
         CommandError: A line was changed after it was written; it can't be made again here.
     """
-    return {key: run for key, _, run in _parsed(out / FILE)}
+    return {key: _run(line) for key, line in _sound(out / FILE)}
 
 
 def write(out: Path, runs: Iterable[tuple[PlannedRun, Run]]) -> None:
@@ -59,29 +60,41 @@ def write(out: Path, runs: Iterable[tuple[PlannedRun, Run]]) -> None:
 
     Lines are ordered by key.
     """
-    old = {key: line for key, line, _ in _parsed(out / FILE)}
+    old = dict(_sound(out / FILE))
     new = old | {planned.key: _line(planned, run) for planned, run in runs}
     if new != old:
         write_text(out / FILE, "".join(f"{new[key]}\n" for key in sorted(new)))
 
 
-def _parsed(path: Path) -> Iterator[tuple[str, str, Run]]:
-    """Key, line and run of each record."""
+def _sound(path: Path) -> Iterator[tuple[str, str]]:
+    """Key and text of each record."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            key, whole = str(record["run"]), record["seal"] == _seal(record)
-            whole &= config_key(record["config"], record["alone"]) == key
-            run = Run(None, record["result"], record["config"], record["lines"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            key, whole = "", False
+        key, whole = _checked(line)
         if not whole:
             raise CommandError(
                 f"{path}, line {number}{f' (run {key})' if key else ''}: not as it was written."
                 " Restore the file's last good copy, or delete the line; that run is then repeated"
             )
-        yield key, line, run
+        yield key, line
+
+
+@functools.cache  # the file is read again for every run that is added
+def _checked(line: str) -> tuple[str, bool]:
+    """The key of a record, and whether it is as it was written."""
+    try:
+        record = json.loads(line)
+        key, whole = str(record["run"]), record["seal"] == _seal(record)
+        whole &= config_key(record["config"], record["alone"]) == key
+        whole &= {"result", "lines"} <= set(record)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", False
+    return key, whole
+
+
+def _run(line: str) -> Run:
+    record = json.loads(line)
+    return Run(None, record["result"], record["config"], record["lines"])
 
 
 def _line(planned: PlannedRun, run: Run) -> str:
