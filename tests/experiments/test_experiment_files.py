@@ -306,6 +306,15 @@ def test_a_mistake_in_a_file_is_named(tmp_path, before, after, message):
         spec.load(str(tmp_path / "own.toml"))
 
 
+def test_settings_of_a_column_that_is_not_there_are_refused(tmp_path):
+    text = (spec.FOLDER / "noniid.toml").read_text(encoding="utf-8")
+    assert text.count('sets."α=0.5"') == 2
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace('sets."α=0.5"', 'sets."α=0.4"', 1), encoding="utf-8")
+    with pytest.raises(CommandError, match=r"the sets of 'EMNIST' is 'α=0\.4'; there are: α=1\.0"):
+        spec.load(str(own))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("iid", "iid is an experiment of this package"), ("runs", "rename")],

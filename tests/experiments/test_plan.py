@@ -238,14 +238,19 @@ def test_settings_that_depend_on_the_length():
 
 
 def test_the_noise_halves_on_skewed_sets_too():
-    """They are as large as the smallest class, not as the whole set."""
-    smallest = {"mnist-features": 5421, "emnist": 848, "cifar10": 5000, "cifar100": 500}
+    """They are as large as the smallest class or as they are told to be, not as the whole set."""
+    smallest = {"mnist-features": 5421, "cifar10": 5000}
     runs = [run for run in tuned("noniid").runs if run.labels["row"] == "ADP-AdamW"]
-    assert {run.labels["data"] for run in runs} == set(smallest)
+    assert {run.labels["data"] for run in runs} == {*smallest, "emnist", "cifar100"}
+    sizes = set()
     for run in runs:
-        an_epoch = math.ceil(smallest[run.labels["data"]] / run.config["batch_size"])
+        size = run.config.get("skew_size", smallest.get(run.labels["data"]))
+        an_epoch = math.ceil(size / run.config["batch_size"])
         falls = run.config["method_options"]["ratio"] ** (run.config["steps"] / an_epoch)
         assert falls == pytest.approx(0.5, rel=1e-2)
+        sizes.add((run.labels["data"], run.config["skew"], size))
+    assert ("cifar100", 0.5, 3300) in sizes and ("emnist", 0.1, 1000) in sizes
+    assert len(sizes) == 16  # one for each cell, the same for all seeds
 
 
 def test_a_ladder_may_begin_where_another_ended():

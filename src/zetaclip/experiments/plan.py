@@ -233,6 +233,7 @@ class _Planner:
             group.get("set", {}),
             self.common["readings"][reading]["set"] if reading else {},
             column.get("set", {}),
+            group.get("sets", {}).get(column["label"], {}),
         )
         if "steps" in group.get("set", {}):  # instead of the data set's epochs
             config.pop("epochs", None)
@@ -323,7 +324,8 @@ def _by_length(config: dict[str, Any], method: Mapping[str, Any], size: int) -> 
     for key in ("epochs", "steps"):
         if "work" in method and key in config:
             config[key] = config[key] * method["work"]
-    steps = steps_of(config, int(config.get("skew_size", size)))
+    size = int(config.get("skew_size", size))
+    steps = steps_of(config, size)
     if "noise_falls" in method:
         epochs = config.get("epochs") or steps / math.ceil(size / int(config["batch_size"]))
         ratio = float(method["noise_falls"]) ** (1 / max(1, epochs))

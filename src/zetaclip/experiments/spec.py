@@ -78,7 +78,7 @@ _EXPERIMENT_KEYS = frozenset(
 )
 _ROW_KEYS = frozenset(["label", "method", "set", "recipes", "rate_of", "rate_times_mean_clip"])
 _COLUMN_KEYS = frozenset(["label", "data", "readings", "recipe", "measures", "set", "x"])
-_GROUP_KEYS = frozenset(["label", "data", "recipe", "set"])
+_GROUP_KEYS = frozenset(["label", "data", "recipe", "set", "sets"])
 
 
 @dataclass(frozen=True)
@@ -234,6 +234,10 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             raise CommandError(f"{where}: {what} needs a label of its own")
         for item in items:
             _known(where, f"{what} {item['label']!r}", item, keys)
+    for group in groups:
+        for label in group.get("sets", {}):
+            named = {column["label"]: column for column in columns}
+            _one_of(where, f"a column of the sets of {group['label']!r}", label, named)
     _check_complete(where, common)
     _check_names(where, common, groups, columns, rows)
     for key in ("baseline", "subject"):

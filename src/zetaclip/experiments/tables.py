@@ -209,8 +209,10 @@ def _difference(cell: Mapping[str, Any] | None, digits: int) -> str:
 
 def _more_seeds(cell: Mapping[str, Any] | None) -> bool:
     """Whether a tested difference is over more seeds than the mean, which is over those of all."""
-    found = cell["difference"] if cell else None
-    return bool(found and found["low"] is not None and found["n"] > cell["ours"]["n"])
+    if cell is None or cell["difference"] is None:
+        return False
+    found = cell["difference"]
+    return bool(found["low"] is not None and found["n"] > cell["ours"]["n"])
 
 
 def _budgets(
