@@ -234,9 +234,9 @@ def _experiment(path: Path, table: dict[str, Any], shared: dict[str, Any]) -> Ex
             raise CommandError(f"{where}: {what} needs a label of its own")
         for item in items:
             _known(where, f"{what} {item['label']!r}", item, keys)
+    named = {column["label"]: column for column in columns}
     for group in groups:
         for label in group.get("sets", {}):
-            named = {column["label"]: column for column in columns}
             _one_of(where, f"a column of the sets of {group['label']!r}", label, named)
     _check_complete(where, common)
     _check_names(where, common, groups, columns, rows)
